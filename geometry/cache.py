@@ -13,7 +13,7 @@ import os
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -65,6 +65,12 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         warnings.warn(f"cache entry {path} can't be read and is computed again ({type(e).__name__}: {e})", stacklevel=2)
         return None
     return arrays
+
+
+def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Raises ValueError for other names, dtypes or shapes than the expected ones."""
+    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
+        raise ValueError("it holds other arrays than it should")
 
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U16": "<u2", "I64": "<i8", "I32": "<i4"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_count, check_finite, check_rank, readable
@@ -34,7 +34,8 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     >>> hks(operators, 4).shape
     torch.Size([3, 4])
     """
-    _check("hks", operators, count)
+    with_eigenpairs("hks", operators)
+    check_count("count", count, 1)
     if scales is not None:
         check_rank("scales", scales, "(T,)", 1)
         check_finite("scales", scales, least=0)
@@ -64,7 +65,8 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
 
     Raises ValueError for operators without eigenpairs and for a count below 1.
     """
-    _check("wks", operators, count)
+    with_eigenpairs("wks", operators)
+    check_count("count", count, 1)
     evals = operators.evals
     # If a mesh has fewer than K pairs, the missing pairs have zero vectors. They must not count in the sum of weights.
     present = torch.stack([(v != 0).any(0) for v in torch.split(operators.evecs, list(operators.lengths))])
@@ -80,14 +82,6 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
     weights = torch.where(live[:, :, None], weights, 0.0)
     total = weights.sum(1, keepdim=True)
     return _weighted_squares(operators, weights / torch.where(total > 0, total, 1.0))
-
-
-def _check(name: str, operators: Any, count: Any) -> None:
-    if not isinstance(operators, Operators):
-        raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write precompute(mesh)")
-    check_count("count", count, 1)
-    if operators.k == 0:
-        raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
 
 
 def _warn_of_size(operators: Operators) -> None:

@@ -360,9 +360,13 @@ class Operators(Fields):
         basis = (self.__dict__.get("evecs"), self.gradient_evecs)
         return tuple(0 if x is None or x.is_inference() else x._version for x in basis)
 
+    def _known(self) -> dict[str, Any]:
+        """What operators of the same meshes and faces know, too."""
+        return {name: getattr(self, name) for name in ("_lengths", "_face_lengths", "_edges")}
+
     def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
         """These operators with another basis. Nothing else is packed for it."""
-        known = {"_lengths": self._lengths, "_face_lengths": self._face_lengths, "_edges": self._edges}
+        known = self._known()
         if not self._unpacked:
             return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **known)
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -393,7 +397,6 @@ class Operators(Fields):
         non_blocking: whether to return before the GPU has finished, see `torch.Tensor.to`. Operators in pinned memory
             must not change until then.
         """
-
         device, dtype = device_and_dtype(device, dtype)
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"operators are real, so their dtype should be floating point, got {dtype}")
@@ -551,7 +554,7 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
         return changes[name](value) if name in changes else value
 
     large = [name for name, kind in FIELDS.items() if kind.packed_later]
-    known = {"_lengths": operators._lengths, "_face_lengths": operators._face_lengths, "_edges": operators._edges}
+    known = operators._known()
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **known)
     return _packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)

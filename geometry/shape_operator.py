@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.operators import Operators
 
 
@@ -27,8 +28,7 @@ def curvature(operators: Operators) -> Tensor:
     >>> round(mean, 2), round(gaussian, 2)
     (0.5, 0.25)
     """
-    if not isinstance(operators, Operators):
-        raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write precompute(mesh)")
+    check_operators(operators)
     pattern, frames = operators.gradient.pattern, operators.frames
     rows, columns = pattern.row_indices, pattern.column_indices
     own, neighbor = frames[rows, 2], frames[columns, 2]

@@ -81,18 +81,19 @@ def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> 
 
 def with_eigenpairs(name: str, operators: Operators) -> Operators:
     """Return the operators if they have eigenpairs. Raises TypeError for another type, else ValueError."""
-    _check(operators)
+    check_operators(operators)
     if operators.k == 0:
         raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
     return operators
 
 
-def _check_rows(x: Tensor, operators: Operators) -> None:
-    _check(operators)
-    if isinstance(x, Tensor) and (x.ndim < 2 or x.shape[-2] != operators.num_vertices):
-        raise ValueError(f"x should have shape ({operators.num_vertices}, C), shape is {tuple(x.shape)}")
-
-
-def _check(operators: object) -> None:
+def check_operators(operators: object) -> None:
+    """Raises TypeError for another type."""
     if not isinstance(operators, Operators):
         raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write precompute(mesh)")
+
+
+def _check_rows(x: Tensor, operators: Operators) -> None:
+    check_operators(operators)
+    if isinstance(x, Tensor) and (x.ndim < 2 or x.shape[-2] != operators.num_vertices):
+        raise ValueError(f"x should have shape ({operators.num_vertices}, C), shape is {tuple(x.shape)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.mesh.mesh import Mesh
 
 MAX_PAIRS = 2**24  # of one entry, 270 MB
@@ -67,12 +67,9 @@ def write_distances(path: Path, distances: KnownDistances) -> None:
 
 
 def _check(arrays: Arrays, vertices: int) -> None:
-    shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
-    count = arrays["keys"].size if "keys" in arrays else 0
-    if shapes != {"keys": ("int64", (count,)), "values": ("float64", (count,))}:
-        raise ValueError("it holds other arrays than it should")
     keys = arrays["keys"]
-    if count and not (keys[0] >= 0 and keys[-1] < vertices**2 and (np.diff(keys) > 0).all()):
+    check_arrays(arrays, {"keys": ("int64", (keys.size,)), "values": ("float64", (keys.size,))})
+    if keys.size and not (keys[0] >= 0 and keys[-1] < vertices**2 and (np.diff(keys) > 0).all()):
         raise ValueError(f"keys don't ascend from 0 to {vertices**2 - 1}")
     if not (arrays["values"] >= 0).all():
         raise ValueError("values are negative or NaN")

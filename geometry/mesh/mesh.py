@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
@@ -349,8 +349,9 @@ def _check_stored(arrays: Arrays) -> None:
     }
     if "normals" in arrays:
         expected["normals"] = ("float64", (len(verts), 3))
-    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected or len(verts) == 0:
-        raise ValueError("it holds other arrays than it should")
+    check_arrays(arrays, expected)
+    if len(verts) == 0:
+        raise ValueError("it holds no vertices")
     for what, indices, limit in (("faces", faces, len(verts)), ("polygons", polygons, int(count[0]))):
         if indices.size and not (indices.min() >= 0 and indices.max() < limit):
             raise ValueError(f"{what} has indices that are not from 0 to {limit - 1}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import Options
@@ -80,8 +80,7 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
             expected[f"{name}_indptr"] = "int32", (vertices + 1,)
             expected[f"{name}_indices"] = "int32", (entries,)
         expected[name] = BASIS_DTYPES[options.basis] if kind.is_basis else kind.stored_dtype, shape
-    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
-        raise ValueError("it holds other arrays than it should")
+    check_arrays(arrays, expected)
     for name, kind in stored.items():
         if kind.kind == "matrix":
             indptr, indices = arrays[f"{name}_indptr"], arrays[f"{name}_indices"]

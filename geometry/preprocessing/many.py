@@ -23,7 +23,7 @@ from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
-from diffnet.geometry.preprocessing.one import precompute
+from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -92,17 +92,8 @@ def precompute_all(
     check_normals_rule(normals)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
         failed, loaded = load_meanwhile(
-            lambda i: precompute(
-                meshes[i],
-                k=k,
-                laplacian=laplacian,
-                cache_dir=folder,
-                normals=normals,
-                normalize=normalize,
-                basis=basis,
-                device=device,
-                join=join,
-                operators=operators,
+            lambda i: operators_of(
+                CacheJob(options, folder, normalize, normals).read(meshes[i]), options, folder, device
             ),
             lambda ready: fill_cache(
                 meshes, options, folder, jobs, device=device, ready=ready, normalize=normalize, normals=normals

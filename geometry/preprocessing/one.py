@@ -106,9 +106,16 @@ def precompute(
     options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
     checked = mesh_for_operators(_source(mesh, faces), normalize=normalize, normals=normals)
-    arrays = stored_arrays(checked, options, cache_dir, device)
-    _warn_of_components(checked, arrays, options)
-    return Operators(**assembled_fields(arrays, checked.faces))
+    return operators_of(checked, options, cache_dir, device)
+
+
+def operators_of(
+    mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str] | None, device: torch.device
+) -> Operators:
+    """The operators of a mesh, see `mesh_for_operators`, and the warning of `precompute`."""
+    arrays = stored_arrays(mesh, options, cache_dir, device)
+    _warn_of_components(mesh, arrays, options)
+    return Operators(**assembled_fields(arrays, mesh.faces))
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:
@@ -151,5 +158,5 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
     warnings.warn(
         f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "
         f"components, and k is {k}. Use k > {count}, or a mesh with fewer components{hint}",
-        stacklevel=4,  # the caller of `precompute`, which is wrapped once
+        stacklevel=5,  # the caller of `precompute`, which is wrapped once
     )
