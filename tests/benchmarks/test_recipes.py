@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +19,12 @@ import trimesh
 
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.tables import RESULTS
-from diffnet.benchmarks.tasks import recipes
+from diffnet.benchmarks.tasks import recipes, regression
 from diffnet.benchmarks.tasks.configurations import BASE, ORDER, SETS, differs_from_base, options_of
 from diffnet.benchmarks.tasks.recipes import main, split, with_standardized_targets
 from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.regression import TARGETS, target_set
-from diffnet.data import LabeledMesh, Preprocessing, make_sample, target_statistics
+from diffnet.data import LabeledMesh, Preprocessing, fill_cache, make_sample, target_statistics
 from diffnet.geometry import make_mesh
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
@@ -64,8 +65,11 @@ def test_an_ablation_continues_where_it_stopped(tmp_path: Path, capsys: pytest.C
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs start in threads, because processes load PyTorch first. `test_ctrl_c_keeps_the_rows` starts processes."""
+    """Work is done in threads, because processes load PyTorch first. `test_ctrl_c_keeps_the_rows` starts processes."""
     context = SimpleNamespace(Pool=ThreadPool)
+    monkeypatch.setattr(regression, "WorkerPool", lambda jobs, threads: ThreadPoolExecutor(1))
+    in_process = lambda meshes, options, cache, *_: fill_cache(meshes, options, cache, 1)  # noqa: E731
+    monkeypatch.setattr(recipes, "fill_cache_with_bar", in_process)
     monkeypatch.setattr(recipes, "multiprocessing", SimpleNamespace(get_context=lambda method: context))
     monkeypatch.setattr(recipes, "signal", Mock())  # only the main thread may set handlers
 
@@ -143,6 +147,7 @@ def test_regression_is_scored_by_r2(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert out.count("| held-out R² |") == 2
 
 
+@pytest.mark.usefixtures("threads")
 def test_targets_are_standardized_over_the_meshes_to_train_on() -> None:
     items = target_set("volume", 8, (300, 400)).train
     samples = [make_sample(item, Preprocessing(k=0, features="xyz")) for item in items]
