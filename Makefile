@@ -13,6 +13,11 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # One worker per core. Each takes a share of the files, and an idle worker takes tests from a busy one.
 PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
+MARKERS := -m 'not slow'
+
+# If images set this variable, each worker and each process that a test starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
@@ -49,14 +54,16 @@ trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export("demo/unseen.ply")
 endef
 export WRITE_UNSEEN
 
+# The type checker uses one core, so the tests start beside it.
+test: lint
+	$(MAKE) -j2 typecheck fast
+
+test-all: lint
+	$(MAKE) -j2 typecheck fast MARKERS=
+
 # pytest uses the last -m that it is given, so PYTEST_ARGS="-m gpu" runs slow GPU tests too.
-test: lint typecheck fast
-
 fast: $(VENV)/installed-test
-	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
-
-test-all: lint typecheck
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) $(MARKERS) $(PYTEST_ARGS)
 
 # PyTorch and Triton stay those of constraints.txt, because each other release takes gigabytes.
 test-versions:
