@@ -36,6 +36,7 @@ from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate
 from .positions.surface_points import SurfacePoints
+from .preprocessing.differentiable import Connectivity, assemble
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
 from .preprocessing.options import (
@@ -57,6 +58,7 @@ __all__ = [
     "NORMALS_RULES",
     "Attributes",
     "BasisPrecision",
+    "Connectivity",
     "Diagnosis",
     "ElementsAt",
     "JoinRule",
@@ -72,6 +74,7 @@ __all__ = [
     "SurfacePoints",
     "UnpackAt",
     "area_under_curve",
+    "assemble",
     "border_lengths",
     "boundary_vertices",
     "closest_points",

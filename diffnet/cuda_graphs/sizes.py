@@ -24,8 +24,8 @@ MIN_ROWS = 128  # of a buffer
 # The largest number of added vertices. Padding costs time on large batches, where graphs save little.
 MAX_ADDED = 8192
 # The largest size of eigenvectors (V, K), in bytes. With more, the kernels take longer than launching them one by one,
-# and a graph would only copy the batch. On an H200 with K = 128, this begins at 400,000 vertices in bfloat16. In float32
-# it begins at 80,000, but up to this limit a graph costs 5 % at most.
+# and a graph would only copy the batch. On an H200 with K = 128, this begins at 400,000 vertices in bfloat16. It begins
+# at 80,000 in float32, but up to this limit a graph costs 5 % at most.
 MAX_BYTES = 3 * 2**25
 
 

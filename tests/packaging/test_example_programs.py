@@ -61,7 +61,7 @@ def program_lines(path: Path) -> int:
 
 
 def test_short() -> None:
-    assert len(PROGRAMS) == 10
+    assert len(PROGRAMS) == 11
     assert {p.stem: n for p in PROGRAMS if (n := program_lines(p)) > LINES} == {}
 
 
@@ -101,6 +101,13 @@ def test_classification(line: Any) -> None:
 def test_siamese(line: Any) -> None:
     equal, other = numbers("mean cosine N of equal kinds, N of others", line("siamese", steps=30, k=16))
     assert equal > 0.5 > other
+
+
+def test_fitted_surface(line: Any) -> None:
+    pattern = "distance of the points N, area N; the box has N"
+    first, last = (numbers(pattern, line("fitted_surface", steps=steps)) for steps in (1, 25))
+    assert last[0] < first[0] / 2
+    assert abs(last[1] - last[2]) < abs(first[1] - first[2])
 
 
 def test_own_normals(line: Any) -> None:
