@@ -258,8 +258,7 @@ def _mlp(dtype: torch.dtype, c: int) -> None:
     x, ptr = _empty(50_000, c, dtype=dtype), _empty(3, dtype=torch.int64)
     for parts in (1, 2, 3):
         matrices = [_empty(c, parts * c), _empty(c, c), _empty(c, c)]
-        for clamped in ([], [_empty(c)]):
-            weights = operands(matrices, dtype, dot_precision(x), clamped)
+        weights = operands(matrices, dtype, dot_precision(x))
         for dropout, biases, added, keep in product((0.0, 0.5), ([_empty(c)] * 3, []), (x, None), BOTH):
             seeds = _empty(2, 2).long() if dropout else None
             mlp.forward([x] * parts, weights, biases, added, dropout, seeds, keep)

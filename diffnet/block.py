@@ -37,7 +37,8 @@ class Plan(NamedTuple):
     """How one forward pass computes a block or a layer. Plain modules are computed from their parameters.
 
     spectral: whether the diffusion is a plain `LearnedTimeDiffusion` beside plain gradient features
-    layers: the weights and the biases of the MLP's layers, or None if it has to be called
+    layers: the weights and the biases of its layers, or None if they have to be called
+    dropout: the probability of a zero in the hidden layers
     matrices: the weights as `matmul.operands` converts them, or empty to convert them
     seeds: of dropout in the hidden layers (n − 1, 2), or None to draw them
     clamped: whether negative times have been set to 0
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
 
     spectral: bool = False
     layers: tuple[list[Tensor], list[Tensor]] | None = None
+    dropout: float = 0.0
     matrices: Sequence[Tensor] = ()
     seeds: Tensor | None = None
     clamped: bool = False
@@ -149,7 +151,8 @@ class DiffusionNetBlock(nn.Module):
     def plan(self) -> Plan:
         """Decide which parts of the next forward pass are computed from parameters."""
         mlp = self.mlp
-        return Plan(self._is_spectral(), mlp.plain_parameters() if is_plain(mlp, MLP) else None)
+        layers = mlp.plain_parameters() if is_plain(mlp, MLP) else None
+        return Plan(self._is_spectral(), layers, 0.0 if layers is None else mlp.current_dropout())
 
     def run(self, x: Tensor, operators: Operators, plan: Plan) -> Tensor:
         """Compute `forward` by a plan. A block with hooks has to be called."""
@@ -158,7 +161,6 @@ class DiffusionNetBlock(nn.Module):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         o, features, mlp = operators, self.gradient_features, self.mlp
-        dropout = 0.0 if plan.layers is None else mlp.current_dropout()
         if plan.spectral:
             time, a_re, a_im, swapped = self._learned(o, plan)
         # The rest of the block uses the returned x; its gradients are then summed in one kernel.
@@ -169,7 +171,7 @@ class DiffusionNetBlock(nn.Module):
             if self._is_one_node(x, arguments, plan):
                 assert plan.layers is not None
                 return diffusion_block(
-                    x, arguments, o.lengths, *plan.layers, dropout, plan.seeds, swapped, plan.matrices
+                    x, arguments, o.lengths, *plan.layers, plan.dropout, plan.seeds, swapped, plan.matrices
                 )
             x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend, swapped=swapped)
         elif plan.spectral:
@@ -189,7 +191,7 @@ class DiffusionNetBlock(nn.Module):
             scales = next(self.mlp_norm.parameters(), joined)
             inputs = [self.mlp_norm(joined.to(scales.dtype)).to(x.dtype)]  # under autocast, joined may be bfloat16
         if plan.layers is not None:
-            return mlp_with(inputs, *plan.layers, dropout, x, mlp.backend, plan.matrices, plan.seeds)
+            return mlp_with(inputs, *plan.layers, plan.dropout, x, mlp.backend, plan.matrices, plan.seeds)
         out: Tensor = mlp(inputs, residual=x)
         return out
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.arguments import check_features, check_operators, has_plain_modules, is_plain, refuses_fields
+from diffnet.arguments import check_features, check_operators, has_plain_modules, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Plan
 from diffnet.checkpoints.activations import Activation, log_softmax
 from diffnet.first_call import compile_before_first_call
+from diffnet.forward_plans import plan_of, shared_plans, shares_launches
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.preprocessing.device import existing_device
@@ -23,7 +24,6 @@ from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import mlp_with
 from diffnet.options import Architecture, about, takes
-from diffnet.shared_launches import shared_launches, shares_launches
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -156,7 +156,7 @@ class DiffusionNet(nn.Module):
         if shares_launches(self.backend, features):
             compile_before_first_call(self, features, operators)
             if has_plain_modules(self):
-                plans = shared_launches(modules, features)
+                plans = shared_plans(modules, features)
         x = self._linear(self.first, features, plans[0])
         # All blocks share these. On a GPU they are computed in the first step only.
         dtype = compute_dtype(x)
@@ -170,10 +170,10 @@ class DiffusionNet(nn.Module):
         return self._outputs(self._linear(self.last, x, plans[-1]), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, plan: Plan | None) -> Tensor:
-        if is_plain(layer, nn.Linear):
-            biases = None if layer.bias is None else [layer.bias]
-            matrices = () if plan is None else plan.matrices
-            return mlp_with([x], [layer.weight], biases, backend=self.backend, matrices=matrices)
+        plan = plan_of(layer) if plan is None else plan
+        if plan is not None and plan.layers is not None:
+            weights, biases = plan.layers
+            return mlp_with([x], weights, biases or None, backend=self.backend, matrices=plan.matrices)
         out: Tensor = layer(x)
         return out
 

@@ -20,7 +20,7 @@ from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.precision import empty_operand, part_count
 from diffnet.ops.common.tiling import SIZES, cdiv
 
-MAX_MATRICES = 32  # that one launch converts, and tensors that it clamps
+MAX_MATRICES = 32  # that one launch converts
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -171,67 +171,28 @@ def chosen(items, which):
 
 @launched
 @triton.jit(do_not_specialize=SIZES)
-def operands_forward_kernel(
-    matrices, outs, sizes, clamped, clamped_sizes, CLAMPED: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Convert one matrix of a tuple per program row to its parts, which have the dtype of `out`.
-
-    CLAMPED: further program rows set negative numbers of the tensors `clamped` to 0 in place
-    """
+def operands_forward_kernel(matrices, outs, sizes, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    """Convert one matrix of a tuple per program row to its parts, which have the dtype of `out`."""
     which = tl.program_id(1)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # the table of many meshes may exceed 2³¹
-    if CLAMPED:
-        own = which - len(matrices)
-        if own >= 0:
-            place = chosen(clamped, own) + at
-            inside = at < chosen(clamped_sizes, own)
-            x = tl.load(place, mask=inside)
-            tl.store(place, tl.where(x < 0.0, 0.0, x), mask=inside)  # keeps NaN
-        else:
-            _convert(matrices, outs, sizes, which, at, PRECISION)
-    else:
-        _convert(matrices, outs, sizes, which, at, PRECISION)
-
-
-@triton.jit
-def _convert(matrices, outs, sizes, which, at, PRECISION: tl.constexpr):
     size = chosen(sizes, which)
     x = tl.load(chosen(matrices, which) + at, mask=at < size).to(tl.float32)
     store(chosen(outs, which) + at, size, x, at < size, PRECISION)
 
 
-def converted_together(
-    matrices: Sequence[Tensor], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
-) -> list[Tensor]:
-    """Convert matrices as `operands` does, MAX_MATRICES in a launch.
-
-    clamped: at most MAX_MATRICES contiguous tensors of one dtype, whose negative numbers the first launch sets to 0
-    """
-    outs: list[Tensor] = []
-    for first in range(0, len(matrices), MAX_MATRICES):
-        outs += operands(matrices[first : first + MAX_MATRICES], dtype, precision, clamped if first == 0 else ())
-    return outs
-
-
-def operands(
-    matrices: Sequence[Tensor], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
-) -> list[Tensor]:
-    """Convert small matrices to what `load` takes, in one launch, see `precision.empty_operand`.
-
-    clamped: see `converted_together`. Nothing happens to them if there is nothing to convert.
-    """
+def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
+    """Convert small matrices to what `load` takes, MAX_MATRICES in a launch, see `precision.empty_operand`."""
     matrices = [matrix.contiguous() for matrix in matrices]
     if any(matrix.dtype != matrices[0].dtype for matrix in matrices):
         matrices = [matrix.to(dtype) for matrix in matrices]
     if not matrices or (matrices[0].dtype == dtype and part_count(precision) == 1):
         return matrices
     outs = [empty_operand(matrix, matrix.shape, dtype, precision) for matrix in matrices]
-    sizes = [matrix.numel() for matrix in matrices]
-    if max(sizes):
-        clamped_sizes = [x.numel() for x in clamped]
-        operands_forward_kernel[(cdiv(max(sizes + clamped_sizes), 1024), len(sizes) + len(clamped))](
-            tuple(matrices), tuple(outs), tuple(sizes),
-            tuple(clamped) or tuple(matrices[:1]), tuple(clamped_sizes) or tuple(sizes[:1]),
-            CLAMPED=bool(clamped), PRECISION=precision, BLOCK=1024, num_warps=4,
-        )  # fmt: skip
+    for first in range(0, len(matrices), MAX_MATRICES):
+        part = slice(first, first + MAX_MATRICES)
+        sizes = [matrix.numel() for matrix in matrices[part]]
+        if max(sizes):
+            operands_forward_kernel[(cdiv(max(sizes), 1024), len(sizes))](
+                tuple(matrices[part]), tuple(outs[part]), tuple(sizes), PRECISION=precision, BLOCK=1024, num_warps=4
+            )
     return outs

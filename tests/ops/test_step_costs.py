@@ -42,9 +42,9 @@ def test_launches_of_a_training_step() -> None:
     assert kernels.total() == 11 * BLOCKS + 10
     # On the CPU labels are also checked, which a GPU does not do.
     checks = Counter(["lt", "ge", "bitwise_or", "ne", "bitwise_and", "any", "_local_scalar_dense"])
-    expected = {"randint": 1, "_to_copy": 1, "mean": 1, "ones_like": 1, "div": 1}
+    expected = {"_foreach_clamp_min_": 1, "randint": 1, "_to_copy": 1, "mean": 1, "ones_like": 1, "div": 1}
     assert pytorch - checks == Counter(expected)
-    assert kernels.total() + sum(expected.values()) <= 59
+    assert kernels.total() + sum(expected.values()) <= 60
 
 
 def test_other_batches_compile_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Weights are converted, and times set to 0, once for all blocks. Whatever changes in between is seen."""
+"""Weights are converted, times set to 0, and seeds drawn once for all blocks. What a hook changes is seen."""
 
 from __future__ import annotations
 
