@@ -33,13 +33,14 @@ pytestmark = [
 
 # Kernels multiply in another order. Products with inf and their differences are then inf in one order, NaN in another.
 REASSOCIATED = ("spectral_gradient_features", "values_and_gradient_features", "diffusion_and_gradient_features")
-KINDS = ("shape", "dtype", "stride", "device", "empty", "non-finite")
+KINDS = ("shape", "dtype", "type", "stride", "device", "empty", "non-finite")
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the kernels")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 # Kinds that an operation can't have.
 WITHOUT = {
+    ("row_offsets", "type"): "any sequence of integers will do",
     ("row_offsets", "stride"): "a list has no stride",
     ("row_offsets", "device"): "a list is on no device",
     ("row_offsets", "non-finite"): "integers are finite",
@@ -52,6 +53,8 @@ READ_BY_BACKWARD = (
     "values_and_gradient_features",
     "diffusion_and_gradient_features",
     "sparse_softmax",
+    "EllPattern.softmax",
+    "HybridPattern.softmax",
     "block_softmax",
     "block_attention",
     "soft_map",
@@ -95,7 +98,13 @@ def sparse_cases(device: str) -> dict[str, Case]:
         "row_sum": Case(partial(ops.row_sum, pattern), {"values": values}),
         "sparse_softmax": Case(partial(ops.sparse_softmax, pattern), {"scores": values}),
         "EllPattern": Case(ell.matmul, {"values": normal(*ell.indices.shape), "x": dense}),
+        "EllPattern.T": Case(partial(ell.matmul, transpose=True), {"values": normal(*ell.indices.shape), "x": dense}),
+        "EllPattern.sddmm": Case(ell.sddmm, {"a": dense, "b": normal(4, 3)}),
+        "EllPattern.softmax": Case(ell.softmax, {"scores": normal(*ell.indices.shape)}),
         "HybridPattern": Case(hybrid.matmul, {"values": values, "x": dense}),
+        "HybridPattern.T": Case(partial(hybrid.matmul, transpose=True), {"values": values, "x": dense}),
+        "HybridPattern.sddmm": Case(hybrid.sddmm, {"a": dense, "b": normal(4, 3)}),
+        "HybridPattern.softmax": Case(hybrid.softmax, {"scores": values}),
         "BlockPattern": single(blocks.to_dense, values=block_values),
         "block_matmul": Case(partial(ops.block_matmul, blocks, mode="dsd"), {"a": block_values, "b": block_dense}),
         "block_softmax": Case(partial(ops.block_softmax, blocks), {"scores": block_values}),
@@ -204,6 +213,7 @@ def replacements(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield from (("shape", wrong) for wrong in wrong_shapes(x))
     wrong_dtypes = (torch.int64, torch.bool, torch.complex64) if x.is_floating_point() else (torch.float32, torch.int16)
     yield from (("dtype", x.to(dtype)) for dtype in wrong_dtypes)
+    yield from (("type", wrong) for wrong in (x.tolist(), x.cpu().numpy()))
     if x.ndim == 1:
         yield "stride", column(x) if x.is_floating_point() else torch.stack([x, 0 * x], 1)[:, 0]
     else:
@@ -217,11 +227,21 @@ def replacements(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "non-finite", changed
 
 
-def outcome(row: Row, backend: str) -> type[Exception] | list[Tensor]:
+def outcome(row: Row, backend: str) -> tuple[type[Exception], str] | list[Tensor]:
     try:
         return row.case.run(backend, **{row.argument: row.value})
     except (TypeError, ValueError, IndexError) as error:
-        return type(error)
+        return type(error), str(error)
+
+
+def expected_error(row: Row) -> type[Exception] | None:
+    """The kind of error that a row must give, or None if it may also give numbers."""
+    if row.operation in ("row_offsets", "block_diagonal", "split_diagonal", "orthogonality_loss"):
+        return None  # each takes lists, any dtype or a single tensor
+    if row.kind == "device":
+        return ValueError
+    refused = row.kind == "type" or (row.kind == "dtype" and (row.value.is_complex() or row.operation in cases()))
+    return TypeError if refused else None
 
 
 OPERATIONS = list({row.operation: None for row in table("cpu")})
@@ -237,9 +257,15 @@ def test_backends_agree(operation: str, device: str, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(checks, "DEBUG", device == "cuda")
         where = f"{row.operation}: {row.kind} of {row.argument}, {described(row.value)}"
         first, second = (outcome(row, backend) for backend in (row.case.backends * 2)[:2])
-        if isinstance(first, type) or isinstance(second, type):
-            assert first is second, (where, first, second)
+        if isinstance(first, tuple) or isinstance(second, tuple):
+            assert first == second, (where, first, second)
+            kind, message = first
+            assert expected_error(row) in (None, kind), (where, first)
+            if row.kind in ("dtype", "type") and row.operation in cases():
+                assert f"{row.argument} should be " in message, (where, message)
+            assert row.kind != "device" or " on " in message, (where, message)
             continue
+        assert expected_error(row) is None, (where, first)
         for a, b in zip(first, second, strict=True):
             torch.testing.assert_close(
                 b, a, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, where=where: f"{where}\n{m}"
@@ -271,7 +297,7 @@ def described(value: Any) -> str:
 def test_the_table_is_complete() -> None:
     """Every operation has a row of each kind, or the table says why not."""
     names = {n for n in ops.__all__ if inspect.isclass(getattr(ops, n)) or inspect.isfunction(getattr(ops, n))}
-    assert names == set(OPERATIONS)
+    assert names == {name.split(".")[0] for name in OPERATIONS}
     found = Counter((row.operation, row.kind) for row in table("cpu"))
     missing = {(operation, kind) for operation in OPERATIONS for kind in KINDS if found[operation, kind] == 0}
     assert missing == WITHOUT.keys()

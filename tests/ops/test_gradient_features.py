@@ -8,12 +8,11 @@ import pytest
 import torch
 from kernel_accuracy import (
     Place,
+    at_places,
     check,
-    column,
     feature_inputs,
     normal,
     pointer,
-    relative,
     single_vertex_disturbance,
     sizes,
 )
@@ -28,13 +27,14 @@ from diffnet.ops import (
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
-ROTATION = pytest.mark.parametrize("rotation", [True, False, "swapped"], ids=["rotation", "no-rotation", "swapped"])
+ROTATIONS = {"rotation": True, "no-rotation": False, "swapped": "swapped"}
+EACH_ROTATION = at_places("rotation", ROTATIONS, ["rotation"])
 
 
 # ---- formulas ----
 
 
-@ROTATION
+@pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
 def test_formula_in_complex_numbers(rotation: bool | str) -> None:
     g, a_re, a_im = normal(2, 20, 3), normal(3, 3), normal(3, 3) if rotation else None
     if rotation == "swapped":
@@ -63,7 +63,7 @@ def test_gradients_in_the_eigenbasis_are_gradients_of_values() -> None:
 # ---- kernels ----
 
 
-@ROTATION
+@EACH_ROTATION
 def test_values_and_gradient_features(place: Place, rotation: bool | str) -> None:
     operation = partial(values_and_gradient_features, swapped=rotation == "swapped")
     for lengths, k, c in sizes(place):
@@ -72,7 +72,7 @@ def test_values_and_gradient_features(place: Place, rotation: bool | str) -> Non
         check(place, operation, draw, [(sum(lengths), c)] * 2, disturbance=disturbance)
 
 
-@ROTATION
+@EACH_ROTATION
 def test_spectral_gradient_features(place: Place, rotation: bool | str) -> None:
     operation = partial(spectral_gradient_features, swapped=rotation == "swapped")
     for lengths, k, c in sizes(place)[-1:] if place.device == "cpu" else sizes(place)[:3]:
@@ -85,7 +85,7 @@ def test_spectral_gradient_features(place: Place, rotation: bool | str) -> None:
         check(place, operation, draw, [(sum(lengths), c)], disturbance=disturbance)
 
 
-@ROTATION
+@EACH_ROTATION
 def test_gradient_features(place: Place, rotation: bool | str) -> None:
     operation = partial(gradient_features, swapped=rotation == "swapped")
     for lengths, _, c in sizes(place):
@@ -105,17 +105,6 @@ def test_swapped_features_need_rotations() -> None:
     d, _, gradient_evecs, a_re, _, ptr = feature_inputs((5,), 3, 4)
     with pytest.raises(ValueError, match="swapped gradient features need a_im"):
         spectral_gradient_features(d, gradient_evecs, a_re, None, ptr, swapped=True)
-
-
-def test_ptr_of_any_stride(any_place: Place) -> None:
-    """A column of an (n, 2) tensor, for example, whose memory holds other numbers in between."""
-    *inputs, ptr = (any_place.put(t) for t in feature_inputs((9, 0, 20), 17, 5))
-    expected = values_and_gradient_features(*(t.double() for t in inputs), ptr)
-    for backend in ("torch", "triton"):
-        values, features = values_and_gradient_features(*inputs, column(ptr), backend=backend)
-        only_features = spectral_gradient_features(inputs[0], *inputs[2:], column(ptr), backend=backend)
-        for a, b in zip((values, features, only_features), (*expected, expected[1]), strict=True):
-            assert relative(a.cpu(), b.cpu()) < 2 * any_place.bound
 
 
 # ---- mistakes of published kernels for this ----
@@ -151,7 +140,7 @@ def test_weight_gradients_are_not_transposed(place: Place) -> None:
     torch.testing.assert_close(grad.cpu().float(), expected, rtol=place.bound, atol=0)
 
 
-@pytest.mark.parametrize("size", [20.0, 45.0, 89.0, 1e4])
+@pytest.mark.parametrize("size", [45.0, 1e4])
 def test_features_of_large_gradients_are_finite(place: Place, size: float) -> None:
     """(e²ᶻ − 1)/(e²ᶻ + 1) is NaN from z ≈ 45. Here z = ± size."""
     ptr = pointer((1,)).to(place.device)

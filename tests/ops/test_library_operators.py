@@ -7,15 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from float64 import DEVICE
 from kernel_accuracy import Place, feature_inputs, normal, pointer
+from sparse_cases import backends, random_pattern
+from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 
-from diffnet.ops import diffusion_and_gradient_features, gradient_features, mlp, spectral_gradient_features
+from diffnet.ops import (
+    Backend,
+    BlockPattern,
+    Pattern,
+    diffusion_and_gradient_features,
+    gradient_features,
+    mlp,
+    spectral_gradient_features,
+)
+from diffnet.ops.block_sparse.pattern import block_arrays
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.gradient_features.table import empty_table
+from diffnet.ops.sparse.pattern import csr_arrays, product_arrays
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces")
 
 
 def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
@@ -60,24 +73,68 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
             (d, a, None, None, gradient_evecs, ptr, False),
         ],
         "spectral_gradient_features_backward": [
-            (values_grad, fixed_x, *saved, False) for saved in features_saved for values_grad in (None, fixed_x)
+            (values_grad, fixed_x, *saved, False)
+            for saved, values_grad in zip(features_saved, (None, fixed_x), strict=True)
         ],
         "diffusion_features": [(x, *operators, time, a, b, ptr, True), (x, *operators, time, a, None, ptr, False)],
         "diffusion_features_backward": [
-            (fixed_x, fixed_x, *saved, passed, False) for saved in diffusion_saved for passed in (None, fixed_x)
+            (fixed_x, fixed_x, *saved, passed, False)
+            for saved, passed in zip(diffusion_saved, (None, fixed_x), strict=True)
         ],
-        "gradient_features": [(leaf(2, 7, 5), a, leaf(5, 5), swapped) for swapped in (False, True)],
+        "gradient_features": [(leaf(2, 7, 5), a, leaf(5, 5), True)],
         "gradient_features_pointwise_backward": [(fixed_x, leaf(2, 7, 5).detach(), fixed_a, None, False)],
         "cross_entropy": [(x, labels, -1)],
         "cross_entropy_backward": [(fixed_mass, fixed_x, labels, -1)],
         "mlp": [
             (inputs, weights, [], biases, leaf(7, 6), False, 0.5, seeds, True),
             (inputs, weights, matrices, biases, None, False, 0.0, None, True),
-            ([x], [leaf(5, 5)], [], [], None, True, 0.0, None, True),
             ([fixed_x], [leaf(4, 5)], [], [], None, False, 0.0, None, False),
         ],
         "mlp_backward": [
             (leaf(7, 6).detach(), constants, matrices, hidden, False, 0.5, need_inputs) for need_inputs in (True, False)
+        ],
+    }
+
+
+def sparse_operator_calls(device: str, triton: bool) -> dict[str, list[tuple[Any, ...]]]:
+    """The same for operators that serve both backends."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, requires_grad=True)
+
+    pattern = random_pattern("skewed").to(device)
+    arrays, (rows, columns) = product_arrays(pattern, triton), pattern.shape
+    values, x, y = leaf(2, pattern.nnz), leaf(1, columns, 3), leaf(2, rows, 3)
+    scores = values.detach()
+    blocks = BlockPattern.from_mask(torch.tensor([[[True, False], [True, True]]] * 2), 16, 20, 18).to(device)
+    structure, block_values = block_arrays(blocks), leaf(1, *blocks.values_shape)
+    a, b = leaf(1, 2, 20, 16), leaf(1, 2, 18, 16)
+    edge = Pattern(torch.tensor([0, 2, 4]), torch.tensor([0, 1, 0, 1]), 2).to(device)
+    positive = torch.ones(2, device=device)
+    laplacian = torch.tensor([1.0, -1.0, -1.0, 1.0], device=device, requires_grad=True)
+    system = (positive, laplacian, positive.clone().requires_grad_(), torch.ones(3, device=device, requires_grad=True))
+    return {
+        "spmm": [(arrays, values, x, False, False, triton), (arrays, values, y, True, True, triton)],
+        "sddmm": [(arrays, y, x, triton)],
+        "sparse_softmax": [(arrays[:5], values, scores > 0, 0.5, triton)],
+        "sparse_softmax_backward": [(arrays[:5], scores, scores, 0.5, triton)],
+        "block_sdd": [(structure, a, b, 16, 20, 18, triton)],
+        "block_dsd": [(structure, block_values, b, 16, 20, 18, False, triton)],
+        "block_attention": [(structure, a, b, b, None, None, 0.5, 16, triton)],
+        "block_softmax": [(*structure[:2], block_values, leaf(*blocks.values_shape), None, None, 0.5, 20, 18, triton)],
+        "block_softmax_backward": [(*structure[:2], block_values.detach(), block_values.detach(), 0.5, triton)],
+        "implicit_solve": [
+            (
+                list(csr_arrays(edge, triton)),
+                torch.tensor([0, 2], device=device),
+                *system,
+                leaf(2, 3),
+                [2],
+                1e-6,
+                8,
+                2,
+                triton,
+            )
         ],
     }
 
@@ -104,13 +161,26 @@ OPERATORS = (
 )
 
 
+def check_operator(name: str, calls: list[tuple[Any, ...]]) -> None:
+    """Check what torch.compile and torch.export rely on: the schema, the fake implementation and autograd."""
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    # Gradients have no derivatives, so tracing them calls the fake implementation once more.
+    traced = () if name.endswith("_backward") else ("test_aot_dispatch_dynamic",)
+    for arguments in calls:
+        torch.library.opcheck(getattr(torch.ops.diffnet, name).default, arguments, test_utils=checks + traced)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_well_formed(any_place: Place, name: str) -> None:
-    """torch.compile and torch.export rely on fake implementations, autograd and aliasing."""
     calls = operator_calls(any_place)
     assert tuple(calls) == OPERATORS
-    for arguments in calls[name]:
-        torch.library.opcheck(getattr(torch.ops.diffnet, name).default, arguments)
+    check_operator(name, calls[name])
+
+
+@backends
+def test_operators_of_both_backends_are_well_formed(backend: Backend) -> None:
+    for name, calls in sparse_operator_calls(DEVICE, backend == "triton").items():
+        check_operator(name, calls)
 
 
 def test_gradients_without_second_derivatives_raise() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffnet.ops import Backend, Pattern, sddmm
-from diffnet.ops.sparse.pattern import product_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
@@ -92,17 +91,3 @@ def test_gradcheck() -> None:
     a, b = random(2, 9, 3, seed=2).requires_grad_(), random(6, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: sddmm(pattern, a, b), (a, b), fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda a, b: sddmm(pattern, a, b), (a, b), fast_mode=True)
-
-
-@backends
-def test_well_formed_operator(backend: Backend) -> None:
-    """The fake implementation, autograd and aliasing are as torch.compile and torch.export rely on them."""
-    triton = backend == "triton"
-    pattern = random_pattern("skewed").to(DEVICE)
-
-    def leaf(*shape: int) -> Tensor:
-        return random(*shape).float().to(DEVICE).requires_grad_()
-
-    rows, columns = pattern.shape
-    arguments = (product_arrays(pattern, triton), leaf(2, rows, 3), leaf(1, columns, 3), triton)
-    torch.library.opcheck(torch.ops.diffnet.sddmm.default, arguments)

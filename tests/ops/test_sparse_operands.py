@@ -59,14 +59,6 @@ WRONG_SHAPES = {
     "hybrid-values": (HYBRID, [(3,), (6, 2)], rf"\(…, {NNZ}\), shape is \(3,\)"),
     "hybrid-dense": (HYBRID, [(NNZ,), (9, 2)], r"\(…, 6, C\), shape is \(9, 2\)"),
 }
-RIGHT_SHAPES = {
-    "spmm": (spmm, [(NNZ,), (6, 3)]),
-    "sddmm": (sddmm, [(9, 3), (6, 3)]),
-    "softmax": (sparse_softmax, [(NNZ,)]),
-    "row_sum": (row_sum, [(NNZ,)]),
-    "ell": (ELL, [(9, WIDTH), (6, 2)]),
-    "hybrid": (HYBRID, [(NNZ,), (6, 2)]),
-}
 
 
 def call(operation: object, operands: list[object], backend: Backend) -> Tensor:
@@ -85,32 +77,6 @@ def test_wrong_shapes_are_refused(name: str, backend: Backend) -> None:
     operation, shapes, message = WRONG_SHAPES[name]
     with pytest.raises(ValueError, match=message):
         call(operation, [zeros(*shape) for shape in shapes], backend)
-
-
-@backends
-@pytest.mark.parametrize("name", RIGHT_SHAPES)
-def test_complex_and_non_tensors_are_refused(name: str, backend: Backend) -> None:
-    operation, shapes = RIGHT_SHAPES[name]
-    for i in range(len(shapes)):
-        operands: list[object] = [zeros(*shape) for shape in shapes]
-        call(operation, operands, backend)
-        operands[i] = zeros(*shapes[i], dtype=torch.complex64)
-        with pytest.raises(TypeError, match=r"got torch\.complex64"):
-            call(operation, operands, backend)
-        operands[i] = np.zeros(shapes[i], dtype=np.float32)
-        with pytest.raises(TypeError, match=r"should be a tensor, got ndarray; convert it with torch\.from_numpy"):
-            call(operation, operands, backend)
-
-
-@backends
-@pytest.mark.parametrize("name", RIGHT_SHAPES)
-def test_other_devices_are_refused(name: str, backend: Backend) -> None:
-    operation, shapes = RIGHT_SHAPES[name]
-    for i in range(len(shapes)):
-        operands: list[object] = [zeros(*shape) for shape in shapes]
-        operands[i] = zeros(*shapes[i], device="meta")
-        with pytest.raises(ValueError, match=f"should be on {DEVICE}.*meta"):
-            call(operation, operands, backend)
 
 
 @backends
@@ -141,13 +107,6 @@ def test_wrong_backends_and_dtypes_are_refused() -> None:
             spmm(pattern, zeros(NNZ, dtype=dtype), zeros(6, 3, dtype=dtype), backend="cuda")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"float32 and torch\.float64"):
         sddmm(pattern, zeros(9, 3), zeros(6, 3, dtype=torch.float64))
-
-
-@backends
-@integers
-def test_scores_must_be_floating_point(dtype: torch.dtype, backend: Backend) -> None:
-    with pytest.raises(TypeError, match=f"scores should be floating point, got torch.{name_of(dtype)}"):
-        sparse_softmax(PATTERN.to(DEVICE), zeros(NNZ, dtype=dtype), backend=backend)
 
 
 @backends

@@ -15,7 +15,6 @@ from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 
 from diffnet.ops import Backend, Pattern, sparse_softmax
-from diffnet.ops.sparse.pattern import csr_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
@@ -68,7 +67,7 @@ def test_large_scores(backend: Backend) -> None:
 
 
 SCALES_AND_BIASES: list[tuple[tuple[int, ...] | None, tuple[int, ...] | None]] = [
-    ((), None), ((4,), None), ((2, 1), None), ((2, 4), (2, 4)), (None, ()), ((1,), (4,)), (None, (2, 1)),
+    ((), None), ((2, 1), None), ((2, 4), (2, 4)), (None, ()), ((1,), (4,)),
 ]  # fmt: skip
 
 
@@ -202,17 +201,3 @@ def test_gradcheck() -> None:
     more = random(2, seed=1).requires_grad_(), random(pattern.nnz, seed=2).requires_grad_()
     with_both = lambda s, scale, bias: sparse_softmax(pattern, s, scale=scale, bias=bias, mask=keep)  # noqa: E731
     assert torch.autograd.gradcheck(with_both, (scores, *more), fast_mode=True)
-
-
-@backends
-def test_well_formed_operators(backend: Backend) -> None:
-    """The fake implementation, autograd and aliasing are as torch.compile and torch.export rely on them."""
-    triton = backend == "triton"
-    pattern = random_pattern("skewed").to(DEVICE)
-    scores = random(2, pattern.nnz).float().to(DEVICE)
-    mask, arrays = scores > 0, list(csr_arrays(pattern, triton))
-    operators = torch.ops.diffnet
-    torch.library.opcheck(
-        operators.sparse_softmax.default, (arrays, scores.clone().requires_grad_(), mask, 0.5, triton)
-    )
-    torch.library.opcheck(operators.sparse_softmax_backward.default, (arrays, scores, scores, 0.5, triton))

@@ -32,13 +32,6 @@ def test_to_and_from_spectral_are_products_with_block_diagonal_evecs() -> None:
     torch.testing.assert_close(to_spectral(x, evecs, mass, ptr, LENGTHS), spectrum)
 
 
-def test_one_mesh_is_a_batch_of_one() -> None:
-    x, evecs, mass, ptr = spectral_inputs((7,), K, C)
-    spectrum = to_spectral(x, evecs, mass, ptr)
-    torch.testing.assert_close(spectrum[0], evecs.T @ torch.diag(mass) @ x)
-    torch.testing.assert_close(from_spectral(spectrum, evecs, ptr), evecs @ spectrum[0])
-
-
 def test_diffuse_decays_each_coefficient() -> None:
     spectrum, evals, time = normal(4, K, C), normal(4, K).abs(), normal(C).abs()
     out = diffuse(spectrum, evals, time)
