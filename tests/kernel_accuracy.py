@@ -75,7 +75,7 @@ def at_places(names: str, cases: dict[str, Any], others: Sequence[str]) -> pytes
         for name, case in cases.items()
         if place.id == "cpu-fp32" or "cuda" in str(place.id) or name in others
     ]
-    return pytest.mark.parametrize(["place", *names.split(",")], rows, indirect=["place"])
+    return pytest.mark.parametrize(("place", *names.split(",")), rows, indirect=["place"])
 
 
 def normal(*shape: int, scale: float = 1.0) -> Tensor:
