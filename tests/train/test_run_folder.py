@@ -18,7 +18,6 @@ import pytest
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import remove_leftovers, write_atomically
-from diffnet.train.run_folder import lock
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.lock import check_unlocked, locked
 
@@ -90,7 +89,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path: Path, monkeypatch
     def refuse(file: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     check_unlocked(tmp_path)
     with pytest.warns(UserWarning, match="No locks available"), locked(tmp_path):
         pass

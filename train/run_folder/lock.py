@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import named
 
-NAME = "run.lock"
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 PATIENCE = 0.3  # seconds; `check_unlocked` in another process holds the lock for some microseconds
 
@@ -34,68 +32,46 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises OptionError, which names the holder, if another run holds the lock, and for a file that is no lock.
     """
-    path = folder / NAME
-    deadline = time.monotonic() + PATIENCE
-    while (file := _lock(path)) is None:
-        if time.monotonic() > deadline:
-            raise OptionError(_held(path))
-        time.sleep(0.02)
-    with file:
+    path = _lock_file(folder)
+    lock = FileLock(path, PATIENCE, poll_interval=0.02, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise OptionError(_held(path)) from None
+    except OSError as e:
+        if e.errno not in UNSUPPORTED:
+            raise named(e, path) from e
+        warnings.warn(f"{path}: this file system has no locks ({e.strerror}); start one run at a time", stacklevel=3)
+    try:
         try:
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         except OSError as e:
             raise named(e, path) from e
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def check_unlocked(folder: Path) -> None:
     """Raises OptionError if a run holds the lock of a folder, which it names, and for a file that is no lock."""
-    path = folder / NAME
+    path = _lock_file(folder)
     try:
-        with _open(path, os.O_RDONLY) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if path.exists():
+            with FileLock(path, timeout=0, fallback_to_soft=False):
+                pass
+    except Timeout:
         raise OptionError(_held(path)) from None
-    except OSError:  # there is no lock, or it can't be tried; `locked` gives the reason
+    except OSError:  # the lock can't be tried; `locked` gives the reason
         pass
 
 
-def _lock(path: Path) -> TextIO | None:
-    """Open a file and lock it. None if another process holds its lock."""
-    file = _open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The last holder may have deleted the file after it was opened here, and a third process may have made another.
-        if path.lstat().st_ino == os.fstat(file.fileno()).st_ino:
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as e:
-        if e.errno in UNSUPPORTED:
-            warnings.warn(
-                f"{path}: this file system has no locks ({e.strerror}); start one run at a time", stacklevel=4
-            )
-            return file
-        file.close()
-        raise named(e, path) from e
-    file.close()
-    return None
-
-
-def _open(path: Path, flags: int) -> TextIO:
-    """Open a regular file, not the file that a link points to.
-
-    Raises OptionError for a link, a pipe, a folder and others. To open a pipe otherwise waits for its other end.
-    """
+def _lock_file(folder: Path) -> Path:
+    """Raises OptionError if the file is a link, a pipe, a folder or another file that is not regular."""
+    path = folder / "run.lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise OptionError(f"{path}: this should be the lock of a run, and it is a link, a pipe or a folder; remove it")
-    number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    return os.fdopen(number, "r+" if flags & os.O_RDWR else "r")
+    return path
 
 
 def _held(path: Path) -> str:
