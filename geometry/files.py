@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from diffnet.geometry.errors import OptionError
 
@@ -32,6 +35,13 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 def as_text(name: str) -> str:
     """Text without surrogates, which stand for bytes of file names that are not UTF-8. They become `\\udcff`."""
     return name.encode(errors="backslashreplace").decode()
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """The content of a CSV file with these rows."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:

@@ -26,7 +26,7 @@ from diffnet.train.run_folder.history import columns
 from diffnet.train.tasks.task import Task
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
-LARGEST = 2**31  # bound of whole numbers in the options, except the seed
+MAX_INTEGER = 2**31  # of whole numbers in the options, except the seed
 
 Path = str | os.PathLike[str]
 Checkpoint = dict[str, Any]
@@ -59,7 +59,7 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
             raise CheckpointError(
                 f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
             )
-        if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= LARGEST):
+        if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= MAX_INTEGER):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
         return TrainOptions(**OLDER_DEFAULTS | options)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-
 import torch
 
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.tasks.options.shared import Precision
-
-# Options of glibc's mallopt, see <malloc.h>: the largest blocks of the heap, and how much is free at its end.
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 
 
 def pick_device(name: str) -> torch.device:
@@ -46,15 +40,3 @@ def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
         precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     )
     return torch.bfloat16 if bf16 else torch.float32
-
-
-def keep_memory() -> None:
-    """Let this process keep memory that it frees, where its C library is glibc.
-
-    A training step on the CPU frees and allocates the same arrays again. Memory that the system hands out anew costs a
-    page fault for each 4 kB, 5 to 10 % of a step with 10,000 vertices.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # musl has none
-        mallopt(M_MMAP_THRESHOLD, 2**30)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

@@ -126,8 +126,8 @@ def run_training(
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
-        train_items = few_faces(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
-        tests = few_faces(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
+        train_items = decimated_items(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
+        tests = decimated_items(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
         variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
@@ -239,7 +239,7 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: there is no run in this folder to resume")
 
 
-def few_faces(
+def decimated_items(
     work: Callable[..., T],
     items: Sequence[LabeledMesh],
     at: TargetsAt,

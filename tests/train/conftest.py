@@ -25,8 +25,7 @@ def small_pictures() -> Iterator[None]:
         patch.setattr("diffnet.train.report.regression.PICTURE_SIZE", (84, 68))
         patch.setattr("diffnet.train.report.regression.WHOLE_SIZE", (60, 50))
         patch.setattr("diffnet.train.report.shapes.PICTURE_SIZE", (60, 50))
-        for task in ("segmentation", "classification", "regression"):
-            patch.setattr(f"diffnet.train.tasks.{task}.PICTURE_SIZE", (90, 90))
+        patch.setattr("diffnet.train.tasks.task.PICTURE_SIZE", (90, 90))
         yield
 
 

@@ -148,6 +148,14 @@ def test_a_full_disk_names_the_file_and_keeps_the_former(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_lock_names_itself_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left") as caught, locked(tmp_path):
+        pass
+    assert caught.value.filename == str(tmp_path / "run.lock")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_event_files_name_themselves_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EventFile(tmp_path / "board", 1) as board:
         monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ from typing import NamedTuple
 
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 
 REPORT_COLUMNS = ("file", "status", "reason", "seconds")
@@ -133,9 +131,5 @@ def report_file(out: Path) -> Path:
 
 def write_report(path: Path, rows: Sequence[ReportRow]) -> None:
     """Write a row for each mesh, see REPORT_COLUMNS."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(REPORT_COLUMNS)
-    for file, reason, seconds in rows:
-        writer.writerow([file, "ok" if reason is None else "failed", reason, f"{seconds:.3f}"])
-    write_atomically(path, text.getvalue())
+    lines = ((file, "ok" if reason is None else "failed", reason, f"{seconds:.3f}") for file, reason, seconds in rows)
+    write_atomically(path, csv_text([REPORT_COLUMNS, *lines]))

@@ -13,7 +13,7 @@ import typer
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console, user_message
 from diffnet.train.commands.mesh_files import (
@@ -196,7 +196,6 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
     `.npz`: an array (N, C) float32 for each mesh, named by its file, and `label_names` (C,)
     `.csv`: lines with the file, the number of the element from 0, and a probability for each class
     """
-    import csv
     import io
 
     import numpy as np
@@ -205,12 +204,10 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
         as_text(p.mesh.name): p.probabilities.numpy() for p in predictions if p.probabilities is not None
     }
     if path.suffix.lower() == ".csv":
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["file", "element", *label_names])
+        rows = [["file", "element", *label_names]]
         for name, shares in arrays.items():
-            writer.writerows([name, i, *(f"{share:.6g}" for share in row)] for i, row in enumerate(shares.tolist()))
-        write_atomically(path, text.getvalue())
+            rows += ([name, i, *(f"{share:.6g}" for share in row)] for i, row in enumerate(shares.tolist()))
+        write_atomically(path, csv_text(rows))
         return
     content = io.BytesIO()
     np.savez_compressed(content, **arrays, label_names=np.array(label_names))

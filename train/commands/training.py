@@ -68,7 +68,7 @@ def run_command(
     given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
-        from diffnet.train.device import keep_memory, pick_device
+        from diffnet.train.device import pick_device
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.tasks.registry import task_named
 
@@ -80,8 +80,6 @@ def run_command(
     options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
     cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
-    if chosen.type == "cpu":
-        keep_memory()
     check_folder(out, resume)
     make_folder(cache)
     dataset, options = load(options, before)

@@ -26,7 +26,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import mesh_hash
-from diffnet.train.run import few_faces, preprocess, scored_on, surroundings, write_results
+from diffnet.train.run import decimated_items, preprocess, scored_on, surroundings, write_results
 from diffnet.train.tasks.registry import task_named
 
 
@@ -66,7 +66,7 @@ def run_evaluation(
     for item in items:
         own_arrays(item.mesh, options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        taken = few_faces(decimated_to_score, standardized, expected.labels_at, options, cache_dir, jobs, console)
+        taken = decimated_items(decimated_to_score, standardized, expected.labels_at, options, cache_dir, jobs, console)
         small = [item for item, _ in taken]
         meshes = preprocess(small, options, cache_dir, jobs, console, expected.statistics)
         meshes = [scored_on(sample, back) for sample, (_, back) in zip(meshes, taken, strict=True)]

@@ -21,8 +21,8 @@ from diffnet.viz.palette import label_colors
 
 DPI = 160
 _CURVES = {"loss": "Loss", "accuracy": "Accuracy", "r2": "R²"}  # labels of axes
-_MOST_CLASSES_WITH_NUMBERS = 25
-_MOST_CLASSES_WITH_NAMES = 60
+_MAX_CLASSES_WITH_NUMBERS = 25
+_MAX_CLASSES_WITH_NAMES = 60
 
 
 def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
@@ -50,13 +50,13 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.set_xlabel("Prediction")
     axes.set_ylabel("Truth")
     axes.spines[:].set_visible(False)
-    size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MOST_CLASSES_WITH_NAMES else 8.0
-    named = np.arange(0, n, 1 if n <= _MOST_CLASSES_WITH_NAMES else -(-n // 8))
+    size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
+    named = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
     _name_ticks(axes, named, [short_name(class_name(label_names, int(c))) for c in occur[named]], size)
     if len(named) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
-    if n <= _MOST_CLASSES_WITH_NUMBERS:
+    if n <= _MAX_CLASSES_WITH_NUMBERS:
         _write_percentages(axes, shares, size)
     return png_of(figure)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.geodesics.curve import THRESHOLDS
 from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.metrics import scores_a_test
@@ -44,7 +42,8 @@ def write_pairs_report(
     if pairs.errors:
         every = np.concatenate([own.errors for own in pairs.errors])
         curve = error_curve(every)
-        write_atomically(out / "errors.csv", _table(curve))
+        rows = ((f"{limit:.6g}", f"{share:.6g}") for limit, share in zip(THRESHOLDS, curve, strict=True))
+        write_atomically(out / "errors.csv", csv_text([("error", "share"), *rows]))
         chart = curve_png(curve)
         write_atomically(out / "errors.png", chart)
         charts.append((chart, f"Geodesic errors of the {kind} pairs"))
@@ -77,14 +76,6 @@ def curve_png(curve: NDArray[np.float64]) -> bytes:
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     return png_of(figure)
-
-
-def _table(curve: NDArray[np.float64]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["error", "share"])
-    writer.writerows((f"{limit:.6g}", f"{share:.6g}") for limit, share in zip(THRESHOLDS, curve, strict=True))
-    return text.getvalue()
 
 
 def _shown(pairs: ScoredPairs) -> list[int]:

@@ -23,7 +23,7 @@ from diffnet.viz.surface import make_surface
 
 PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
 WHOLE_SIZE = (300, 260)  # the same for targets of whole meshes
-MOST_COLUMNS = 3  # with pictures of each mesh
+MAX_COLUMNS = 3  # with pictures of each mesh
 
 
 class Values(NamedTuple):
@@ -96,7 +96,7 @@ def _number(value: float | None) -> str:
 def _mesh_section(row: Values, names: Sequence[str], at: LabelsAt) -> str:
     drawing = draw(make_surface(row.verts, row.faces), at, PICTURE_SIZE)
     body, means = "", []
-    for i, name in enumerate(names[:MOST_COLUMNS]):
+    for i, name in enumerate(names[:MAX_COLUMNS]):
         prediction, truth = row.prediction[:, i], row.truth[:, i]
         error = prediction - truth
         # One scale for prediction and truth, so that their colors can be compared.
@@ -123,7 +123,7 @@ def _whole_mesh(row: Values, names: Sequence[str]) -> str:
     plain = np.tile(np.array(PLAIN_COLOR, np.uint8), (len(surface.verts), 1))
     png = png_bytes(paint(draw(surface, "vertices", WHOLE_SIZE), plain))
     prediction, truth = row.prediction[0], row.truth[0]
-    shown = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:MOST_COLUMNS])]
-    true = ", ".join(_number(value) for value in truth[:MOST_COLUMNS])
+    shown = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:MAX_COLUMNS])]
+    true = ", ".join(_number(value) for value in truth[:MAX_COLUMNS])
     figure = figure_html(png, f"{row.name}: {', '.join(shown)}", ", ".join(shown), f"truth: {true}")
     return f"<article>{figure}<small>{html.escape(row.name)}</small></article>"

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from diffnet.train.report.charts import png_of, short_name
 from diffnet.viz.palette import label_colors
 
-MOST_COLUMNS = 12
-MOST_POINTS = 20_000  # of a column; more are drawn at random
+MAX_COLUMNS = 12
+MAX_POINTS = 20_000  # of a column; more are drawn at random
 
 
 def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], names: Sequence[str]) -> bytes:
     """Draw predictions against the truth, one panel for each column. Returns the content of a PNG file.
 
     predictions, truth: (N, C); NaN in the truth is missing
-    names: of the columns; the first MOST_COLUMNS are drawn
+    names: of the columns; the first MAX_COLUMNS are drawn
     """
-    shown = min(len(names), MOST_COLUMNS)
+    shown = min(len(names), MAX_COLUMNS)
     wide = math.ceil(math.sqrt(shown))
     high = math.ceil(shown / wide)
     side = 4.0 if shown == 1 else 2.6  # inches; a page shows all panels in the same width
@@ -31,8 +31,8 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
     for i in range(shown):
         axes = figure.add_subplot(high, wide, i + 1)
         known = np.flatnonzero(~np.isnan(truth[:, i]))
-        if len(known) > MOST_POINTS:
-            known = np.random.default_rng(0).choice(known, MOST_POINTS, replace=False)
+        if len(known) > MAX_POINTS:
+            known = np.random.default_rng(0).choice(known, MAX_POINTS, replace=False)
         x, y = truth[known, i], predictions[known, i]
         # Few points are drawn large, and many small and transparent.
         crowding = max(len(known) / 300, 1)

@@ -12,9 +12,8 @@ from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.pages import Page
 
 CELLS = 14  # squares of the texture along the longest side
-PALE = 0.7  # share of white in the pale squares
-
-WORST = 0.2  # error / √area of the brightest color
+WHITE_SHARE = 0.7  # in the pale squares
+MAX_ERROR = 0.2  # error / √area of the brightest color
 
 Colors = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -34,7 +33,7 @@ def texture_colors(mesh: Mesh) -> Colors:
     side = max(float((mesh.verts.max(axis=0) - low).max()) / CELLS, np.finfo(np.float64).tiny)
     is_pale = np.floor((mesh.verts - low) / side).astype(np.int64).sum(axis=1) % 2 == 1
     colors = position_colors(mesh)
-    return np.where(is_pale[:, None], (255 * PALE + (1 - PALE) * colors).astype(np.uint8), colors)
+    return np.where(is_pale[:, None], (255 * WHITE_SHARE + (1 - WHITE_SHARE) * colors).astype(np.uint8), colors)
 
 
 def pair_page(
@@ -50,7 +49,7 @@ def pair_page(
     colors = [{name: values[matches] for name, values in own.items()}, own]
     if errors is not None:
         # Scalars would be shown first.
-        name = f"error, from 0 to {WORST:g} √area"
+        name = f"error, from 0 to {MAX_ERROR:g} √area"
         colors[0][name], colors[1][name] = _error_colors(errors), _error_colors(np.full(len(second.verts), np.nan))
     return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
 
@@ -61,6 +60,6 @@ def pair_heading(first: str, second: str) -> str:
 
 
 def _error_colors(errors: Floats) -> Colors:
-    scale = make_scale(errors, range=(0, WORST))
+    scale = make_scale(errors, range=(0, MAX_ERROR))
     rows = (np.nan_to_num(scale.shares(errors)) * (len(scale.table) - 1)).round().astype(np.int64)
     return np.where(np.isnan(errors)[:, None], np.array(MISSING_COLOR, np.uint8), scale.table[rows])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
+
+from diffnet.geometry.files import csv_text
 
 Row = dict[str, float | int | None]
 
@@ -21,8 +21,5 @@ def columns(score: str) -> tuple[str, ...]:
 
 def as_csv(history: Sequence[Row], score: str) -> str:
     """The content of metrics.csv."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns(score), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    return text.getvalue()
+    names = columns(score)
+    return csv_text([names, *([row[name] for name in names] for row in history)])

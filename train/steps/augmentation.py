@@ -20,8 +20,8 @@ from diffnet.train.tasks.options.sides import NO_SIDES
 
 T = TypeVar("T")
 
-SMALL = 0.2  # spread of the angles by which aligned meshes are rotated
-WHOLE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of its variants
+ANGLE_SPREAD = 0.2  # of the rotations of aligned meshes
+MESH_SHARE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of its variants
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device, labels
     axis = {"x": 0, "y": 1, "z": 2}.get(options.rotate_about)
     rotations = None
     if options.rotates:
-        drawn = small_rotations(count, SMALL) if options.aligns else random_rotations(count, axis=axis)
+        drawn = small_rotations(count, ANGLE_SPREAD) if options.aligns else random_rotations(count, axis=axis)
         rotations = drawn.to(device)
     mirror = (torch.rand(count) < 0.5).to(device) if options.mirror else None
     factors = times = None
@@ -87,9 +87,9 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device, labels
 
 
 def draw_variants(groups: Sequence[Sequence[T]]) -> list[T]:
-    """Draw one of each group: the first, which is the mesh itself, with probability WHOLE, else one of the others."""
+    """Draw one of each group: the mesh itself, which is the first, with probability MESH_SHARE, or else a variant."""
     if all(len(group) == 1 for group in groups):
         return [group[0] for group in groups]
-    whole = torch.rand(len(groups)) < WHOLE
+    whole = torch.rand(len(groups)) < MESH_SHARE
     shares = torch.rand(len(groups), dtype=torch.float64)
     return [group[0] if whole[i] else group[1 + int(shares[i] * (len(group) - 1))] for i, group in enumerate(groups)]

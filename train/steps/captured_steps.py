@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
 from diffnet.cuda_graphs.lane import Graph, Lane, Recorder, record_graph
 from diffnet.cuda_graphs.recording import preserved, trial
-from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, size_of
+from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, max_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.data import UNLABELED, TargetsAt
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
 from diffnet.train.batches import Batch
+from diffnet.train.device import matmul_dtype
+from diffnet.train.options import TrainOptions
 
 
 @dataclass
@@ -45,7 +47,7 @@ class CapturedSteps:
 
     All kernels are compiled before the first step. The first step of a size runs kernel by kernel, and the graph is
     recorded after it. A replay runs the same kernels and draws the same random numbers, so results don't depend on the
-    order in which sizes occur. A batch with more vertices than `most_captured` runs without buffers and graphs.
+    order in which sizes occur. A batch with more vertices than `max_captured` runs without buffers and graphs.
 
     loss: the loss of the network on a batch, without side effects
     step: a training step. It reads and writes tensors that stay in place, and never waits for the GPU. It may call
@@ -53,8 +55,7 @@ class CapturedSteps:
     network: the network that is trained
     labels_at: the elements that have labels, or "meshes"
     meshes: the operators of all training meshes. The buffers are made for the largest batch of these.
-    most_meshes, most_vertices: the limits of a batch, see `MeshBatches`
-    most_captured: vertices of the largest batch that gains from a graph, see `sizes.max_vertices`
+    options: of the run, for the limits of a batch and the precision
     """
 
     def __init__(
@@ -64,17 +65,16 @@ class CapturedSteps:
         network: nn.Module,
         labels_at: TargetsAt,
         meshes: Sequence[Operators],
-        most_meshes: int | None,
-        most_vertices: int | None,
-        most_captured: int,
+        options: TrainOptions,
         device: torch.device,
         recorder: Recorder = record_graph,
     ) -> None:
         self._loss_of, self._step, self._network, self._labels_at = loss, step, network, labels_at
-        self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
-        largest = largest_batch([size_of(o) for o in meshes], most_meshes, most_vertices).vertices
+        self._meshes, self._batch_meshes, self._batch_vertices = meshes, options.batch_meshes, options.batch_vertices
+        largest = largest_batch([size_of(o) for o in meshes], options.batch_meshes, options.batch_vertices).vertices
+        limit = max_vertices(max(o.k for o in meshes), matmul_dtype(options.precision, device))
         # The graphs keep their memory while a larger batch runs, so they serve batches of half its size then.
-        self._most_captured = most_captured if largest <= most_captured else most_captured // 2
+        self._max_captured = limit if largest <= limit else limit // 2
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._counted: frozenset[str] | None = None
         self._fields: Fields | None = None  # that the network reads, once a step has run
@@ -85,14 +85,14 @@ class CapturedSteps:
 
         Raises NotCapturable if the network can't be captured. Nothing has been changed then.
         """
-        if batch.operators.num_vertices > self._most_captured:
+        if batch.operators.num_vertices > self._max_captured:
             return self._step(batch)
         if self._counted is None:
             self._counted = self._count(batch)
             sizes = [size_of(o, self._counted) for o in self._meshes]
-            fitting = [size for size in sizes if size.vertices <= self._most_captured]
-            most = min(self._most_vertices or self._most_captured, self._most_captured)
-            self._lane.make_room(largest_batch(fitting, self._most_meshes, most).rounded())
+            fitting = [size for size in sizes if size.vertices <= self._max_captured]
+            most = min(self._batch_vertices or self._max_captured, self._max_captured)
+            self._lane.make_room(largest_batch(fitting, self._batch_meshes, most).rounded())
         size = size_of(batch.operators, self._counted).rounded()
         self._lane.make_room(size)
         captured = self._lane.get(size)

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.cuda_graphs.sizes import max_vertices
 from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch
-from diffnet.train.device import autocast, matmul_dtype
+from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.captured_steps import CapturedSteps
@@ -52,16 +51,13 @@ class TrainingStep:
         meshes: the operators of all training meshes
         recorder: see `Lane`
         """
-        dtype = matmul_dtype(self._options.precision, self._device)
         self._captured = CapturedSteps(
             self._loss,
             self._step,
             self._model,
             labels_at,
             meshes,
-            self._options.batch_meshes,
-            self._options.batch_vertices,
-            max_vertices(max(o.k for o in meshes), dtype),
+            self._options,
             self._device,
             recorder,
         )

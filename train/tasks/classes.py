@@ -19,13 +19,13 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.class_weights import BALANCED, BY_FREQUENCY, class_weight_entries
 from diffnet.train.tasks.options.sides import FDI, NO_SIDES, are_numbers, found_sides, side_pairs, tooth_on_other_side
 
-LARGEST_RATIO = 20.0  # of weights by frequency, without a warning
+MAX_RATIO = 20.0  # of weights by frequency, without a warning
 
 
 def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
     """The data without the ignored classes, and the options with names of classes and a number for each class.
 
-    Warns of weights by frequency that differ by more than LARGEST_RATIO. Raises OptionError for a class that the data
+    Warns of weights by frequency that differ by more than MAX_RATIO. Raises OptionError for a class that the data
     don't have, for another number of weights than classes, if only one class is left, and for label smoothing of a
     single class.
     """
@@ -92,7 +92,7 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
     if text in BY_FREQUENCY:
         weights = frequency_weights(data, 1.0 if text == BALANCED else 0.5)
         most, least = int(np.argmax(weights)), int(np.argmin(weights))
-        if weights[most] > LARGEST_RATIO * weights[least]:
+        if weights[most] > MAX_RATIO * weights[least]:
             hint = ", or sqrt, whose weights differ less" if text == BALANCED else ""
             warnings.warn(
                 f"--class-weights {text}: the weight of {names[most]!r} is {weights[most]:.3g}, "
@@ -133,10 +133,10 @@ def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:
     counts = np.zeros(len(data.label_names))
     for item in data.train:
         counts += np.bincount(item.labels[item.labels >= 0].reshape(-1), minlength=len(counts))
-    some = counts > 0
-    weights = np.where(some, np.maximum(counts, 1) ** -power, 0.0)
+    occurs = counts > 0
+    weights = np.where(occurs, np.maximum(counts, 1) ** -power, 0.0)
     weights *= counts.sum() / max(float(weights @ counts), 1e-300)
-    return [float(weight) for weight in np.where(some, weights, 1.0)]
+    return [float(weight) for weight in np.where(occurs, weights, 1.0)]
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
@@ -25,10 +23,9 @@ from diffnet.train.tasks.labels import (
 )
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import Predicted, Scored, titles_of
+from diffnet.train.tasks.task import Predicted, Scored, titles_of, write_views
 
 SHOWN_MESHES = 60  # on the page of predictions
-PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 
 def _matrix(scored: Scored) -> NDArray[np.int64]:
@@ -101,39 +98,31 @@ class Classification(LabelTask):
 
     def write_file(self, table: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
         """A table with the columns file, label, and the probability of each class."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["file", "label", *network.label_names])
+        rows = [["file", "label", *network.label_names]]
         for predicted in predictions:
             shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
-            writer.writerow([predicted.mesh.name, network.label_names[int(predicted.values.argmax())], *shares])
-        write_atomically(table, text.getvalue())
+            rows.append([predicted.mesh.name, network.label_names[int(predicted.values.argmax())], *shares])
+        write_atomically(table, csv_text(rows))
 
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
     ) -> None:
-        from diffnet.viz import page, picture
-        from diffnet.viz.render import png_bytes
-
         meshes, label_names = [predicted.mesh for predicted in predictions], network.label_names
         chosen = [int(predicted.values.argmax()) for predicted in predictions]
         shown = [np.full(len(mesh.verts), label) for mesh, label in zip(meshes, chosen, strict=True)]
         titles = [f"{title}: {label_names[label]}" for title, label in zip(titles_of(meshes), chosen, strict=True)]
-        if html is not None:
-            fields = [{"prediction": labels} for labels in shown]
-            page(
-                meshes,
-                labels=fields,
-                at="vertices",
-                label_names=label_names,
-                titles=titles,
-                heading="Predicted classes",
-            ).save(html)
-        if png is not None:
-            drawn = picture(
-                meshes, labels=shown, at="vertices", label_names=label_names, titles=titles, size=PICTURE_SIZE
-            )
-            write_atomically(png, png_bytes(drawn.pixels))
+        fields = [{"prediction": labels} for labels in shown]
+        write_views(
+            meshes,
+            html,
+            png,
+            "Predicted classes",
+            fields,
+            kind="labels",
+            titles=titles,
+            at="vertices",
+            label_names=label_names,
+        )
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         return ()  # one table

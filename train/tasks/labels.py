@@ -56,10 +56,10 @@ def matrix_of(scored: Scored, predicted: Sequence[Tensor]) -> NDArray[np.int64]:
 
 def accuracies(matrix: NDArray[np.int64]) -> dict[str, Any]:
     """The accuracy over all elements, and the mean over the classes that occur. None if nothing is labeled."""
-    some = bool(matrix.any())
+    labeled = bool(matrix.any())
     return {
-        "test_accuracy": accuracy(torch.from_numpy(matrix)) if some else None,
-        "balanced_accuracy": balanced_accuracy(matrix) if some else None,
+        "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
+        "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
     }
 
 

@@ -5,8 +5,6 @@ Networks are trained on standardized targets. Everything that people read is in 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import warnings
@@ -25,18 +23,17 @@ from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, load
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.regression import Loss
 from diffnet.train.tasks.options.sides import found_sides
-from diffnet.train.tasks.task import MeshTask, Predicted, Scored, titles_of
+from diffnet.train.tasks.task import MeshTask, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
-PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -60,9 +57,7 @@ def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str]
     from diffnet.viz.color_maps import make_scale
 
     if file.suffix.lower() == ".npy":
-        content = io.BytesIO()
-        np.save(content, values)
-        write_atomically(file, content.getvalue())
+        write_atomically(file, npy_bytes(values))
     elif file.suffix.lower() == ".csv":
         write_atomically(file, _table(names, values))
     else:
@@ -72,12 +67,10 @@ def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str]
 
 
 def _table(header: Sequence[str], values: NDArray[Any], first: Sequence[str] | None = None) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for i, row in enumerate(values):
-        writer.writerow([*(() if first is None else (first[i],)), *(f"{value:.9g}" for value in row)])
-    return text.getvalue()
+    rows = [[f"{value:.9g}" for value in row] for row in values]
+    if first is not None:
+        rows = [[name, *row] for name, row in zip(first, rows, strict=True)]
+    return csv_text([header, *rows])
 
 
 def _ply_names(names: Sequence[str]) -> list[str]:
@@ -233,9 +226,6 @@ class Regression(MeshTask):
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
     ) -> None:
         """A page, and a picture of the first column."""
-        from diffnet.viz import page, picture
-        from diffnet.viz.render import png_bytes
-
         meshes, label_names = [predicted.mesh for predicted in predictions], network.label_names
         shown = [predicted.values.numpy() for predicted in predictions]
         at: LabelsAt = "vertices"
@@ -243,15 +233,8 @@ class Regression(MeshTask):
             at = network.labels_at
         else:  # a page shows values at vertices
             shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(shown, meshes, strict=True)]
-        titles = titles_of(meshes)
-        if html is not None:
-            fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
-            page(meshes, scalars=fields, at=at, titles=titles, heading="Predicted values").save(html)
-        if png is not None:
-            first = [{label_names[0]: own[:, 0]} for own in shown]
-            several = titles if len(titles) > 1 else None
-            drawn = picture(meshes, scalars=first, at=at, titles=several, size=PICTURE_SIZE)
-            write_atomically(png, png_bytes(drawn.pixels))
+        fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
+        write_views(meshes, html, png, "Predicted values", fields, kind="scalars", at=at)
 
 
 TASK = Regression()

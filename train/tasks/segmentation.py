@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset
 from diffnet.geometry import Mesh, element_areas
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import class_scores, confusion_matrix, percent, scores_a_test, soft_accuracy
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
@@ -27,10 +25,9 @@ from diffnet.train.tasks.labels import (
 )
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import Predicted, Scored, titles_of
+from diffnet.train.tasks.task import Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions
-PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 
 def write_predictions(
@@ -62,21 +59,9 @@ def _write_views(
     html: Path | None,
     png: Path | None,
 ) -> None:
-    from diffnet.viz import page, picture
-    from diffnet.viz.render import png_bytes
-
     meshes = [mesh for mesh, _ in predictions]
-    predicted = [{"prediction": labels} for _, labels in predictions]
-    titles = titles_of(meshes)
-    if html is not None:
-        shown = page(
-            meshes, labels=predicted, at=at, label_names=label_names, titles=titles, heading="Predicted segmentation"
-        )
-        shown.save(html)
-    if png is not None:
-        several = titles if len(titles) > 1 else None
-        drawn = picture(meshes, labels=predicted, at=at, label_names=label_names, titles=several, size=PICTURE_SIZE)
-        write_atomically(png, png_bytes(drawn.pixels))
+    fields = [{"prediction": labels} for _, labels in predictions]
+    write_views(meshes, html, png, "Predicted segmentation", fields, kind="labels", at=at, label_names=label_names)
 
 
 def _soft_results(scored: Scored) -> dict[str, float]:
@@ -165,17 +150,17 @@ class Segmentation(LabelTask):
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, at=at)
             return
         labels = np.array(numbers, np.int64)[classes]
-        array, text = io.BytesIO(), io.StringIO()
+        content: bytes | str
         if file.suffix.lower() == ".npy":
-            np.save(array, labels)
+            content = npy_bytes(labels)
         elif file.suffix.lower() == ".json":
-            json.dump({"labels": labels.tolist()}, text)
+            content = json.dumps({"labels": labels.tolist()})
         elif file.suffix.lower() == ".csv":
             rows = [(number, names[i]) for number, i in zip(labels.tolist(), classes.tolist(), strict=True)]
-            csv.writer(text, lineterminator="\n").writerows([("label", "name"), *rows])
+            content = csv_text([("label", "name"), *rows])
         else:
-            text.writelines(f"{label}\n" for label in labels.tolist())
-        write_atomically(file, array.getvalue() or text.getvalue())
+            content = "".join(f"{label}\n" for label in labels.tolist())
+        write_atomically(file, content)
 
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,12 +32,15 @@ from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.network import DataOptions, MetadataError, NetworkInput
 from diffnet.train.tasks.options.shared import TaskName
+
+PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 
 class Predicted(NamedTuple):
@@ -69,6 +73,43 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     """The names of meshes without folders and extensions, or with them if these names are not different."""
     stems = [mesh_stem(mesh.name) for mesh in meshes]
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """The content of a file of NumPy."""
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def write_views(
+    meshes: Sequence[Mesh],
+    html: Path | None,
+    png: Path | None,
+    heading: str,
+    fields: Sequence[Mapping[str, Any]],
+    *,
+    kind: Literal["labels", "scalars"],
+    titles: Sequence[str] | None = None,
+    **options: Any,
+) -> None:
+    """Write a page and a picture of meshes, if they have paths.
+
+    fields: values by name for each mesh, of which the picture shows the first
+    titles: by default `titles_of`, and none in a picture of one mesh
+    options: more arguments of `viz.page` and `viz.picture`
+    """
+    from diffnet.viz import page, picture
+    from diffnet.viz.render import png_bytes
+
+    if html is not None:
+        page(meshes, titles=titles or titles_of(meshes), heading=heading, **{kind: fields}, **options).save(html)
+    if png is not None:
+        first = next(iter(fields[0]))
+        options[kind] = [{first: own[first]} for own in fields]
+        several = titles_of(meshes) if len(meshes) > 1 else None
+        drawn = picture(meshes, titles=titles or several, size=PICTURE_SIZE, **options)
+        write_atomically(png, png_bytes(drawn.pixels))
 
 
 Part: TypeAlias = Literal["train", "test"]
