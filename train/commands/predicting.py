@@ -204,7 +204,7 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
         as_text(p.mesh.name): p.probabilities.numpy() for p in predictions if p.probabilities is not None
     }
     if path.suffix.lower() == ".csv":
-        rows = [["file", "element", *label_names]]
+        rows: list[list[Any]] = [["file", "element", *label_names]]
         for name, shares in arrays.items():
             rows += ([name, i, *(f"{share:.6g}" for share in row)] for i, row in enumerate(shares.tolist()))
         write_atomically(path, csv_text(rows))

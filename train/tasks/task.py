@@ -102,13 +102,14 @@ def write_views(
     from diffnet.viz import page, picture
     from diffnet.viz.render import png_bytes
 
+    options[kind] = fields
     if html is not None:
-        page(meshes, titles=titles or titles_of(meshes), heading=heading, **{kind: fields}, **options).save(html)
+        page(list(meshes), titles=titles or titles_of(meshes), heading=heading, **options).save(html)
     if png is not None:
         first = next(iter(fields[0]))
         options[kind] = [{first: own[first]} for own in fields]
         several = titles_of(meshes) if len(meshes) > 1 else None
-        drawn = picture(meshes, titles=titles or several, size=PICTURE_SIZE, **options)
+        drawn = picture(list(meshes), titles=titles or several, size=PICTURE_SIZE, **options)
         write_atomically(png, png_bytes(drawn.pixels))
 
 
