@@ -102,11 +102,13 @@ class ReplayedGraph(EmulatedGraph):
         return replay
 
 
-def with_graphs(network: M, device: str = "cpu", first_visits: int = 0) -> M:
+def with_graphs(
+    network: M, device: str = "cpu", first_visits: int = 0, emulation: type[EmulatedGraph] = ReplayedGraph
+) -> M:
     """A copy of a network that uses graphs, which are emulated on the CPU."""
     copied = copy.deepcopy(network).to(device)
     if device == "cpu":
-        return use_graphs(copied, Settings(None, first_visits, ReplayedGraph))
+        return use_graphs(copied, Settings(None, first_visits, emulation))
     return graphed(copied, first_visits=first_visits)
 
 

@@ -79,6 +79,8 @@ def test_conv2d(kernel: object, stride: object, padding: object, dilation: objec
     nn.init.normal_(module.bias)
     x = random(2, 20, 9, 8).requires_grad_()
     weight = module.pattern.to_dense(module.weight)[0].unflatten(1, (height, width, 32))[..., :20].permute(0, 3, 1, 2)
+    there = mask.expand(height, width, 3, 2).permute(2, 3, 0, 1).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.equal(weight != 0, there[:33, :20])
     assert_same(module, module(x), F.conv2d(x, weight, module.bias, **options), x)  # type: ignore[arg-type]
 
 

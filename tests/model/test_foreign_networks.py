@@ -138,6 +138,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "attention": (lambda: Foreign(lambda m, y, x, o: F.softmax(y @ y.T, 1) @ y), ADDED),
     "number of vertices": (lambda: Foreign(lambda m, y, x, o: y / o.num_vertices), ADDED),
     "rows": (lambda: Foreign(lambda m, y, x, o: y * len(y) ** -0.5), ADDED),
+    "a branch on many rows": (lambda: Foreign(lambda m, y, x, o: 2 * y if len(y) > 200 else y), ADDED),
     "number of faces": (lambda: Foreign(lambda m, y, x, o: y / len(o.faces)), ADDED),
     "number of meshes": (lambda: RowsOnly(lambda m, y, x, o: y / len(o)), ADDED),
     "mean mass": (lambda: Foreign(lambda m, y, x, o: y * o.mass.mean()), ADDED),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import counted_replays, with_graphs
+from graph_emulator import EmulatedGraph, counted_replays, with_graphs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -118,7 +118,7 @@ def test_interleaved_backward_passes_and_an_exception(meshes: list[Operators], d
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_second_backward_pass_has_the_dropout_of_the_first(meshes: list[Operators], device: str) -> None:
     """The backward graph overwrites what it reads, so the forward graph is replayed in between."""
-    model, operators = with_graphs(network(dropout=0.5).to(device), device), meshes[2].to(device)
+    model, operators = with_graphs(network(dropout=0.5), device, emulation=EmulatedGraph), meshes[2].to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
     random_state = torch.get_rng_state if device == "cpu" else torch.cuda.get_rng_state
     for _ in range(2):

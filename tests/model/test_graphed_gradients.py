@@ -103,7 +103,7 @@ def test_hooks_see_the_gradients_of_parameters(sphere: Operators) -> None:
 
 def test_frozen_parameters_get_no_gradient(sphere: Operators) -> None:
     plain, model = pair()
-    for frozen in (False, True, False):
+    for frozen in (True, False, True):
         for each in (plain, model):
             each.net.first.requires_grad_(not frozen)
             each.zero_grad()
