@@ -94,50 +94,45 @@ def record_network(
             static.read(fields or [])
             replica = Replica(network, copies_buffers=True)
             with nullcontext() if fields is None else lane.memory():
-                out = replica(leaf, static)
-                check_output(out, getattr(size, rows))
-                numbers = _with_gradients(out, [leaf, *replica.parameters])
-                example = out.detach().to("meta")
-                del out
+                example, numbers = _first_call(replica, leaf, static, getattr(size, rows))
         output = of_output("output", example)
         replica = Replica(network, copies_buffers=False)
-        inputs = [leaf, *replica.parameters]
-        if not numbers:
-            (graph,) = lane.record([forward])
-            static.buffers.complete()
-            return Recording(static.buffers, given, output, graph, static.fields_read())
-        features_grad = None
-        if 0 in numbers:
-            features_grad = arena.take("features_grad", size, lambda s: (s.vertices, channels), features.dtype)
-        learned = groups_of(inputs[1:], [i - 1 for i in numbers if i > 0])
-        gradients, targets = _gradient_buffers(lane, inputs[1:], learned)
-        sources = [inputs[i + 1] for group in learned for i in group]
-        if features_grad is not None:
-            targets, sources = [features_grad, *targets], [leaf, *sources]
-        output_grad = of_output("output_grad", output)
+        functions, parts = [forward], {}
+        if numbers:
+            learned = groups_of(replica.parameters, [i - 1 for i in numbers if i > 0])
+            gradients, targets = _gradient_buffers(lane, replica.parameters, learned)
+            sources = [replica.parameters[i] for group in learned for i in group]
+            output_grad, features_grad = of_output("output_grad", output), None
+            if 0 in numbers:
+                features_grad = arena.take("features_grad", size, lambda s: (s.vertices, channels), features.dtype)
+                targets, sources = [features_grad, *targets], [leaf, *sources]
 
-        def backward() -> None:
-            # This frees the saved tensors, and other tensors reuse their memory. A second backward pass needs another
-            # forward pass, see `replay_again`.
-            grads = torch.autograd.grad(tape[0], sources, output_grad)
-            torch._foreach_copy_(targets, grads)
+            def backward() -> None:
+                # This frees the saved tensors, and other tensors reuse their memory. A second backward pass needs
+                # another forward pass, see `replay_again`.
+                grads = torch.autograd.grad(tape[0], sources, output_grad)
+                torch._foreach_copy_(targets, grads)
 
-        graph, backward_graph = lane.record([forward, backward])
+            functions.append(backward)
+            parts = {
+                "output_grad": output_grad,
+                "features_grad": features_grad,
+                "gradients": gradients,
+                "learned": learned,
+            }
+        graphs = lane.record(functions)
         static.buffers.complete()
         if features.is_cuda:
             tape.clear()  # the memory is free for other recordings
-        return Recording(
-            static.buffers,
-            given,
-            output,
-            graph,
-            static.fields_read(),
-            backward_graph,
-            output_grad,
-            features_grad,
-            gradients,
-            learned,
-        )
+        backward_graph = graphs[1] if numbers else None
+        return Recording(static.buffers, given, output, graphs[0], static.fields_read(), backward_graph, **parts)
+
+
+def _first_call(replica: Replica, leaf: Tensor, static: StaticOperators, rows: int) -> tuple[Tensor, list[int]]:
+    """Run both passes. Returns an output without memory, and the numbers of the inputs that get a gradient."""
+    out = replica(leaf, static)
+    check_output(out, rows)
+    return out.detach().to("meta"), _with_gradients(out, [leaf, *replica.parameters])
 
 
 def compile_network(network: nn.Module, features: Tensor, operators: Operators) -> None:

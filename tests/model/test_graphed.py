@@ -382,23 +382,6 @@ def test_dropout_differs_between_replays() -> None:
 
 
 @pytest.mark.gpu
-def test_a_value_read_back_runs_without_graphs_and_says_so() -> None:
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = network(width=32)
-
-        def forward(self, x: Tensor, operators: Operators) -> Tensor:
-            return self.net(x, operators) * x[0].abs().max().item()
-
-    operators = precompute(trimesh.creation.icosphere(3), k=16).to("cuda")
-    model = graphed(Reading().cuda(), first_visits=0)
-    with pytest.warns(RuntimeWarning, match="it can't be recorded"):
-        model(operators.frames[:, 2], operators).sum().backward()
-    model(operators.frames[:, 2], operators).sum().backward()
-
-
-@pytest.mark.gpu
 def test_a_refused_recording_returns_its_memory() -> None:
     x = torch.ones(2**26, device="cuda")  # 256 MB
     gc.collect()
