@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +97,8 @@ def record_network(
                 example, numbers = _first_call(replica, leaf, static, getattr(size, rows))
         output = of_output("output", example)
         replica = Replica(network, copies_buffers=False)
-        functions, parts = [forward], {}
+        functions: list[Callable[[], None]] = [forward]
+        parts: dict[str, Any] = {}
         if numbers:
             learned = groups_of(replica.parameters, [i - 1 for i in numbers if i > 0])
             gradients, targets = _gradient_buffers(lane, replica.parameters, learned)
