@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def operators() -> Operators:
-    return precompute(trimesh.creation.icosphere(1), k=8).with_gradient_evecs()
+    return precompute(trimesh.creation.icosahedron(), k=8).with_gradient_evecs()
 
 
 @pytest.fixture

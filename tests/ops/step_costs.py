@@ -5,18 +5,15 @@ few vertices, dropout and autocast to bfloat16. test_step_costs.py runs this in 
 interpreter. It prints one JSON object: `kernels` and `pytorch`, how often each kernel and each operation of PyTorch
 that needs a kernel was launched, and `empty`, how often memory was allocated.
 
-Arguments: "time" prints the least CPU time of a step in milliseconds instead, without Triton's part of the launches.
-"profile" prints where that time goes. "launch" includes Triton's own search for the compiled kernel in the time.
-"variants" prints for each kernel how often Triton would compile it for a step with one mesh and for one with two, and
-how often again for batches of other sizes. "ahead" prints how many kernels `compile_ahead` compiles, how many of them
-are different, how many it runs, and how many more a step needs.
+It also prints `ahead`: how many kernels `compile_ahead` compiles, how many of them are different, how many it runs, and
+how many more a step needs. `variants` holds for each kernel how often Triton would compile it for a step with one mesh
+and for one with two, and how often again for batches of other sizes. With the argument "time", the script prints the
+least CPU time of a step in milliseconds instead, without Triton's part of the launches.
 """
 
 from __future__ import annotations
 
-import cProfile
 import json
-import pstats
 import sys
 import time
 from collections import Counter
@@ -135,50 +132,41 @@ def ahead(step: Any) -> dict[str, int]:
     return counts | {"more": len(set(ran) - set(compiled))}
 
 
+def milliseconds(step: Any) -> float:
+    """The least CPU time of a step. As on a GPU, launches after the first one go to a compiled kernel."""
+    launcher._takes_launches = lambda kernel, compiled: True
+    JITFunction.run = lambda self, *arguments, **options: Compiled()
+    times = []
+    for _ in range(100):
+        start = time.process_time()
+        step()
+        times.append(1e3 * (time.process_time() - start))
+    return round(min(times), 3)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     kernels: Counter[str] = Counter()
-    triton_run = JITFunction.run
-    mode = sys.argv[1] if len(sys.argv) > 1 else "count"
     model = DiffusionNet(3, CLASSES, width=WIDTH, blocks=BLOCKS)
     step = step_of([trimesh.creation.icosphere(2)], K, torch.bfloat16, model)
 
     def launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         kernels[self.__name__] += 1
 
-    def search(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        triton_run(self, *arguments, grid=grid, warmup=True, **options)
-
-    pretend(search if mode == "launch" else launch)
-    if mode == "variants":
-        torch.set_float32_matmul_precision("high")
-        for width, k in ((64, 16), (20, 9)):
-            for dtype in (torch.bfloat16, torch.float32):
-                print(json.dumps(variants(width, k, dtype)))
+    pretend(launch)
+    if sys.argv[1:] == ["time"]:
+        print(json.dumps({"ms": milliseconds(step)}))
         return
-    if mode in ("time", "profile"):
-        # As on a GPU, launches after the first one go to a compiled kernel.
-        launcher._takes_launches = lambda kernel, compiled: True
-        JITFunction.run = lambda self, *arguments, **options: Compiled()
     step()
-    if mode == "ahead":
-        print(json.dumps(ahead(step)))
-    elif mode == "count":
-        kernels.clear()
-        with DeviceOperations() as operations:
-            step()
-        print(json.dumps({"kernels": kernels, "pytorch": operations.launched, "empty": operations.empty}))
-    elif mode == "profile":
-        profile = cProfile.Profile()
-        profile.runcall(lambda: [step() for _ in range(30)])
-        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
-    else:
-        times = []
-        for _ in range(100):
-            start = time.process_time()
-            step()
-            times.append(1e3 * (time.process_time() - start))
-        print(json.dumps({"ms": round(min(times), 3)}))
+    kernels.clear()
+    with DeviceOperations() as operations:
+        step()
+    found: dict[str, Any] = {"kernels": kernels, "pytorch": operations.launched, "empty": operations.empty}
+    found["ahead"] = ahead(step)
+    torch.set_float32_matmul_precision("high")
+    shapes = [(width, k, dtype) for width, k in ((64, 16), (20, 9)) for dtype in (torch.bfloat16, torch.float32)]
+    found["variants"] = [variants(*shape) for shape in shapes]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

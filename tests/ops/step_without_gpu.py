@@ -83,7 +83,7 @@ operators = collate([precompute(trimesh.creation.icosphere(n), k=16) for n in (1
 for arithmetic in ("tf32", "fp32", "bf16"):
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     for options in NETWORKS:
-        model = DiffusionNet(3, 8, width=64, blocks=2, **options).to("meta")
+        model = DiffusionNet(3, 8, width=64, blocks=1, **options).to("meta")
         x = torch.empty(operators.num_vertices, 3, device="meta")
         launched.clear()
         with OnlyThere(), Autocast("meta", enabled=arithmetic == "bf16"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,21 +21,22 @@ from diffnet.ops import cross_entropy
 BLOCKS = 4
 
 
-def run(mode: str) -> list[dict[str, object]]:
+@pytest.fixture(scope="module")
+def costs() -> dict[str, Any]:
     """What step_costs.py prints, in a process without the interpreter."""
     pytest.importorskip("triton")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     env = os.environ | {"PYTHONPATH": paths, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("step_costs.py")), mode]
+    command = [sys.executable, str(Path(__file__).with_name("step_costs.py"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
-def test_launches_of_a_training_step() -> None:
+def test_launches_of_a_training_step(costs: dict[str, Any]) -> None:
     """A block's forward is 5 kernels, its backward 6. The rest are two linear layers, the loss and all conversions."""
-    (found,) = run("count")
-    kernels, pytorch = Counter(found["kernels"]), Counter(found["pytorch"])  # type: ignore[arg-type]
+    kernels, pytorch = Counter(costs["kernels"]), Counter(costs["pytorch"])
     assert kernels["sum_spans_forward_kernel"] == BLOCKS + 2
     assert kernels["operands_forward_kernel"] == 1
     assert kernels["mlp_backward_weights_kernel"] == BLOCKS + 2
@@ -47,12 +49,12 @@ def test_launches_of_a_training_step() -> None:
     assert kernels.total() + sum(expected.values()) <= 60
 
 
-def test_other_batches_compile_nothing() -> None:
+def test_other_batches_compile_nothing(costs: dict[str, Any]) -> None:
     """Once a single mesh and a batch of two have been seen, for widths that are multiples of 16 and for others."""
-    for found in run("variants"):
+    for found in costs["variants"]:
         kernels = {name: counts for name, counts in found.items() if not name.startswith("spmm")}
         assert len(kernels) > 12
-        assert {name: again for name, (_, again) in kernels.items() if again} == {}  # type: ignore[misc]
+        assert {name: again for name, (_, again) in kernels.items() if again} == {}
 
 
 @pytest.mark.gpu
@@ -82,11 +84,11 @@ def test_other_sizes_compile_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert [step(*meshes[:n]) for n in (3, 4, 5)] == [0] * 3
 
 
-def test_kernels_are_compiled_ahead_once_each_and_not_run() -> None:
-    (found,) = run("ahead")
+def test_kernels_are_compiled_ahead_once_each_and_not_run(costs: dict[str, Any]) -> None:
+    found = costs["ahead"]
     assert found["ran"] == found["more"] == 0
     # The sizes of converted matrices tell launches apart that Triton compiles once.
-    assert 15 < found["different"] <= found["compiled"] <= found["different"] + 1  # type: ignore[operator]
+    assert 15 < found["different"] <= found["compiled"] <= found["different"] + 1
 
 
 @pytest.mark.gpu
