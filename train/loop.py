@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,11 +48,27 @@ class TrainingError(DiffnetError, RuntimeError):
     """Training failed. The message gives the reason and names the checkpoint that is left."""
 
 
+@dataclass(frozen=True)
+class RunData:
+    """The data set of a run, as samples.
+
+    statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
+    target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
+    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
+        if there are none.
+    """
+
+    task: Task[Any, Any]
+    meshes: LabeledMeshes
+    train: Sequence[Sample | PairSample]
+    test: Sequence[Sample | PairSample]
+    statistics: Statistics | None = None
+    target_statistics: ArrayStatistics | None = None
+    variants: Sequence[Sequence[Sample]] = ()
+
+
 def train(
-    task: Task[Any, Any],
-    data: LabeledMeshes,
-    train_samples: Sequence[Sample | PairSample],
-    test_samples: Sequence[Sample | PairSample],
+    data: RunData,
     options: TrainOptions,
     out: Path,
     *,
@@ -61,9 +78,6 @@ def train(
     after_epoch: Callable[[Row], Any] = lambda row: None,
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | None = None,
-    statistics: Statistics | None = None,
-    target_statistics: ArrayStatistics | None = None,
-    variants: Sequence[Sequence[Sample]] = (),
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
@@ -80,36 +94,34 @@ def train(
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
     predictions: a list that gets the predictions of each test sample by the checkpoint to judge, on the CPU, see
         `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
-    statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
-    target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
-    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
-        if there are none.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
     leaves no mesh to train on.
     """
-    score_name = task.score_name
-    groups: list[list[Sample | PairSample]] = [
-        [sample, *others] for sample, others in zip(train_samples, variants or [()] * len(train_samples), strict=True)
-    ]
+    task, meshes = data.task, data.meshes
+    variants, score_name = data.variants or [()] * len(data.train), task.score_name
+    groups = [[sample, *others] for sample, others in zip(data.train, variants, strict=True)]
     fitted, held_out_groups = set_aside(groups, options)
     held_out = [group[0] for group in held_out_groups]
     torch.manual_seed(options.seed)
-    model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
+    model = build_model(options, meshes.label_names, meshes.labels_at, data.statistics).to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
     step = TrainingStep(task, model, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.captured:
-            step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
+            step.capture(meshes.labels_at, [sample.operators for group in fitted for sample in group])
         elif scored is not model:  # the network alone
             graphed(model, first_visits=0)
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
-    fingerprint, train_meshes = _fingerprint(data, task.truths(data)), [mesh_hash(item.mesh) for item in data.train]
+    fingerprint, train_meshes = (
+        _fingerprint(meshes, task.truths(meshes)),
+        [mesh_hash(item.mesh) for item in meshes.train],
+    )
 
     def checkpoint() -> Checkpoint:
         return {
@@ -119,13 +131,13 @@ def train(
             "history": history,
             "best": best,
             "options": options.as_dict(),
-            "label_names": data.label_names,
-            "label_numbers": data.label_numbers,
-            "labels_at": data.labels_at,
+            "label_names": meshes.label_names,
+            "label_numbers": meshes.label_numbers,
+            "labels_at": meshes.labels_at,
             "data": fingerprint,
             "train_meshes": train_meshes,
-            "statistics": dict(statistics or {}),
-            "target_statistics": target_statistics,
+            "statistics": dict(data.statistics or {}),
+            "target_statistics": data.target_statistics,
         }
 
     if resume:
@@ -147,7 +159,7 @@ def train(
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             torch.manual_seed(epoch_seed(options.seed, epoch))
-            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step, data.labels_at)
+            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step, meshes.labels_at)
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
@@ -155,7 +167,7 @@ def train(
             tested = validated = None
             if due:
                 kept = last_predictions if last else None
-                tested = task.score(evaluate(task, scored, test_samples, options, device, kept))
+                tested = task.score(evaluate(task, scored, data.test, options, device, kept))
             if held_out:
                 validated = task.score(evaluate(task, scored, held_out, options, device))
             row: Row = {

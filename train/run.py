@@ -61,13 +61,14 @@ from diffnet.geometry.files import check_folder_path, make_folder, remove_leftov
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import check_same_options, train
+from diffnet.train.loop import RunData, check_same_options, train
 from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 from diffnet.train.tasks.registry import report_files, task_named
+from diffnet.train.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -104,6 +105,7 @@ def run_training(
             stacklevel=2,
         )
         data = paired_meshes(pairs, len(data.label_names))
+    where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
     check_folder(out, resume)
     task = task_named(options.task)
     if data.labels_at not in task.targets_at:
@@ -119,27 +121,7 @@ def run_training(
         if resume:
             check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
         started = time.perf_counter()
-        fitted, tested, targets = data.train, data.test, None
-        if task.standardized:
-            targets = target_statistics(data.train, data.label_names)
-            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
-        statistics = array_statistics(data.train, options.features)
-        for item in data.test:
-            own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
-        train_items = decimated_items(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
-        tests = decimated_items(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
-        variants = _variants(train_items, data.labels_at, options, jobs, console)
-        items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
-        backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
-        samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
-        samples = keep_on_device(samples, device, task.basis_dtype(options, device))
-        rest = iter(samples)
-        train_meshes, test_meshes, *variant_samples = (
-            list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
-        )
-        train_samples = task.samples(data, "train", train_meshes, options)
-        test_samples = task.samples(data, "test", test_meshes, options)
+        run = _run_data(task, data, options, **where)
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -152,10 +134,7 @@ def run_training(
 
             predictions: list[torch.Tensor] = []
             judged = train(
-                task,
-                data,
-                train_samples,
-                test_samples,
+                run,
                 options,
                 out,
                 device=device,
@@ -164,18 +143,14 @@ def run_training(
                 after_epoch=after_epoch,
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=predictions,
-                statistics=statistics,
-                target_statistics=targets,
-                variants=variant_samples,
             )
             bar.update(shown, completed=options.epochs)
 
         if not predictions:
-            evaluate(task, restore_model(judged)[0].to(device), test_samples, options, device, predictions)
-        if targets is not None:
-            predictions = [original_targets(each, targets) for each in predictions]
-        where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
-        scored = task.scored(data, predictions, test_samples, options=options, **where)
+            evaluate(task, restore_model(judged)[0].to(device), run.test, options, device, predictions)
+        if run.target_statistics is not None:
+            predictions = [original_targets(each, run.target_statistics) for each in predictions]
+        scored = task.scored(data, predictions, run.test, options=options, **where)
         results = {
             "task": task.name,
             **task.results(scored),
@@ -200,6 +175,46 @@ def run_training(
         }
         task.write_report(out, scored, results, summary, curves)
         return results
+
+
+def _run_data(
+    task: Task[Any, Any],
+    data: LabeledMeshes,
+    options: TrainOptions,
+    device: torch.device,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> RunData:
+    """Standardize the targets, decimate the meshes, make their variants and preprocess all of them."""
+    fitted, tested, targets = data.train, data.test, None
+    if task.standardized:
+        targets = target_statistics(data.train, data.label_names)
+        fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
+    statistics = array_statistics(data.train, options.features)
+    for item in data.test:
+        own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
+    train_items = decimated_items(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
+    tests = decimated_items(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
+    variants = _variants(train_items, data.labels_at, options, jobs, console)
+    items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
+    backs = dict(enumerate((back for _, back in tests), len(train_items)))
+    samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+    samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
+    samples = keep_on_device(samples, device, task.basis_dtype(options, device))
+    rest = iter(samples)
+    train_meshes, test_meshes, *variant_samples = (
+        list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
+    )
+    return RunData(
+        task,
+        data,
+        task.samples(data, "train", train_meshes, options),
+        task.samples(data, "test", test_meshes, options),
+        statistics,
+        targets,
+        variant_samples,
+    )
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:

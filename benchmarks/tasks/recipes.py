@@ -52,7 +52,7 @@ from diffnet.data import (
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.device import matmul_dtype, pick_device
-from diffnet.train.loop import TrainingError, train
+from diffnet.train.loop import RunData, TrainingError, train
 from diffnet.train.metrics import score_text
 from diffnet.train.run import fill_cache_with_bar, surroundings
 from diffnet.train.tasks.registry import task_named
@@ -109,16 +109,9 @@ def run_job(job: Job) -> dict[str, Any]:
     row: dict[str, Any] = {**job._asdict(), "held_out_score": "", "training_seconds": "", "error": ""}
     with tempfile.TemporaryDirectory() as out:
         try:
-            run = train(
-                task,
-                parts,
-                [samples[i] for i in fitted],
-                [samples[i] for i in held_out],
-                options,
-                Path(out),
-                device=device,
-                target_statistics=targets,
-            )
+            train_samples, tests = ([samples[i] for i in part] for part in (fitted, held_out))
+            run_data = RunData(task, parts, train_samples, tests, target_statistics=targets)
+            run = train(run_data, options, Path(out), device=device)
         except TrainingError as e:
             return {**row, "error": str(e)}
     last = run["history"][-1]

@@ -25,7 +25,7 @@ from diffnet.ops.common.cuda_graph import capturable_stream, record
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
-from diffnet.train.loop import train
+from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import TrainingStep
@@ -217,7 +217,7 @@ def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], pre
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(TASK, data, samples, samples[:2], options, out, device=GPU, capture=capture)
+        run = train(RunData(TASK, data, samples, samples[:2]), options, out, device=GPU, capture=capture)
         rows.append([(row["train_loss"], row["train_accuracy"]) for row in run["history"]])
     tolerance = 1e-4 if precision == "fp32" else 2e-2
     np.testing.assert_allclose(rows[1], rows[0], rtol=tolerance, atol=tolerance)
@@ -233,7 +233,7 @@ def test_a_resumed_run_equals_a_whole_one_whatever_sizes_it_meets_first(tmp_path
         out.mkdir()
         for i, epochs in enumerate(stops):
             options = chosen(k=6, width=32, dropout=0.5, epochs=epochs, eval_every=1, schedule="step")
-            run = train(TASK, data, samples, samples[:2], options, out, device=GPU, resume=i > 0)
+            run = train(RunData(TASK, data, samples, samples[:2]), options, out, device=GPU, resume=i > 0)
         found.append(([{**row, "seconds": None} for row in run["history"]], run["model"]))
     assert found[0][0] == found[1][0]
     for name, weight in found[0][1].items():

@@ -20,7 +20,7 @@ from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sampl
 from diffnet.geometry import make_mesh
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
-from diffnet.train.loop import train
+from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep
@@ -249,7 +249,7 @@ def test_captured_runs_equal_plain_ones_on_a_gpu(given: dict[str, Any], smoothin
     found = []
     for capture in (False, True):
         (tmp_path / str(capture)).mkdir()
-        run = train(TASK, data, samples, tests, options, tmp_path / str(capture), device=gpu, capture=capture)
+        run = train(RunData(TASK, data, samples, tests), options, tmp_path / str(capture), device=gpu, capture=capture)
         found.append([(row["train_loss"], row["train_accuracy"], row["test_accuracy"] or 0) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 

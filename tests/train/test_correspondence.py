@@ -44,7 +44,7 @@ from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
-from diffnet.train.loop import train
+from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.correspondence import TASK
@@ -357,26 +357,19 @@ def test_a_supervised_run(room: Path) -> None:
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     data = two_bodies(0.1)
     pairs = pair_samples(data, "train", samples_of(data, "train"), 8)
-    plain = {
-        "task": "correspondence",
-        "features": "hks",
-        "k": 20,
-        "map_k": 8,
-        "width": 16,
-        "blocks": 1,
-        "schedule": "step",
-    }
+    plain = {"task": "correspondence", "features": "hks", "k": 20, "map_k": 8, "width": 16, "blocks": 1}
+    plain["schedule"] = "step"
+    run = RunData(TASK, paired_meshes(data, 16), pairs, pairs)
     for parts in ([2], [1, 2]):
         for epochs in parts:
             out = tmp_path / str(len(parts))
             out.mkdir(exist_ok=True)
-            options = TrainOptions(**plain, epochs=epochs)
-            train(TASK, paired_meshes(data, 16), pairs, pairs, options, out, device=CPU, resume=epochs != parts[0])
+            train(run, TrainOptions(**plain, epochs=epochs), out, device=CPU, resume=epochs != parts[0])
     whole, resumed = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("1", "2"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    other = paired_meshes(two_bodies(0.2), 16)
+    other = RunData(TASK, paired_meshes(two_bodies(0.2), 16), pairs, pairs)
     with pytest.raises(CheckpointError, match="this run was started on a data set with other meshes"):
-        train(TASK, other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
+        train(other, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
 def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,6 +601,6 @@ def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method: str, tmp_path: Path)
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(TASK, paired_meshes(data, 16), pairs, pairs, options, out, device=gpu, capture=capture)
+        run = train(RunData(TASK, paired_meshes(data, 16), pairs, pairs), options, out, device=gpu, capture=capture)
         found.append([(row["train_loss"], row["test_r2"]) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-2, atol=1e-2)

@@ -24,7 +24,7 @@ from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import Checkpoint
 from diffnet.train.device import matmul_dtype
-from diffnet.train.loop import train
+from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.segmentation import TASK
 
@@ -55,7 +55,7 @@ def ellipsoids(at: LabelsAt) -> Labeled:
 def train_once(labeled: Labeled, out: Path, device: torch.device, **given: bool) -> Checkpoint:
     data, samples = labeled
     kept = keep_on_device(samples, device, matmul_dtype(OPTIONS.precision, device))
-    return train(TASK, data, kept, kept[:1], OPTIONS, out, device=device, **given)
+    return train(RunData(TASK, data, kept, kept[:1]), OPTIONS, out, device=device, **given)
 
 
 def digest(run: Checkpoint) -> str:
@@ -123,7 +123,7 @@ def test_a_resumed_run_on_a_gpu_is_equal(at: LabelsAt, tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(TASK, data, kept, kept[:1], OPTIONS, tmp_path, device=GPU, after_epoch=stop)
+        train(RunData(TASK, data, kept, kept[:1]), OPTIONS, tmp_path, device=GPU, after_epoch=stop)
     assert digest(train_once(labeled, tmp_path, GPU, resume=True)) == whole
 
 

@@ -30,7 +30,7 @@ from diffnet.geometry import load_attributes, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
-from diffnet.train.loop import train
+from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep
@@ -328,8 +328,7 @@ def test_captured_runs_equal_plain_ones_on_a_gpu(at: str, given: dict[str, int],
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(
-            TASK, data, samples, samples[:2], options, out, device=gpu, capture=capture, target_statistics=statistics
-        )
+        run_data = RunData(TASK, data, samples, samples[:2], target_statistics=statistics)
+        run = train(run_data, options, out, device=gpu, capture=capture)
         found.append([(row["train_loss"], row["train_r2"], row["test_r2"] or 0) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ from diffnet.train.batches import computed_ahead, keep_on_device
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import TrainingError, set_aside, train
+from diffnet.train.loop import RunData, TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
@@ -79,7 +79,7 @@ def fit(
     if samples is None:
         samples = [make_sample(item, chosen.preprocessing) for item in data.train]
     tests = [make_sample(item, chosen.preprocessing) for item in data.test]
-    return train(TASK, data, samples, tests, chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
+    return train(RunData(TASK, data, samples, tests), chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
 
 
 def rows(out: Path) -> list[dict[str, str]]:
@@ -287,7 +287,7 @@ def test_held_out_meshes_depend_on_the_seed_only(data: LabeledMeshes) -> None:
 def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:
     data, chosen, seen = balls(3, 1), options(epochs=2, batch_meshes=2), []
     samples = [make_sample(item, chosen.preprocessing) for item in data.train]
-    train(TASK, data, samples, samples[:1], chosen, tmp_path, device=CPU, after_step=seen.append)
+    train(RunData(TASK, data, samples, samples[:1]), chosen, tmp_path, device=CPU, after_step=seen.append)
     assert seen == pytest.approx([2 / 3, 1, 5 / 3, 2])
 
 
@@ -703,7 +703,7 @@ def test_a_captured_run_learns_like_a_plain_one(
     for name, capture in (("plain", False), ("captured", True)):
         (tmp_path / name).mkdir()
         trained, tests = kept[: len(data.train)], kept[len(data.train) :]
-        train(TASK, data, trained, tests, chosen, tmp_path / name, device=device, capture=capture)
+        train(RunData(TASK, data, trained, tests), chosen, tmp_path / name, device=device, capture=capture)
         losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert rotate or losses[1][-1] < losses[1][0]
@@ -716,7 +716,7 @@ def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backen
     chosen = options(backend=backend, precision="bf16", epochs=1)
     samples = keep_on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        train(TASK, data, samples, samples, chosen, tmp_path, device=device)
+        train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device)
     kernels = {event.key for event in profile.key_averages()}
     assert any(name.startswith("void at::native::") for name in kernels)
     triton = {name for name in kernels if re.fullmatch(r"\w*(forward|backward)\w*_kernel", name)}
@@ -736,7 +736,7 @@ def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> N
     samples = keep_on_device([make_sample(item, options().preprocessing) for item in data.train], device)
     for epochs in (2, 4):
         chosen = options(epochs=epochs)
-        train(TASK, data, samples, samples, chosen, tmp_path, device=device, resume=epochs == 4, capture=True)
+        train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device, resume=epochs == 4, capture=True)
     assert len(rows(tmp_path)) == 4
 
 
