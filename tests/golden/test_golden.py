@@ -18,7 +18,7 @@ from conftest import SHARED
 from torch import Tensor
 
 from diffnet import DiffusionNet, Operators, hks, precompute
-from diffnet.ops import Pattern, SparseMatrix
+from diffnet.ops import SparseMatrix
 
 FILES = {
     "small": Path(__file__).with_name("small.npz"),
@@ -54,58 +54,12 @@ def matrix_of(golden: Golden, name: str) -> scipy.sparse.csr_matrix:
     return scipy.sparse.csr_matrix((golden[f"{name}_data"], golden[f"{name}_indices"], golden[f"{name}_indptr"]))
 
 
-def to_scipy(pattern: Pattern, values: Tensor) -> scipy.sparse.csr_matrix:
-    return scipy.sparse.csr_matrix((values.numpy(), pattern.indices.numpy(), pattern.indptr.numpy()))
-
-
 def operators_of(golden: Golden) -> Operators:
-    """The original's operators."""
-
-    def matrix(name: str, *values: str) -> SparseMatrix:
-        pattern = Pattern(
-            torch.tensor(golden[f"{name}_indptr"]), torch.tensor(golden[f"{name}_indices"]), len(golden["verts"])
-        )
-        stacked = torch.stack([torch.tensor(golden[f"{v}_data"]) for v in values])
-        return SparseMatrix(pattern, stacked if len(values) > 1 else stacked[0])
-
-    return Operators(
-        ptr=torch.tensor([0, len(golden["verts"])]),
-        mass=torch.tensor(golden["mass"]),
-        evals=torch.tensor(golden["evals"])[None],
-        evecs=torch.tensor(golden["evecs"]),
-        laplacian=matrix("L", "L"),
-        gradient=matrix("gradX", "gradX", "gradY"),
-        frames=torch.tensor(golden["frames"]),
-        faces=torch.tensor(golden["faces"]).long(),
-        face_ptr=torch.tensor([0, len(golden["faces"])]),
-    )
-
-
-def test_from_reference(name: str) -> None:
-    """From sparse tensors, as the original's `get_operators` returns them."""
-    golden, expected = stored(name), operators_of(stored(name))
+    """The original's operators, from sparse tensors as its `get_operators` returns them."""
     frames, mass, evals, evecs = (torch.tensor(golden[key]) for key in ("frames", "mass", "evals", "evecs"))
-    laplacian, grad_x, grad_y = (
-        SparseMatrix.from_scipy(matrix_of(golden, key)).to_torch().to_sparse_coo() for key in ("L", "gradX", "gradY")
-    )
-    parts = (frames, mass, laplacian, evals, evecs, grad_x, grad_y)
-    found = Operators.from_reference(parts, torch.tensor(golden["faces"]))
-    for field in ("mass", "evals", "evecs", "frames", "faces", "face_ptr", "ptr"):
-        assert torch.equal(getattr(found, field), getattr(expected, field)), field
-    for key, (matrix, value) in {
-        "L": (found.laplacian, found.laplacian.values),
-        "gradX": (found.gradient, found.gradient.values[0]),
-        "gradY": (found.gradient, found.gradient.values[1]),
-    }.items():
-        ours = SparseMatrix(matrix.pattern, value).to_scipy()
-        assert abs(scipy.sparse.csr_matrix(ours) - matrix_of(golden, key)).max() == 0, key
-    torch.manual_seed(0)
-    x, network = torch.tensor(golden["verts"]), DiffusionNet(3, 4, width=8, blocks=1).eval()
-    assert torch.equal(network(x, found), network(x, expected))
-    solved = Operators.from_parts(
-        mass=mass, laplacian=laplacian, verts=x, faces=golden["faces"], k=len(golden["evals"])
-    ).evals[0]
-    assert np.abs(solved.numpy() - golden["evals"]).max() < 1e-4
+    matrices = [SparseMatrix.from_scipy(matrix_of(golden, key)).to_torch() for key in ("L", "gradX", "gradY")]
+    laplacian, *gradient = (matrix.to_sparse_coo() for matrix in matrices)
+    return Operators.from_reference((frames, mass, laplacian, evals, evecs, *gradient), torch.tensor(golden["faces"]))
 
 
 def relative(a: np.ndarray | Tensor, b: np.ndarray | Tensor) -> float:
@@ -125,7 +79,7 @@ def test_laplacian_and_mass(name: str) -> None:
     golden, ours = stored(name), computed(name)
     reference = matrix_of(golden, "L")
     assert relative(ours.mass, golden["mass"]) < 1e-5
-    difference = to_scipy(ours.laplacian.pattern, ours.laplacian.values) - reference
+    difference = ours.laplacian.to_scipy() - reference
     assert abs(difference).max() < 1e-5 * abs(reference).max()
 
 
@@ -141,7 +95,7 @@ def test_eigenvalues(name: str) -> None:
 def gradients_of_functions(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Our gradient and the original's, both (V, 2), of four functions of the position."""
     golden, ours = stored(name), computed(name)
-    matrices = [to_scipy(ours.gradient.pattern, values) for values in ours.gradient.values]
+    matrices = [SparseMatrix(ours.gradient.pattern, values).to_scipy() for values in ours.gradient.values]
     x, y, z = golden["verts"].T
     return [
         (

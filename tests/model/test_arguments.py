@@ -108,13 +108,6 @@ def test_dropout(module: str) -> None:
         make(p)
 
 
-def test_every_block_gets_a_gradient(operators: Operators) -> None:
-    model = network(dropout=0.5)
-    torch.manual_seed(0)
-    model(torch.randn(12, 3), operators).square().sum().backward()
-    assert all((layer.weight.grad != 0).any() for layer in model.blocks[0].mlp.layers)
-
-
 def test_widths_of_a_perceptron() -> None:
     for widths in ([], [3]):
         refused(lambda widths=widths: MLP(widths), ValueError, f"the output at least, got {widths}")  # type: ignore[misc]

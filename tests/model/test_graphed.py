@@ -207,6 +207,13 @@ def test_the_first_visits_run_without_graphs(meshes: list[Operators]) -> None:
     assert [counted_replays(lambda: model(x, meshes[0])) for _ in range(4)] == [0, 0, 1, 1]
 
 
+def assert_replays(plain: nn.Module, model: nn.Module, operators: Operators, replays: int) -> None:
+    x = features(operators)
+    plain(x, operators).square().mean().backward()
+    assert counted_replays(lambda: model(x, operators).square().mean().backward()) == replays
+    assert_same_gradients(plain, model)
+
+
 @pytest.mark.parametrize(("launch_bound", "of_small"), [(forward.LAUNCH_BOUND, 2), (0, 0)], ids=["small", "large"])
 def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
     meshes: list[Operators], launch_bound: int, of_small: int, monkeypatch: pytest.MonkeyPatch
@@ -218,10 +225,7 @@ def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
     middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
     assert large.num_vertices / 2 < middle.num_vertices < large.num_vertices * 3 / 4
     for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, of_small), (middle, 2)):
-        for each in (plain, model):
-            x = features(operators)
-            assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
-        assert_same_gradients(plain, model)
+        assert_replays(plain, model, operators, replays)
     assert len(vars(model)[GRAPHS]._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
 
 
@@ -235,10 +239,7 @@ def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: 
     model = with_graphs(plain, "cpu", first_visits=1)
     expected = ((small, 0), (small, 2), (middle, 0), (middle, 2), (large, 0), (large, 0), (middle, 0), (middle, 0))
     for operators, replays in (*expected, (small, 2), (small, 2)):
-        for each in (plain, model):
-            x = features(operators)
-            assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
-        assert_same_gradients(plain, model)
+        assert_replays(plain, model, operators, replays)
 
 
 def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operators]) -> None:

@@ -82,17 +82,6 @@ def test_ensembles_of_weights(operators: Operators, name: str) -> None:
     torch.testing.assert_close(ensemble(models, x, own), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_per_mesh(operators: Operators) -> None:
-    """`torch.func.grad` agrees with autograd."""
-    (model,) = networks(1)
-    x, own = torch.randn(54, 3), operators.with_gradient_evecs()
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    grads = torch.func.grad(lambda p: functional_call(model, p, (x, own)).square().sum())(parameters)
-    model(x, own).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_gradients_in_training(operators: Operators, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.func.grad` agrees with autograd and changes no parameter. Negative times count as 0."""

@@ -12,6 +12,7 @@ from kernel_accuracy import relative
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
+from torch.utils._pytree import tree_map_only
 
 from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures, precompute
 
@@ -27,47 +28,32 @@ Calls = list[None]
 Change = Callable[[nn.Module, Calls], nn.Module | None]  # returns a module that takes the place of the given one
 
 
-def forward_hook(module: nn.Module, calls: Calls) -> None:
-    def hook(m: nn.Module, inputs: Any, out: Tensor) -> Tensor:
-        calls.append(None)
-        return 1.5 * out
+def hooked(register: str) -> Change:
+    """A hook that scales what it may change: the output, the inputs or their gradients."""
 
-    module.register_forward_hook(hook)
+    def change(module: nn.Module, calls: Calls) -> None:
+        def hook(m: nn.Module, *values: Any) -> Any:
+            if m is not module:
+                return None
+            calls.append(None)
+            return tree_map_only(Tensor, lambda x: 1.5 * x, values[-1 if register.endswith("forward_hook") else 0])
 
+        getattr(torch_modules if "module" in register else module, register)(hook)
 
-def forward_pre_hook(module: nn.Module, calls: Calls) -> None:
-    def hook(m: nn.Module, inputs: Any) -> Any:
-        calls.append(None)
-        x, *others = inputs
-        return 1.5 * x if isinstance(x, Tensor) else [1.5 * each for each in x], *others  # those of an MLP are a list
-
-    module.register_forward_pre_hook(hook)
-
-
-def backward_hook(module: nn.Module, calls: Calls) -> None:
-    def hook(m: nn.Module, input_grads: Any, output_grads: Any) -> Any:
-        calls.append(None)
-        return tuple(None if grad is None else 1.5 * grad for grad in input_grads)
-
-    module.register_full_backward_hook(hook)
+    change.__name__ = register.removeprefix("register_")
+    return change
 
 
-def backward_pre_hook(module: nn.Module, calls: Calls) -> None:
-    def hook(m: nn.Module, output_grads: Any) -> Any:
-        calls.append(None)
-        return tuple(1.5 * grad for grad in output_grads)
-
-    module.register_full_backward_pre_hook(hook)
-
-
-def global_hook(module: nn.Module, calls: Calls) -> None:
-    def hook(m: nn.Module, inputs: Any, out: Any) -> Any:
-        if m is not module:
-            return out
-        calls.append(None)
-        return 1.5 * out
-
-    torch_modules.register_module_forward_hook(hook)
+HOOKS = [
+    hooked(f"register_{kind}")
+    for kind in (
+        "forward_hook",
+        "forward_pre_hook",
+        "full_backward_hook",
+        "full_backward_pre_hook",
+        "module_forward_hook",
+    )
+]
 
 
 def patched_forward(module: nn.Module, calls: Calls) -> None:
@@ -168,10 +154,7 @@ def pruned(module: nn.Module, calls: Calls) -> None:
     prune.l1_unstructured(module, learned(module), amount=0.5)  # type: ignore[no-untyped-call]
 
 
-ANYWHERE: list[Change] = [
-    forward_hook, forward_pre_hook, backward_hook, backward_pre_hook, global_hook, patched_forward, subclass, Wrapper,
-    compiled,
-]  # fmt: skip
+ANYWHERE: list[Change] = [*HOOKS, patched_forward, subclass, Wrapper, compiled]
 OF_PARAMETERS: list[Change] = [parametrization, pruned]
 OF_WEIGHTS: list[Change] = [LowRank, spectral_norm, parametrized_weight_norm, hooked_weight_norm]
 UNCOUNTED = (spectral_norm, parametrized_weight_norm, hooked_weight_norm, pruned)
@@ -182,7 +165,7 @@ CASES = [
 ]
 # On kernels, each change at one place and some changes at each place: `is_plain` decides the same for all. Attention
 # runs in several operations on both backends.
-ON_KERNELS = [c for c in CASES if c[0] == "last" or (c[1] in (forward_hook, backward_pre_hook) and c[0] != PLACES[-1])]
+ON_KERNELS = [c for c in CASES if c[0] == "last" or (c[1] in (HOOKS[0], HOOKS[3]) and c[0] != PLACES[-1])]
 RUNS = [*((*case, "torch") for case in CASES), *((*case, "triton") for case in ON_KERNELS)]
 
 
