@@ -11,12 +11,7 @@ import trimesh
 from operator_checks import relative, tiny_operators
 from shapes import TETRAHEDRON, arrays
 
-from diffnet.geometry import (
-    collate,
-    hks,
-    precompute,
-    wks,
-)
+from diffnet.geometry import collate, hks, precompute, wks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,14 +14,7 @@ import scipy.sparse
 import torch
 import trimesh
 
-from diffnet.geometry import (
-    MeshError,
-    eigenbases,
-    eigenbasis,
-    laplacian_and_mass,
-    load_mesh,
-    precompute,
-)
+from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
 from diffnet.geometry.eigen import checks as eigenpair_checks
 from diffnet.geometry.eigen import cpu
 from diffnet.geometry.eigen import problem as eigenproblem
@@ -309,7 +302,7 @@ def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: p
 
 def test_several_processes() -> None:
     """Results don't depend on the process, or on the order in which processes finish."""
-    problems = [problem(trimesh.creation.icosphere(i)) for i in (4, 2, 3, 2)]
+    problems = [problem(trimesh.creation.icosphere(i)) for i in (3, 1, 2, 1)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for (laplacian, mass), (evals, evecs) in zip(problems, eigenbases(problems, 20, jobs=2), strict=True):
@@ -331,8 +324,8 @@ def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
 
 @pytest.mark.parametrize(
     ("arms", "length", "k"),
-    [(12, 60, 60), (40, 20, 90)],
-    ids=["12-arms", "40-arms"],
+    [(12, 60, 60), (30, 20, 70)],
+    ids=["12-arms", "30-arms"],
 )
 @pytest.mark.filterwarnings("ignore:block Lanczos failed")
 def test_eigenvalues_of_high_multiplicity(arms: int, length: int, k: int) -> None:

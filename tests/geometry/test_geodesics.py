@@ -208,7 +208,7 @@ def cases(count: int) -> list[tuple[object, np.ndarray, object]]:
 
 def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Distances are computed once, and entries grow."""
-    few, more = cases(40), cases(60)
+    few, more = cases(20), cases(30)
     expected = [geodesic_errors(*case) for case in few]
     assert all(map(np.array_equal, geodesic_errors_of_all(few, cache_dir=tmp_path, jobs=1), expected))
     whole = geodesic_errors_of_all(more, cache_dir=tmp_path, jobs=1)

@@ -10,13 +10,7 @@ import torch
 from operator_checks import assert_same, matrix, relative, tiny_operators
 from shapes import TETRAHEDRON
 
-from diffnet.geometry import (
-    Operators,
-    collate,
-    precompute,
-    transfer,
-    with_k_ring,
-)
+from diffnet.geometry import Operators, collate, precompute, transfer, with_k_ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

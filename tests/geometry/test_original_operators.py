@@ -12,14 +12,7 @@ from operator_checks import gradient, matrix, relative
 from shapes import arrays, cloud_of, degraded_sphere, ellipsoid, soup
 
 from diffnet.benchmarks.original.preprocessing import original_precompute
-from diffnet.geometry import (
-    MeshError,
-    Operators,
-    load_mesh,
-    normalize_positions,
-    precompute,
-    precompute_all,
-)
+from diffnet.geometry import MeshError, Operators, load_mesh, normalize_positions, precompute, precompute_all
 from diffnet.geometry.discretize.original import original_parts
 from diffnet.geometry.eigen.shifted import shifted_pairs
 from diffnet.geometry.errors import OptionError
