@@ -98,6 +98,12 @@ def test_equal_components(k: int) -> None:
     np.testing.assert_array_equal(touched, 1)
 
 
+def test_the_largest_components_are_kept() -> None:
+    """One pair: the constant on the torus, the last 160 vertices, whose area is larger than that of a sphere."""
+    _, evecs = eigenbasis(*problem(several()), 1)
+    np.testing.assert_array_equal(np.flatnonzero(evecs[:, 0]), np.arange(324, 484))
+
+
 def test_components_that_need_more_than_their_share() -> None:
     """Long strips have lower eigenvalues than Weyl's law predicts from their area, so more pairs are sought."""
     sphere = trimesh.creation.icosphere(2)
