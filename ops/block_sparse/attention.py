@@ -87,8 +87,8 @@ def block_attention(
         return block_matmul(pattern, weights, value, "dsd", backend=backend)
     if isinstance(scale, Tensor):
         check_head_scale(pattern, scale)
-        wide = torch.promote_types(dtype, torch.float32)
-        query, scale = query.to(wide) * scale.to(wide).reshape(-1, 1, 1), 1.0
+        sum_dtype = torch.promote_types(dtype, torch.float32)
+        query, scale = query.to(sum_dtype) * scale.to(sum_dtype).reshape(-1, 1, 1), 1.0
     else:
         scale = checked_number("scale", scale)
     flat = [t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value)]
@@ -122,8 +122,8 @@ def _forward(
 
 def _fake(structure: Sequence[Tensor], query: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     triton = inputs[-1]
-    wide = torch.float32 if triton else torch.promote_types(query.dtype, torch.float32)
-    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=wide)
+    sum_dtype = torch.float32 if triton else torch.promote_types(query.dtype, torch.float32)
+    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=sum_dtype)
 
 
 def _gradients(

@@ -89,9 +89,10 @@ def _tensors(inputs: AttentionInputs) -> tuple[Tensor, ...]:
 
 
 def _is_large(inputs: AttentionInputs, block: int = 128) -> bool:
-    """Return whether tiles of blocks from this size on are so large that shared memory has room for small steps only.
+    """Return whether tiles are so large that shared memory has room for small steps only.
 
-    The compiler takes more shared memory for the same tiles on Blackwell than on Hopper.
+    block: the size of blocks from which on they are. It is smaller on Blackwell, where the compiler takes more shared
+        memory for the same tiles than on Hopper.
     """
     return inputs.block >= block and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
 
@@ -102,17 +103,17 @@ def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[
     (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
-    cramped = _is_large(inputs) and not (interpreted(inputs.query) or has_large_shared_memory(inputs.query))
+    lacks_memory = _is_large(inputs) and not (interpreted(inputs.query) or has_large_shared_memory(inputs.query))
     flags: dict[str, Any] = {
         "WHOLE": rows % block == 0 and columns % block == 0,
         "HAS_KEY_MASK": inputs.key_mask is not None,
         "HAS_MASK": inputs.mask is not None,
         "BLOCK": block,
-        "BLOCK_K": 16 if cramped else min(block, STEP),
+        "BLOCK_K": 16 if lacks_memory else min(block, STEP),
         "BLOCK_C": max(power_of_2(channels), 16),
         "PRECISION": tf32_precision(inputs.query),
         "num_warps": 8 if block == 128 else 4,
-        "num_stages": 1 if cramped else 2,
+        "num_stages": 1 if lacks_memory else 2,
     }
     return (batches * (len(indptr) - 1),), shape, flags
 

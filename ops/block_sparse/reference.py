@@ -69,12 +69,12 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
     If the sum of a row is NaN, all of its entries with True are NaN.
     """
     brows = row_of_each(indptr, indices).long()
-    wide = scores.to(_wide(scores)) * scale
+    scaled = scores.to(_sum_dtype(scores)) * scale
     if bias is not None:
-        wide = wide + bias
-    wide = wide.masked_fill(~mask, -torch.inf)
-    top = _row_maxima(indptr, brows, wide)
-    weights = torch.exp(wide - top[:, brows, :, None])
+        scaled = scaled + bias
+    scaled = scaled.masked_fill(~mask, -torch.inf)
+    top = _row_maxima(indptr, brows, scaled)
+    weights = torch.exp(scaled - top[:, brows, :, None])
     total = torch.zeros_like(top).index_add(1, brows, weights.sum(-1))
     weights = weights / torch.where(total == 0, 1, total)[:, brows, :, None]
     return weights.masked_fill(~mask, 0).to(scores.dtype)
@@ -83,7 +83,7 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
 def softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row."""
     brows = row_of_each(indptr, indices).long()
-    p, g = out.to(_wide(out)), grad.to(_wide(out))
+    p, g = out.to(_sum_dtype(out)), grad.to(_sum_dtype(out))
     total = p.new_zeros(len(p), len(indptr) - 1, p.shape[2]).index_add(1, brows, (p * g).sum(-1))
     return (scale * p * (g - total[:, brows, :, None])).to(out.dtype)
 
@@ -97,11 +97,11 @@ def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Ten
     query, key, value, key_mask, mask, scale, block = inputs
     indptr, indices, *_ = arrays
     batches, heads, rows, _ = query.shape
-    wide = _wide(query)
-    scores = sdd(indptr, indices, query.to(wide), key.to(wide), block) * scale
+    sum_dtype = _sum_dtype(query)
+    scores = sdd(indptr, indices, query.to(sum_dtype), key.to(sum_dtype), block) * scale
     inside = mask_inside(indptr, indices, (rows, key.shape[2]), block, key_mask, mask)
     weights = softmax(indptr, indices, scores, None, inside, 1.0)
-    out = dsd(indptr, indices, weights, value.to(wide), rows)
+    out = dsd(indptr, indices, weights, value.to(sum_dtype), rows)
     sums = _row_logarithms(indptr, indices, scores.masked_fill(~inside, -torch.inf))
     sums = sums.reshape(batches, heads, sums.shape[1] // max(heads, 1) * block)[:, :, :rows]
     return out.to(query.dtype), sums.contiguous()
@@ -113,9 +113,9 @@ def attention_backward(
     """Return the gradients of query, key and value. `out` and `sums` are the results of `attention`."""
     query, key, value, key_mask, mask, scale, block = inputs
     indptr, indices, t_indptr, t_indices, order = arrays
-    rows, columns, wide = query.shape[2], key.shape[2], sums.dtype
-    delta = (out.to(wide) * grad).sum(-1)
-    q, k, v, g = (t.to(wide) for t in (query, key, value, grad))
+    rows, columns, sum_dtype = query.shape[2], key.shape[2], sums.dtype
+    delta = (out.to(sum_dtype) * grad).sum(-1)
+    q, k, v, g = (t.to(sum_dtype) for t in (query, key, value, grad))
     inside = mask_inside(indptr, indices, (rows, columns), block, key_mask, mask)
     of_row = row_of_each(indptr, indices)
     sums, delta = (in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta))
@@ -155,7 +155,7 @@ def mask_inside(
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
     """Divide rows into blocks: (Z, H, N, C) → (Z, H · block rows, B, C) in float32 or wider, padded with 0."""
-    padded = torch.nn.functional.pad(x.to(_wide(x)), (0, 0, 0, -x.shape[2] % block))
+    padded = torch.nn.functional.pad(x.to(_sum_dtype(x)), (0, 0, 0, -x.shape[2] % block))
     return padded.reshape(len(x), x.shape[1] * -(-x.shape[2] // block), block, x.shape[3])
 
 
@@ -178,5 +178,5 @@ def _row_logarithms(indptr: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
     return torch.where(total == 0, 0, (top + torch.log(total)) * math.log2(math.e))
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)

@@ -22,7 +22,8 @@ from diffnet.ops.common.spans import Unsummed, sum_spans
 from diffnet.ops.common.tiling import SIZES, cdiv, interpreted, planned, tile
 from diffnet.ops.gradient_features.table import empty_table
 
-ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
+# Rows of a program. Matrix units take no fewer, and more would leave multiprocessors without rows.
+ROWS = 16
 
 
 @launched
@@ -171,7 +172,7 @@ def spectral_gradient_features_backward_coefficients_kernel(
 
 
 class _Plan(NamedTuple):
-    """Tiles of the kernel below. The matrices have spans of rows and tiles of their own."""
+    """Tiles of the kernel of coefficients and matrices. The matrices have spans of rows and tiles of their own."""
 
     block_v: int
     block_k: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +24,7 @@ from diffnet.ops.common.tiling import (
     row_major,
     tile,
 )
-from diffnet.ops.gradient_features.kernels import narrow, tanh
+from diffnet.ops.gradient_features.kernels import is_half, tanh
 
 
 def direct_tiling(a: Tensor, c: int, precision: str, rotates: bool) -> Tiling:
@@ -88,7 +90,7 @@ def _tile_place(rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C:
 @triton.jit(do_not_specialize=SIZES)
 def gradient_features_forward_kernel(
     gradients, a_re, a_im, out, rows_size, plane_rows, c_size: tl.constexpr, gradients_stride: tl.constexpr,
-    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
@@ -97,7 +99,7 @@ def gradient_features_forward_kernel(
     gx, gy, bx, by = _products(
         x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
     )  # fmt: skip
-    f = tanh(gx * bx + gy * by, NARROW)
+    f = tanh(gx * bx + gy * by, HALF)
     inside = live[:, None] & (c < c_size)[None, :]
     tl.store(out + rows[:, None] * c_size + c[None, :], f.to(out.dtype.element_ty), mask=inside)
 
@@ -107,7 +109,7 @@ def gradient_features_forward_kernel(
 def gradient_features_backward_kernel(
     grad, gradients, a_re, a_im, out, rows_size, plane_rows,
     c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
-    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
@@ -117,7 +119,7 @@ def gradient_features_backward_kernel(
     gx, gy, bx, by = _products(
         x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
     )  # fmt: skip
-    f = tanh(gx * bx + gy * by, NARROW)
+    f = tanh(gx * bx + gy * by, HALF)
     inside = live[:, None] & (c < c_size)[None, :]
     df = tl.load(grad + rows[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
     ds = df * (1.0 - f * f)
@@ -133,35 +135,37 @@ def gradient_features_backward_kernel(
 
 def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
-    _, rows, c = gradients.shape
-    check_rows("gradient_features", rows)
-    check_matrix("gradient_features", c, c)
-    (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
-    out = a_re.new_empty(rows, c)
-    if out.numel():
-        precision = dot_precision(a_re)
-        t = direct_tiling(a_re, c, precision, a_im is not None)
-        gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
-            gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-            rows, plane_rows, c, gradients.stride(1),
-            ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
-            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
-    return out
+    out = a_re.new_empty(gradients.shape[1:])
+    return _launch(gradient_features_forward_kernel, [], gradients, a_re, a_im, swapped, out)
 
 
 def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y (4, V, C). Products of these with A and with the gradients give the rest."""
+    out = a_re.new_empty(4, *gradients.shape[1:])
+    return _launch(gradient_features_backward_kernel, [row_major(grad)], gradients, a_re, a_im, swapped, out)
+
+
+def _launch(
+    kernel: Any,
+    grads: list[Tensor],
+    gradients: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    swapped: bool,
+    out: Tensor,
+) -> Tensor:
+    """Let a kernel write to `out`, and return it. grads: the gradient of f for the backward, else empty"""
     _, rows, c = gradients.shape
-    (gradients, plane_rows), a_re, grad = planes_apart(gradients), a_re.contiguous(), row_major(grad)
-    out = a_re.new_empty(4, rows, c)
+    check_rows("gradient_features", rows)
+    check_matrix("gradient_features", c, c)
+    (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
     if out.numel():
         precision = dot_precision(a_re)
         t = direct_tiling(a_re, c, precision, a_im is not None)
-        gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
-            grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-            rows, plane_rows, c, gradients.stride(1), grad.stride(0),
-            ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
+        kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+            *grads, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+            rows, plane_rows, c, gradients.stride(1), *(grad.stride(0) for grad in grads),
+            ROTATION=a_im is not None, SWAPPED=swapped, HALF=is_half(a_re), PRECISION=precision,
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out

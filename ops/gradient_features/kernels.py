@@ -78,19 +78,19 @@ def backward_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     return Tiling(32, 128, tile(c, 64), 8, 3, 2)
 
 
-def narrow(x: Tensor) -> bool:
+def is_half(x: Tensor) -> bool:
     """Return whether x has 16 bits and is on a GPU, see `tanh` and `in_registers`."""
     return x.dtype != torch.float32 and not interpreted(x)
 
 
 @triton.jit
-def tanh(z, NARROW: tl.constexpr):
+def tanh(z, HALF: tl.constexpr):
     """tanh that is finite for every finite z. Near 0, where 1 − e⁻²ᶻ cancels, it is a series.
 
-    NARROW takes the GPU's instruction instead. It is accurate to 11 bits, which is enough for results that are rounded
+    HALF takes the GPU's instruction instead. It is accurate to 11 bits, which is enough for results that are rounded
     to 11 bits or fewer. The other way takes about 40 instructions, a quarter of the kernel's time.
     """
-    if NARROW:
+    if HALF:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1)
     e = tl.exp(-2.0 * tl.abs(z))
     far = (1.0 - e) / (1.0 + e)
@@ -184,7 +184,7 @@ def spectral_gradient_features_forward_kernel(
     rows_size, meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, gradient_stride: tl.constexpr,
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, SWAPPED: tl.constexpr, ONE_MESH: tl.constexpr,
-    ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_STEP: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x = Φ D (if DIFFUSED) and f at the rows of one span.
@@ -208,15 +208,15 @@ def spectral_gradient_features_forward_kernel(
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
-        wide = tl.cast(row, tl.int64)
-        gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
+        row64 = tl.cast(row, tl.int64)
+        gx_at = gradient_evecs + row64 * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + row64 * gradient_stride + v * gradient_stride
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
             x = tl.load(gx_at + k[None, :], mask=inside, other=0.0)
             y = tl.load(gy_at + k[None, :], mask=inside, other=0.0)
-            if NARROW:
+            if HALF:
                 x = in_registers(x)
                 y = in_registers(y)
             # One component after the other, so that few accumulators are live at a time.
@@ -239,9 +239,9 @@ def spectral_gradient_features_forward_kernel(
                 ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
-        tl.store(features + wide * c_size + out, tanh(z, NARROW).to(features.dtype.element_ty), mask=live & in_c)
+        tl.store(features + row64 * c_size + out, tanh(z, HALF).to(features.dtype.element_ty), mask=live & in_c)
         if DIFFUSED:
-            phi_at = evecs + wide * evecs_stride + v * evecs_stride
+            phi_at = evecs + row64 * evecs_stride + v * evecs_stride
             if ONE_STEP:
                 phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
                 value = tl.dot(phi, d, input_precision=PRECISION)
@@ -252,7 +252,7 @@ def spectral_gradient_features_forward_kernel(
                     phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
                     part = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
                     value = product(split(phi, PRECISION), part, value, PRECISION)
-            tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
+            tl.store(diffused + row64 * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
 @launched
@@ -262,7 +262,7 @@ def spectral_gradient_features_backward_kernel(
     rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, SWAPPED: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr,
-    ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    ONE_STEP: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`.
@@ -272,8 +272,8 @@ def spectral_gradient_features_backward_kernel(
     The kernel reads inputs only and computes the products of the forward again. It takes numbers of one part, see
     `backward`.
 
-    PAIRED: P and Q, and also their gradients, stand side by side in one product. If each is narrow, one product takes
-    as long as either of them, because the other operand is fetched once instead of twice.
+    PAIRED: P and Q, and also their gradients, stand side by side in one product. With few columns, one product takes as
+    long as each of the two, because it fetches the other operand once.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -302,9 +302,9 @@ def spectral_gradient_features_backward_kernel(
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
-        wide = tl.cast(row, tl.int64)
-        gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
+        row64 = tl.cast(row, tl.int64)
+        gx_at = gradient_evecs + row64 * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + row64 * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
         x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
@@ -345,8 +345,8 @@ def spectral_gradient_features_backward_kernel(
                 ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
-        f = tanh(z, NARROW)
-        df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
+        f = tanh(z, HALF)
+        df = tl.load(grad + row64 * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
         xt = tl.trans(x)
         yt = tl.trans(y)
@@ -400,17 +400,17 @@ def spectral_gradient_features_backward_derivatives_kernel(
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         inside = live & (c < c_size)[None, :]
-        wide = tl.cast(row, tl.int64)
-        gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
+        row64 = tl.cast(row, tl.int64)
+        gx_at = gradient_evecs + row64 * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + row64 * gradient_stride + v * gradient_stride
         gx, gy, bx, by = _products(
             gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
             ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
         )  # fmt: skip
         f = tanh(gx * bx + gy * by, False)
-        df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
+        df = tl.load(grad + row64 * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df * (1.0 - f * f)
-        at = derivatives + wide * c_size + (v * c_size + c[None, :])
+        at = derivatives + row64 * c_size + (v * c_size + c[None, :])
         store(at, 4 * plane, ds * bx, inside, stored)
         store(at + plane, 4 * plane, ds * by, inside, stored)
         if SWAPPED:
@@ -449,11 +449,11 @@ def spectral_gradient_features_backward_sums_kernel(
         live = row + v < last
         in_k = live & (k < k_size)[None, :]
         in_c = live & (c < c_size)[None, :]
-        wide = tl.cast(row, tl.int64)
-        g_at = gradient_evecs + wide * gradient_stride + (v * gradient_stride + k[None, :])
+        row64 = tl.cast(row, tl.int64)
+        g_at = gradient_evecs + row64 * gradient_stride + (v * gradient_stride + k[None, :])
         x = split(tl.load(g_at, mask=in_k, other=0.0), PRECISION)
         y = split(tl.load(g_at + component, mask=in_k, other=0.0), PRECISION)
-        at = derivatives + wide * c_size + (v * c_size + c[None, :])
+        at = derivatives + row64 * c_size + (v * c_size + c[None, :])
         ux = transposed(load(at, 4 * plane, in_c, PRECISION))
         uy = transposed(load(at + plane, 4 * plane, in_c, PRECISION))
         px = transposed(load(at + 2 * plane, 4 * plane, in_c, PRECISION))
@@ -510,10 +510,10 @@ def spectral_gradient_features_backward_sum_kernel(
         g_base = gradient_evecs + component * tl.cast(plane_rows, tl.int64) * gradient_stride
         for row in range(first, end, BLOCK_V):
             live = row + v < last
-            wide = tl.cast(row, tl.int64)
-            g_at = g_base + wide * gradient_stride + (v * gradient_stride + k[None, :])
+            row64 = tl.cast(row, tl.int64)
+            g_at = g_base + row64 * gradient_stride + (v * gradient_stride + k[None, :])
             g = tl.load(g_at, mask=live & (k < k_size)[None, :], other=0.0)
-            u_at = u_base + wide * c_size + (v * c_size + c[None, :])
+            u_at = u_base + row64 * c_size + (v * c_size + c[None, :])
             u = tl.load(u_at, mask=live & (c < c_size)[None, :], other=0.0) * sign
             total = product(split_transpose(g, PRECISION), split(u, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
@@ -590,7 +590,7 @@ def forward(
             rows, meshes, span, plane_rows,
             k, c, some_evecs.stride(0), gradient_evecs.stride(1),
             DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
-            ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
+            ONE_STEP=k <= t.k and part_count(precision) == 1, HALF=is_half(gradient_evecs), PRECISION=precision,
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return diffused, features
@@ -611,12 +611,13 @@ def backward(
 ) -> Tensor:
     """dD, dP and, with rotations, dQ, (2 or 3, B, K, C) in float32, from the gradient (V, C) of f
 
-    Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane. unsummed: see `sum_spans`.
+    For numbers in parts, one kernel would need too many registers. Two kernels then compute the sums. The first one
+    writes 16 bytes for each vertex and channel, which the second one reads.
+
+    values_grad, evecs: the gradient (V, C) of x and the evecs (V, K), if x was computed. Φᵀ dx is then one more plane.
     projected: Φᵀ dx of each span and the rows of a span, if another launch has computed it
     swapped: see `ops.gradient_features.op.gradient_features`
-
-    For numbers in parts, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each
-    vertex and channel between them.
+    unsummed: see `sum_spans`
     """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
@@ -627,26 +628,21 @@ def backward(
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
         products = derivatives(grad, table, gradient_evecs, ptr, swapped=swapped)
+        kernel, flags = spectral_gradient_features_backward_sums_kernel, {"ROTATION": planes == 3}
         if precision == "bf16x6":
-            spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
-                products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
-        else:
-            spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
-                products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+            kernel, flags = spectral_gradient_features_backward_sum_kernel, {}
+        kernel[(spans, tiles)](
+            products, gradient_evecs, ptr, partial,
+            rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1), **flags,
+            SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     elif partial.numel():
         spectral_gradient_features_backward_kernel[(spans, tiles)](
             grad, table, gradient_evecs, ptr, partial,
             rows, meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
             ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-            NARROW=narrow(gradient_evecs), PRECISION=precision, EARLY=starts_early(grad),
+            HALF=is_half(gradient_evecs), PRECISION=precision, EARLY=starts_early(grad),
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     if projected is None and values_grad is not None and evecs is not None:

@@ -93,10 +93,10 @@ def implicit_diffusion(
     ptr = check_ptr(ptr, rows, lengths, device)
     _check_values(time, mass)
     dtype = torch.promote_types(torch.promote_types(x.dtype, laplacian.values.dtype), torch.float32)
-    wide, mass = x.to(dtype), mass.to(dtype)
+    features, mass = x.to(dtype), mass.to(dtype)
     live = ~(mass[:, None] <= 0)  # also where the mass is NaN, so that it shows in the result
     values = laplacian.values.to(dtype)
-    triton = use_kernels(backend, values, wide)
+    triton = use_kernels(backend, values, features)
     solution: Tensor = _operator(
         list(csr_arrays(pattern, triton)),
         ptr,
@@ -104,14 +104,14 @@ def implicit_diffusion(
         values,
         torch.where(live[:, 0], mass, 0),
         torch.where(time >= 0, time, torch.nan).to(dtype),
-        torch.where(live, mass[:, None] * wide, 0),
+        torch.where(live, mass[:, None] * features, 0),
         row_lengths(ptr, lengths),
         tolerance,
         max_iterations,
         check_every,
         triton,
     )
-    return torch.where(live, solution, wide).to(x.dtype)
+    return torch.where(live, solution, features).to(x.dtype)
 
 
 def _check_values(time: Tensor, mass: Tensor) -> None:

@@ -165,10 +165,14 @@ def _backward(
 ) -> list[Tensor | None]:
     inputs, weights, biases, _ = layout.parts(tensors)
     need_inputs, need_weights, need_biases, _ = layout.parts(needed)  # type: ignore[arg-type]
-    wide = torch.promote_types(grad.dtype, torch.float32)
+    sum_dtype = torch.promote_types(grad.dtype, torch.float32)
     input_grads = [torch.empty_like(x) if need else None for x, need in zip(inputs, need_inputs, strict=True)]
-    weight_grads = [w.new_zeros(w.shape, dtype=wide) if n else None for w, n in zip(weights, need_weights, strict=True)]
-    bias_grads = [b.new_zeros(b.shape, dtype=wide) if n else None for b, n in zip(biases, need_biases, strict=True)]
+    weight_grads = [
+        w.new_zeros(w.shape, dtype=sum_dtype) if n else None for w, n in zip(weights, need_weights, strict=True)
+    ]
+    bias_grads = [
+        b.new_zeros(b.shape, dtype=sum_dtype) if n else None for b, n in zip(biases, need_biases, strict=True)
+    ]
     widths = [x.shape[1] for x in inputs]
     first = torch.split(weights[0], widths, dim=1)
     scratch = [h.new_empty(largest_chunk(len(h)), h.shape[1]) for h in hidden]

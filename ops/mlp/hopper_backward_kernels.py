@@ -20,7 +20,7 @@ from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
 @gluon.jit
 def _times(x, w, zeros):
-    """x W, in which the thread that has x's channels has the result's."""
+    """Return x W. A thread has the same channels of the result as of x."""
     operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
     y = warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
     y = warpgroup_mma_wait(0, deps=[y])
@@ -41,9 +41,9 @@ def _walk(
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     plane = plane_rows.to(gl.int64) * 128
     # With 64 bits, the compiler finds that addresses in a thread differ by constants, and keeps one of them.
-    far, wide = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
-    at = far * 128 + wide
-    grad_at = far * grad_stride + wide
+    v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
+    at = v64 * 128 + c64
+    grad_at = v64 * grad_stride + c64
     inside = (start * 64 + v < rows_size)[:, None]
     g = gl.load(grad + (start.to(gl.int64) * 64) * grad_stride + grad_at, mask=inside, other=0.0)
     for tile in range(start, tiles, step):

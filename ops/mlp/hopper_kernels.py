@@ -27,8 +27,8 @@ from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
-# A matrix unit's result has two neighboring columns of eight in a thread. With bits 1 and 2 of a column's number
-# exchanged with bits 3 and 4, a thread has eight neighbors, which one instruction stores.
+# Of every eight columns that a matrix unit returns, a thread has two neighbors. If bits 1 and 2 of a column's number
+# are exchanged with bits 3 and 4, a thread has eight neighbors, which one instruction stores.
 CHANNELS = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
@@ -69,7 +69,7 @@ def _mix_all(h):
 
 @gluon.jit
 def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
-    """Copy a matrix (128, 128) to shared memory with exchanged rows; EXCHANGE: columns, too."""
+    """Copy a matrix (128, 128) to shared memory with its rows in exchanged order. EXCHANGE: its columns, too."""
     n = gl.arange(0, 128, layout=gl.SliceLayout(1, LOADED))
     k = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
     n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
@@ -135,11 +135,11 @@ def _walk(
         columns1 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high1) ^ low1)
         columns2 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high2) ^ low2)
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
-    far, wide = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
-    at = far * 128 + wide
+    v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
+    at = v64 * 128 + c64
     inside = (start * 64 + v < rows_size)[:, None]
     first_at = first + (start.to(gl.int64) * 64) * first_stride
-    x = gl.load(first_at + (far * first_stride + wide), mask=inside, other=0.0)
+    x = gl.load(first_at + (v64 * first_stride + c64), mask=inside, other=0.0)
     if INPUTS > 1:
         _load_rows(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
@@ -179,10 +179,10 @@ def _walk(
         y = warpgroup_mma(h, w3.permute([1, 0]), zeros, use_acc=False, is_async=True)
         first_at = first + (later.to(gl.int64) * 64) * first_stride
         inside_later = (later * 64 + v < rows_size)[:, None]
-        x = gl.load(first_at + (far * first_stride + wide), mask=inside_later, other=0.0)
+        x = gl.load(first_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         if RESIDUAL:
             from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
-            added = gl.load(from_residual + far * residual_stride + wide, mask=inside, other=0.0)
+            added = gl.load(from_residual + v64 * residual_stride + c64, mask=inside, other=0.0)
         y = warpgroup_mma_wait(0, deps=[y])
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
         if BIAS:

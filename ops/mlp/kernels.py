@@ -1,7 +1,7 @@
 """A multilayer perceptron: one kernel for each layer, or one kernel for all three layers of a block's MLP.
 
-The latter needs three layers as wide as each of the inputs. A tile of rows stays in registers between the layers, and
-hidden layers are written for the backward only.
+One kernel for all layers needs three layers that are as wide as each input. A tile of rows stays in registers between
+the layers, and hidden layers are written for the backward only.
 """
 
 from __future__ import annotations
@@ -75,10 +75,7 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int
 
 
 def _fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
-    """Whether kernels of their own compute this on Hopper.
-
-    They are faster from some thousand rows on, and at most 2 µs slower below.
-    """
+    """Whether the kernels for Hopper compute this. They are faster from some thousand rows on, else 2 µs slower."""
     x = inputs[0]
     return on_hopper(x) and x.dtype.itemsize == 2 and x.shape[1] == 128 and _fits(inputs, weights, (128, 0, 0))
 
@@ -106,18 +103,18 @@ def mlp_forward_kernel(
     Each weight is read when it is needed, so that several programs fit into the memory of a multiprocessor.
     """
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    wide = rows.to(tl.int64)[:, None]
+    rows64 = rows.to(tl.int64)[:, None]
     live = (rows < rows_size)[:, None]
     c = tl.arange(0, BLOCK_C)
     in_c = c < c_size
     y = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for i in tl.static_range(INPUTS):
         if i == 0:
-            x_at = first + wide * first_stride
+            x_at = first + rows64 * first_stride
         elif i == 1:
-            x_at = second + wide * second_stride
+            x_at = second + rows64 * second_stride
         else:
-            x_at = third + wide * third_stride
+            x_at = third + rows64 * third_stride
         for step in range(0, c_size, BLOCK_K):
             k = step + tl.arange(0, BLOCK_K)
             in_k = k < c_size
@@ -126,7 +123,7 @@ def mlp_forward_kernel(
             w = load(at, INPUTS * c_size * c_size, in_c[:, None] & in_k[None, :], PRECISION)
             y = product(split(x, PRECISION), transposed(w), y, PRECISION)
     inside = live & in_c[None, :]
-    at = wide * c_size + c[None, :]
+    at = rows64 * c_size + c[None, :]
     dtype = out.dtype.element_ty
     h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
     if c_size != BLOCK_C:  # an infinite x times the zeros beyond the last channel is NaN
@@ -144,7 +141,7 @@ def mlp_forward_kernel(
     y = product(split(h, PRECISION), w, None, PRECISION)
     y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, False)
     if RESIDUAL:
-        y += tl.load(residual + wide * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(residual + rows64 * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, y.to(dtype), mask=inside)
 
 
@@ -221,10 +218,10 @@ def mlp_backward_kernel(
     plane = tl.cast(plane_rows, tl.int64) * c_size
     for tile_index in range(tl.program_id(0), tl.cdiv(rows_size, BLOCK_V), tl.num_programs(0)):
         rows = tile_index * BLOCK_V + tl.arange(0, BLOCK_V)
-        wide = rows.to(tl.int64)[:, None]
+        rows64 = rows.to(tl.int64)[:, None]
         inside = (rows < rows_size)[:, None] & (c < c_size)[None, :]
-        at = wide * c_size + c[None, :]
-        g = tl.load(grad + wide * grad_stride + c[None, :], mask=inside, other=0.0)
+        at = rows64 * c_size + c[None, :]
+        g = tl.load(grad + rows64 * grad_stride + c[None, :], mask=inside, other=0.0)
         h2 = tl.load(hidden2 + at, mask=inside, other=0.0)
         h1 = tl.load(hidden1 + at, mask=inside, other=0.0)
         y = product(split(g, PRECISION), w3, None, PRECISION)

@@ -48,7 +48,7 @@ def _mix(h):
 
 @triton.jit
 def _mix_all(h):
-    """Do the same for both halves of the result."""
+    """Map 32 bits to 32 bits, one to one. Each input bit flips each bit of the result half the time."""
     h = _mix(h)
     return h ^ (h >> 16)
 
@@ -102,18 +102,18 @@ def mlp_forward_linear_kernel(
     columns = tl.cdiv(out_size, BLOCK_C)
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
-    wide = rows.to(tl.int64)
+    rows64 = rows.to(tl.int64)
     live = rows < rows_size
     in_c = c < out_size
     apart: tl.constexpr = INPUTS * in_size * out_size
     y = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for i in tl.static_range(INPUTS):
         if i == 0:
-            x_at = first + wide[:, None] * first_stride
+            x_at = first + rows64[:, None] * first_stride
         elif i == 1:
-            x_at = second + wide[:, None] * second_stride
+            x_at = second + rows64[:, None] * second_stride
         else:
-            x_at = third + wide[:, None] * third_stride
+            x_at = third + rows64[:, None] * third_stride
         for step in range(0, in_size, BLOCK_K):
             k = step + tl.arange(0, BLOCK_K)
             in_k = k < in_size
@@ -128,12 +128,12 @@ def mlp_forward_linear_kernel(
     inside = live[:, None] & in_c[None, :]
     y = activated(y, bias, seed, rows, c, threshold, keep_scale, out_size, BIAS, RELU, DROPOUT)
     if MASKED:
-        h = tl.load(hidden + wide[:, None] * out_size + c[None, :], mask=inside, other=0.0)
+        h = tl.load(hidden + rows64[:, None] * out_size + c[None, :], mask=inside, other=0.0)
         y = tl.where(h > 0.0, y * keep_scale, 0.0)
     if RESIDUAL:
-        at = residual + wide[:, None] * residual_stride + c[None, :]
+        at = residual + rows64[:, None] * residual_stride + c[None, :]
         y += tl.load(at, mask=live[:, None] & (c < part_size)[None, :], other=0.0).to(tl.float32)
-    place = out + wide[:, None] * part_size
+    place = out + rows64[:, None] * part_size
     if part_size == out_size:
         place += c[None, :]
     else:
@@ -228,12 +228,12 @@ def _launch(
 
 
 def _cublas_is_faster(x: Tensor, out_size: int) -> bool:
-    """Whether to multiply in tf32 with cuBLAS: on many rows, if one of the widths needs several tiles.
+    """Whether a product in tf32 by cuBLAS is faster than the kernel's three products in bfloat16.
 
-    The kernels compute three products in bfloat16 in place of one in tf32.
+    It is on many rows, if one of the widths needs several tiles.
     """
-    wide = max(x.shape[1], out_size) > 128 and min(x.shape[1], out_size) >= 64
-    return wide and len(x) >= 2**14 and x.is_cuda and dot_precision(x) == "bf16x3"
+    several_tiles = max(x.shape[1], out_size) > 128 and min(x.shape[1], out_size) >= 64
+    return several_tiles and len(x) >= 2**14 and x.is_cuda and dot_precision(x) == "bf16x3"
 
 
 def threshold_and_scale(dropout: float) -> tuple[int, float]:

@@ -32,7 +32,7 @@ from diffnet.ops.common.tiling import (
 
 
 def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
-    """Return the tiling. Its k is a tile of the layers' outputs."""
+    """Return the tiling of a gradient dyᵀ x (H, C): k of its rows and c of its columns."""
     if interpreted(grad):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not has_large_shared_memory(grad):
@@ -88,10 +88,10 @@ def mlp_backward_weights_kernel(
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
-        wide = tl.cast(row, tl.int64)
-        g_at = grad + wide * h_size + (v * h_size + h[None, :])
+        row64 = tl.cast(row, tl.int64)
+        g_at = grad + row64 * h_size + (v * h_size + h[None, :])
         g = tl.load(g_at, mask=live & (h < h_size)[None, :], other=0.0)
-        x_at = x + wide * c_size + (v * c_size + c[None, :])
+        x_at = x + row64 * c_size + (v * c_size + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         total = product(split_transpose(g, PRECISION), split(value, PRECISION), total, PRECISION)
         if PRECISION == "ieee" and BLOCK_K >= 64:  # Hopper's matrix units read no smaller tiles from shared memory

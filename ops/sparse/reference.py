@@ -27,11 +27,14 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     """
     indptr, indices, *_ = csr
     sets, (rows, columns) = len(values), (len(indptr) - 1, x.shape[1])
-    wide, apart = _wide(x.dtype), len(x) > 1
+    sum_dtype, apart = _sum_dtype(x.dtype), len(x) > 1
     # On the CPU, one product with the matrices side by side is the sum. Its speed on a GPU is not measured.
     side_by_side = reduce and apart and not x.is_cuda
     # cuSPARSE ignores the stride of values. The gradient of a sum has stride 0.
-    flat, dense = (values.T if side_by_side else values).to(wide).reshape(-1).contiguous(), x.to(wide).flatten(0, 1)
+    flat, dense = (
+        (values.T if side_by_side else values).to(sum_dtype).reshape(-1).contiguous(),
+        x.to(sum_dtype).flatten(0, 1),
+    )
     if side_by_side:
         shape, ends = (rows, sets * columns), sets * (indptr.long() if len(flat) > MAX_INT32 else indptr)
         all_indices = shifted(indices, sets, columns).view(sets, -1).T.reshape(-1)
@@ -81,27 +84,27 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     entries = csr.indices.shape[0]
     if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:  # type: ignore[no-untyped-call]
         return _sampled(csr, a, b)
-    dtype, wide, rows = a.dtype, _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
+    dtype, sum_dtype, rows = a.dtype, _sum_dtype(a.dtype), row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
         rows = csr.row_order[rows]
     out = a.new_empty(max(len(a), len(b)), entries)
-    for some in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
-        products = a[:, rows[some]].to(wide) * b[:, csr.indices[some]].to(wide)
-        out[:, some] = products.sum(-1).to(dtype)
+    for chunk in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
+        products = a[:, rows[chunk]].to(sum_dtype) * b[:, csr.indices[chunk]].to(sum_dtype)
+        out[:, chunk] = products.sum(-1).to(dtype)
     return out
 
 
 def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Return what `sddmm` does without gathering rows. On the CPU, PyTorch needs MKL for this."""
-    wide, sets_a, sets_b = _wide(a.dtype), a.shape[0], b.shape[0]
-    out = a.new_zeros(max(sets_a, sets_b), csr.indices.shape[0], dtype=wide)
+    sum_dtype, sets_a, sets_b = _sum_dtype(a.dtype), a.shape[0], b.shape[0]
+    out = a.new_zeros(max(sets_a, sets_b), csr.indices.shape[0], dtype=sum_dtype)
     ordered, shape = csr.row_order.shape[0] > 0, (a.shape[1], b.shape[1])
     with without_autocast():
         for s, values in enumerate(out.unbind()):
             if s < sets_a:  # otherwise all sets share one factor
-                left = in_dtype(a[s, csr.row_order] if ordered else a[s], wide)
+                left = in_dtype(a[s, csr.row_order] if ordered else a[s], sum_dtype)
             if s < sets_b:
-                right = in_dtype(b[s], wide).mT
+                right = in_dtype(b[s], sum_dtype).mT
             matrix = csr_tensor(csr.indptr, csr.indices, values, shape)  # shares the memory of `out`
             torch.sparse.sampled_addmm(matrix, left, right, beta=0, out=matrix)
     return in_dtype(out, a.dtype)
@@ -118,13 +121,13 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
     If the sum is NaN, all visible entries of the row are NaN.
     """
     rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
-    wide = scores.to(_wide(scores.dtype)) * scale
+    scaled = scores.to(_sum_dtype(scores.dtype)) * scale
     if mask is not None:
-        wide = wide.masked_fill(~mask, -torch.inf)
-    top = wide.new_full((len(scores), count), -torch.inf)
-    top = top.scatter_reduce(1, rows.expand_as(wide), wide, "amax")
+        scaled = scaled.masked_fill(~mask, -torch.inf)
+    top = scaled.new_full((len(scores), count), -torch.inf)
+    top = top.scatter_reduce(1, rows.expand_as(scaled), scaled, "amax")
     top = top.masked_fill(top == -torch.inf, 0)  # in rows without a visible entry
-    weights = torch.exp(wide - top[:, rows])
+    weights = torch.exp(scaled - top[:, rows])
     total = torch.zeros_like(top).index_add(1, rows, weights)
     out = weights / torch.where(total == 0, 1, total)[:, rows]
     return (out if mask is None else out.masked_fill(~mask, 0)).to(scores.dtype)
@@ -133,7 +136,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row: p, g (S, nnz) → (S, nnz)."""
     rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
-    p, g = out.to(_wide(out.dtype)), grad.to(_wide(out.dtype))
+    p, g = out.to(_sum_dtype(out.dtype)), grad.to(_sum_dtype(out.dtype))
     total = p.new_zeros(len(p), count).index_add(1, rows, p * g)
     return (scale * p * (g - total[:, rows])).to(out.dtype)
 
@@ -156,5 +159,5 @@ def _use_up_warning() -> None:
 _LOCK = threading.Lock()  # catch_warnings isn't safe in several threads at once
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

@@ -27,6 +27,6 @@ def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> No
 
 def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
     """Return scale · scores + bias in float32 or wider, by PyTorch operations, which differentiate for all three."""
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    scores = scores.to(wide) * (scale.to(wide) if isinstance(scale, Tensor) else scale)
-    return scores if bias is None else scores + bias.to(wide)
+    sum_dtype = torch.promote_types(scores.dtype, torch.float32)
+    scores = scores.to(sum_dtype) * (scale.to(sum_dtype) if isinstance(scale, Tensor) else scale)
+    return scores if bias is None else scores + bias.to(sum_dtype)

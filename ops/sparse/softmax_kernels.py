@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -19,48 +21,34 @@ LONG_WINDOW = 512  # the same for a long row
 
 def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Compute `reference.softmax`."""
-    indptr, _, pieces, *_ = csr
-    (sets, entries), rows, block_r = scores.shape, len(indptr) - 1, ROWS
-    check_rows("sparse_softmax", rows)
-    check_programs("sparse_softmax", sets * max(cdiv(rows, block_r), len(pieces)))
     scores = scores.contiguous()
-    out = torch.empty_like(scores)
-    if out.numel() == 0:
-        return out
+    out, entries = torch.empty_like(scores), scores.shape[1]
     mask = None if mask is None else mask.contiguous()
-    taken = scores if mask is None else mask
-    shape = (rows, entries, 0 if mask is None or len(mask) == 1 else entries, scale)
-    sparse_softmax_forward_kernel[(sets * cdiv(rows, block_r),)](
-        indptr, pieces, scores, taken, out, *shape,
-        HAS_MASK=mask is not None, LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
-    )  # fmt: skip
-    if len(pieces) > 0:
-        sparse_softmax_forward_kernel[(sets * len(pieces),)](
-            indptr, pieces, scores, taken, out, len(pieces), *shape[1:],
-            HAS_MASK=mask is not None, LONG=PIECE, LONG_ROWS=True, BLOCK_R=1, BLOCK_E=LONG_WINDOW,
-        )  # fmt: skip
+    mask_stride = 0 if mask is None or len(mask) == 1 else entries
+    inputs = [scores, scores if mask is None else mask, out]
+    _launch(sparse_softmax_forward_kernel, csr, inputs, [mask_stride, scale], {"HAS_MASK": mask is not None})
     return out
 
 
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """Compute `reference.softmax_backward`."""
-    indptr, _, pieces, *_ = csr
-    out, grad = out.contiguous(), grad.contiguous()
-    sets, entries = out.shape
+    out = out.contiguous()
     result = torch.empty_like(out)
-    if result.numel() == 0:
-        return result
-    rows, block_r = len(indptr) - 1, ROWS
-    sparse_softmax_backward_kernel[(sets * cdiv(rows, block_r),)](
-        indptr, pieces, out, grad, result, rows, entries, scale,
-        LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
-    )  # fmt: skip
-    if len(pieces) > 0:
-        sparse_softmax_backward_kernel[(sets * len(pieces),)](
-            indptr, pieces, out, grad, result, len(pieces), entries, scale,
-            LONG=PIECE, LONG_ROWS=True, BLOCK_R=1, BLOCK_E=LONG_WINDOW,
-        )  # fmt: skip
+    _launch(sparse_softmax_backward_kernel, csr, [out, grad.contiguous(), result], [scale], {})
     return result
+
+
+def _launch(kernel: Any, csr: CsrArrays, tensors: list[Tensor], numbers: list[float], flags: dict[str, bool]) -> None:
+    """Launch a kernel for the short rows, and once more if there are long rows."""
+    (sets, entries), rows, pieces = tensors[0].shape, len(csr.indptr) - 1, len(csr.long_pieces)
+    check_rows("sparse_softmax", rows)
+    check_programs("sparse_softmax", sets * max(cdiv(rows, ROWS), pieces))
+    for count, long_rows, block_r, window in ((rows, False, ROWS, WINDOW), (pieces, True, 1, LONG_WINDOW)):
+        if count > 0 and tensors[0].numel() > 0:
+            kernel[(sets * cdiv(count, block_r),)](
+                csr.indptr, csr.long_pieces, *tensors, count, entries, *numbers,
+                **flags, LONG=PIECE, LONG_ROWS=long_rows, BLOCK_R=block_r, BLOCK_E=window,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -63,7 +63,7 @@ def evaluate_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 @triton.jit
 def _load_scale(scale, row, v, last):
-    """Load the scale of a tile. Callers do this one tile ahead, because the pipeline starts no narrow load early."""
+    """Load the scale of a tile. Callers do so one tile ahead, because Triton doesn't start such small loads early."""
     return tl.load(scale + row + v, mask=row + v < last, other=0.0)
 
 
@@ -90,10 +90,10 @@ def project_forward_kernel(
         s = _load_scale(scale, first, v, last)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
-        wide = tl.cast(row, tl.int64)  # rows times channels may exceed 2³¹; offsets in a tile don't
-        phi_at = evecs + wide * evecs_stride + (v * evecs_stride + k[None, :])
+        row64 = tl.cast(row, tl.int64)  # rows times channels may exceed 2³¹; offsets in a tile don't
+        phi_at = evecs + row64 * evecs_stride + (v * evecs_stride + k[None, :])
         phi = tl.load(phi_at, mask=live & (k < k_size)[None, :], other=0.0)
-        x_at = x + wide * x_stride + (v * x_stride + c[None, :])
+        x_at = x + row64 * x_stride + (v * x_stride + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         if SCALED:
             value = (value.to(tl.float32) * s.to(tl.float32)).to(value.dtype)
@@ -178,8 +178,8 @@ def evaluate_forward_kernel(
         s = _load_scale(scale, first, v, last)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
-        wide = tl.cast(row, tl.int64)
-        phi_at = evecs + wide * evecs_stride + v * evecs_stride
+        row64 = tl.cast(row, tl.int64)
+        phi_at = evecs + row64 * evecs_stride + v * evecs_stride
         if ONE_STEP:
             phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
             value = product(split(phi, PRECISION), d, None, PRECISION)
@@ -194,9 +194,9 @@ def evaluate_forward_kernel(
             value *= s.to(tl.float32)
             s = _load_scale(scale, row + BLOCK_V, v, last)
         if ADDED:
-            at = added + wide * added_stride + (v * added_stride + c[None, :])
+            at = added + row64 * added_stride + (v * added_stride + c[None, :])
             value += tl.load(at, mask=live & in_c, other=0.0).to(tl.float32)
-        place = out + wide * c_size + (v * c_size + c[None, :])
+        place = out + row64 * c_size + (v * c_size + c[None, :])
         tl.store(place, value.to(out.dtype.element_ty), mask=live & in_c)
 
 

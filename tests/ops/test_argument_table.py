@@ -217,7 +217,7 @@ def replacements(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if x.ndim == 1:
         yield "stride", column(x) if x.is_floating_point() else torch.stack([x, 0 * x], 1)[:, 0]
     else:
-        yield from (("stride", layout(x)) for layout in LAYOUTS)
+        yield from (("stride", layout(x)) for layout in LAYOUTS[0 if x.is_cuda else 1 :])
     yield "device", x.to("cpu" if x.is_cuda else "meta")
     yield from (("empty", x.narrow(d, 0, 0)) for d in range(x.ndim))
     strange = (torch.nan, torch.inf) if x.is_floating_point() else (-1, 2**40)
