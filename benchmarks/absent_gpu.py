@@ -8,7 +8,7 @@ from typing import Any
 class AbsentGPU:
     """The part of a driver of Triton that compilation needs.
 
-    Its number is its compute capability, because Triton keeps what it has compiled apart by the number of a GPU.
+    Its number is its compute capability, because Triton keeps the compiled kernels of each number apart.
     """
 
     def __init__(self, capability: int) -> None:

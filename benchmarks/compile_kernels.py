@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compiled(variant: Variant) -> Row:
-    """Compile a kernel and return what is known of it. The column "result" is "ok", or says what is wrong."""
+    """Compile a kernel and return its row of the table. The column "result" is "ok", or says what is wrong."""
     launch = variant.launch
     row: Row = {"kernel": launch.name, "sm": variant.capability, "types": variant.types, "tile": variant.tile}
     row |= {"flags": variant.flags, "registers": None, "stack": None, "shared": None}

@@ -64,7 +64,7 @@ class Launch(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A launch whose compiled kernel is unlike those of all other variants.
+    """A launch. No other variant has the same compiled kernel.
 
     capability: the compute capability of the GPU, 90 for 9.0
     types: the narrowest dtype of numbers, that of indices, and the precision of products
@@ -80,7 +80,7 @@ class Variant(NamedTuple):
 
 
 def package_kernels() -> dict[str, Any]:
-    """All kernels of the package by name: what decorators have made of functions named `…_kernel`."""
+    """All kernels of the package by name. A kernel is a decorated function named `…_kernel`."""
     modules = [import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
     return {
         name: value
@@ -122,7 +122,7 @@ def variants(capability: int) -> list[Variant]:
 
 
 def _cover(sets: list[frozenset[str]]) -> list[frozenset[str]]:
-    """Some of the sets, which have all elements together: always the one with the most that are missing."""
+    """Choose sets that have all elements together. Each choice is the set with the most missing elements."""
     missing = frozenset[str]().union(*sets)
     chosen: list[frozenset[str]] = []
     while missing or not chosen:
@@ -132,7 +132,7 @@ def _cover(sets: list[frozenset[str]]) -> list[frozenset[str]]:
 
 
 def check_coverage(launched: set[str], capability: int) -> None:
-    """Check that all kernels were launched which the launch code takes for this GPU and this version of Triton.
+    """Check that each kernel was launched that this GPU and this version of Triton use.
 
     Raises RuntimeError that names the kernels without a launch.
     """

@@ -68,9 +68,9 @@ def is_plain(module: object, cls: type[M]) -> TypeGuard[M]:
 
     Kernels may compute such a module together with others, from its parameters. Any other module is called.
 
-    A module of a subclass is not plain, nor is one with a parametrization (its class is another one), with hooks, with
-    a `forward` of its own, or after `module.compile()`. Nor is one whose parameters are quantized or distributed
-    tensors, because they bring operations of their own. No module is plain while there are global hooks.
+    These modules are not plain: a module of a subclass, or with a parametrization, which makes a subclass; with hooks,
+    or with a `forward` of its own; after `module.compile()`; with quantized or distributed tensors as parameters,
+    because these have operations of their own. No module is plain while there are global hooks.
     """
     if type(module) is not cls:
         return False

@@ -16,7 +16,7 @@ from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.options import InitialTimes
 
-# The ends of the spread, for positions of unit size: the square of a short edge, and that of the whole surface.
+# The ends of the spread for positions of unit size: the squared length of a short edge, and of the whole surface.
 MIN_TIME, MAX_TIME = 1e-4, 1.0
 
 

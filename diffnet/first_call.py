@@ -22,8 +22,8 @@ _called: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 def compile_before_first_call(network: nn.Module, features: Tensor, operators: Operators) -> None:
     """Compile all kernels of a step at the same time, if this is the first call of its kind on a GPU.
 
-    Without it, each launch of the first step would wait for its own compilation. Networks whose submodules have hooks
-    or are changed in another way are left out, because their calls would get values that mean nothing.
+    Without it, each launch of the first step would wait for its own compilation. Networks with hooks or other changed
+    modules are left out, because hooks would see values that mean nothing.
     """
     if not features.is_cuda:
         return

@@ -92,7 +92,7 @@ def differentiable(
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return what `function.apply` does outside of torch.func, whose tensors `apply` looks for among the arguments."""
+    """Return `function.apply` without its search for tensors of torch.func among the arguments."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 

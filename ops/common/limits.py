@@ -7,7 +7,7 @@ Numbers of rows and of programs, offsets in matrices of coefficients or weights,
 from __future__ import annotations
 
 MAX_INT32 = 2**31 - 1
-MAX_ROWS = 2**31 - 2**20  # the last programs and loads made ahead count beyond the end of the rows
+MAX_ROWS = 2**31 - 2**20  # the last programs, and loads made ahead, count beyond the last row
 MAX_ACROSS = 65_535  # programs along the second axis of a grid
 MAX_TILE_ROWS = 128  # rows
 

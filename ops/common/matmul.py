@@ -172,7 +172,7 @@ def chosen(items, which):
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def operands_forward_kernel(matrices, outs, sizes, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
-    """Convert one matrix of a tuple per program row to its parts, which have the dtype of `out`."""
+    """Convert matrices to parts in the dtype of `outs`. Each row of programs converts one matrix."""
     which = tl.program_id(1)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # the table of many meshes may exceed 2³¹
     size = chosen(sizes, which)
@@ -181,7 +181,7 @@ def operands_forward_kernel(matrices, outs, sizes, PRECISION: tl.constexpr, BLOC
 
 
 def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
-    """Convert small matrices to what `load` takes, MAX_MATRICES in a launch, see `precision.empty_operand`."""
+    """Convert small matrices for `load`, MAX_MATRICES in a launch. See `precision.empty_operand` for the results."""
     matrices = [matrix.contiguous() for matrix in matrices]
     if any(matrix.dtype != matrices[0].dtype for matrix in matrices):
         matrices = [matrix.to(dtype) for matrix in matrices]

@@ -42,8 +42,8 @@ def remember(instance: S, **values: object) -> S:
 def can_remember() -> bool:
     """Return whether a tensor computed now holds its values later, too.
 
-    It doesn't while torch.compile or torch.func traces, and while kernels are compiled without running. Nor does it
-    while a CUDA graph is recorded: the graph computes the tensor in each replay, not now.
+    It doesn't while torch.compile or torch.func traces, while kernels are compiled without running, and while a CUDA
+    graph is recorded: the graph computes the tensor in each replay, not now.
     """
     if torch.compiler.is_compiling() or under_transforms() or compiles_only():
         return False

@@ -101,7 +101,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 @contextmanager
 def ieee_products() -> Iterator[None]:
-    """A context in which PyTorch multiplies float32 matrices on a GPU without tf32, also where it is allowed."""
+    """A context in which PyTorch multiplies float32 matrices on a GPU without tf32, even if tf32 is allowed."""
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
     if before == "tf32":

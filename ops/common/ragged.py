@@ -33,7 +33,7 @@ def row_offsets(lengths: Sequence[int]) -> list[int]:
 
 
 def cat_shifted(indices: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
-    """Concatenate index arrays, to each of which its offset is added. The additions are one kernel launch on a GPU.
+    """Add to each index array its offset, and concatenate them. The additions are one kernel launch on a GPU.
 
     >>> cat_shifted([torch.tensor([0, 1]), torch.tensor([0])], [0, 2])
     tensor([0, 1, 2])

@@ -19,7 +19,7 @@ from diffnet.ops.common.launcher import is_known_triton
 R = TypeVar("R")
 
 # Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
-# multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
+# multiples of 16. Addresses are products with row lengths. These are constants of a kernel and show its alignment.
 SIZES = (
     "rows_size",
     "meshes",
@@ -61,8 +61,8 @@ MAX_PLANS = 4096  # that one function remembers
 def planned(plan: Callable[..., R]) -> Callable[..., R]:
     """Decorate a function that plans a launch: remember its results, because planning takes as long as the launch.
 
-    plan: a function of a tensor, then numbers, tilings and strings. What it asks of the tensor besides dtype and device
-        has to be among these.
+    plan: a function of a tensor, and of numbers, tilings and strings. Of the tensor it may use the dtype and the device
+        only.
     """
     known: dict[tuple[Any, ...], R] = {}
 

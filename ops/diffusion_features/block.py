@@ -140,7 +140,7 @@ class _Block(torch.autograd.Function):
         grad = in_dtype(grad, evecs.dtype)
         input_grads, layer_grads = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True)
         x_grad, diffused_grad, features_grad = input_grads.unbind()
-        # Φᵀ dx_d is launched together with the weights, and the sums of their spans with those of the features.
+        # One launch computes Φᵀ dx_d and the gradients of the weights. A later one sums their spans and others.
         projection = Projection(evecs, diffused_grad, ptr)
         weight_grads, bias_grads, unsummed, projected = weight_gradients(
             inputs, hidden, layer_grads, leave_sum=True, projection=projection

@@ -35,7 +35,7 @@ _last: WeakKeyDictionary[Pattern, _Known] = WeakKeyDictionary()
 
 
 def complex_entries(pattern: Pattern, gradient: Tensor, *, adjoint: bool) -> ComplexEntries:
-    """The entries of G, or those of its adjoint Gᴴ row by row.
+    """The entries of G, or of its adjoint Gᴴ, row by row.
 
     gradient: (2, nnz) the real and the imaginary parts of G
     """
