@@ -43,7 +43,7 @@ def augmented(
     labels_at: the elements with the labels of the sample
     times: the times of hks, on the device; see `hks_times`. Given, they need not be moved to a GPU.
 
-    They are made in this order. All tensors are on the device of the sample, and nothing is read back from a GPU.
+    The changes are made in this order. Tensors are on the device of the sample. Nothing is read back from a GPU.
 
     >>> from diffnet.data import Preprocessing, figure, make_sample
     >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))

@@ -167,7 +167,7 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
 def _columns(
     accepted: NDArray[np.bool_] | None, names: Sequence[str], target: Sequence[str]
 ) -> NDArray[np.bool_] | None:
-    """The columns of other classes, by name. A class that was not there is never right."""
+    """The columns of other classes, by name. A new class is never right."""
     if accepted is None:
         return None
     columns = [accepted[:, names.index(name)] if name in names else np.zeros(len(accepted), bool) for name in target]
@@ -177,7 +177,9 @@ def _columns(
 def majority(
     values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """The most frequent value (count,) of the source elements that touch each target element; the smallest of equals.
+    """For each target element, the most frequent value (count,) of the source elements that touch it.
+
+    Of equally frequent values, it is the smallest.
 
     source, target: (N,) the numbers of the elements that touch
     """

@@ -43,7 +43,7 @@ def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatisti
 
 
 def original_targets(values: Tensor, statistics: ArrayStatistics) -> Tensor:
-    """The numbers (N, C) float64 on the CPU that standardized ones stand for."""
+    """Standardized targets as the original numbers, (N, C) float64 on the CPU."""
     mean, std = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "std"))  # type: ignore[literal-required]
     return values.detach().to("cpu", torch.float64) * std + mean
 

@@ -58,7 +58,7 @@ def make_field(kind: Kind, name: str, values: Any, surface: Surface, at: ValuesA
 
 
 def elements_of(name: str, count: int, surface: Surface, at: ValuesAt | None = None) -> ValuesAt:
-    """The elements that `count` values belong to: `at`, else vertices, faces or edges, whose number fits first.
+    """The elements that `count` values belong to: `at`, else the first of vertices, faces and edges with this number.
 
     Raises ValueError, which names the values and both numbers, if none fits.
     """

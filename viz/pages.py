@@ -101,7 +101,7 @@ def page(
 
 
 def fill_template(package: str, name: str, **fields: str) -> str:
-    """The template `name` of a package, with each {{field}} replaced by its value. Values are inserted as they are.
+    """The template `name` of a package, with each {{field}} replaced by its value. Values are not escaped.
 
     Replaced text is not searched again, so a value may hold braces.
     """

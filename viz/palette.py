@@ -57,7 +57,7 @@ def _table() -> NDArray[np.uint8]:
     first = parse_colors(_FIRST)
     candidates = _candidates()
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
-    # The gray of unlabeled elements is taken too.
+    # No label gets the gray of unlabeled elements.
     taken = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
     distance = ((lab[:, :, None] - taken.T[:, None]) ** 2).sum(0).min(1)
     chosen = []

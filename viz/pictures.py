@@ -139,7 +139,7 @@ def _panel(
 
 
 def _legends(fields: Sequence[Field], scales: dict[str, Scale], label_names: Sequence[str]) -> list[Legend]:
-    """One legend for all labels, and one for the scalars of each name. The default names are no headings."""
+    """One legend for all labels, and one for the scalars of each name. Default names are not shown."""
     legends = []
     found = [field for field in fields if field.kind == "labels"]
     if found:

@@ -136,6 +136,6 @@ def batches(sizes: Ints, limit: int) -> Iterator[slice]:
 
 
 def _spread(counts: Ints) -> tuple[Ints, Ints]:
-    """The owner and the number within its owner, for each item of counts (N,): [2, 1] gives [0, 0, 1], [0, 1, 0]."""
+    """For each item of N groups with counts (N,), its group and its place there: [2, 1] gives [0, 0, 1], [0, 1, 0]."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -206,7 +206,7 @@ def _facing(normals: Floats, owner: Ints, weights: Floats) -> Floats:
 
 
 def _heights(corners: Floats) -> Floats:
-    """The heights (3, F) of triangles (F, 3, 3) over the side opposite to each corner, up to a factor per triangle."""
+    """The heights (3, F) of the corners of triangles (F, 3, 3) over the opposite sides, times a number per triangle."""
     sides = np.linalg.norm(np.roll(corners, -2, axis=1) - np.roll(corners, -1, axis=1), axis=-1)
     heights: Floats = 1 / np.maximum(sides.T, 1e-300)
     return heights
@@ -223,7 +223,7 @@ def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, 
 
 
 def _by_corner(values: Floats) -> Floats:
-    """Values (F, 3, 3) by corner and coordinate, (3, 3, F). Operations on such long rows are several times faster."""
+    """Values (F, 3, 3) by corner and coordinate, (3, 3, F). Operations on such rows are several times faster."""
     return np.ascontiguousarray(values.transpose(1, 2, 0))
 
 

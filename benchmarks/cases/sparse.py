@@ -85,7 +85,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
         }
         for step, peers in both_passes(device, forwards, [x], kernels=tuple(forwards)):
             if step == "forward":
-                # Only the products. "two passes" also stacks them into one tensor for its backward.
+                # These peers compute the products alone. "two passes" also stacks them into one tensor.
                 peers["two calls"] = on_kernels(device, partial(_one_by_one, pattern, values, x))
                 peers["torch-csr"] = where_implemented(partial(_each, matrices, x.detach()))
             yield Case(

@@ -32,7 +32,7 @@ class Arithmetic:
 
 
 # The rates were measured on one H200. Where tf32 isn't allowed, the fastest way is six products in bf16, a sixth of its
-# rate. Without matrix units it would be 67, by the data sheet.
+# rate. The data sheet gives 67 without matrix units.
 ARITHMETICS = {
     "fp32": Arithmetic(torch.float32, False, 113),
     "tf32": Arithmetic(torch.float32, True, 383),

@@ -44,7 +44,7 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
     csv_path = out / f"{bench.name}.csv"
     for case in bench.cases(options):
         chosen = _choose(case, options)
-        if options.device.type != "cuda":  # the floor is the floor of a GPU
+        if options.device.type != "cuda":  # the floor is that of a GPU
             chosen = replace(chosen, kind=None)
         if chosen.details:
             found = run_once(chosen.peers, chosen.details)

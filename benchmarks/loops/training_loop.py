@@ -13,7 +13,7 @@ from diffnet.benchmarks.loops.workload import mixed_meshes
 
 MESHES = 24
 BATCH = 4
-PASSES = 10  # until graphs of most sizes are recorded: a size of four shuffled meshes comes back after some passes
+PASSES = 10  # that record graphs, because the sizes of four shuffled meshes occur again only after several passes
 
 
 @benchmark("training-loop", x="vertices_per_step", metrics=("ms", "MB"))

@@ -67,10 +67,10 @@ class Workload:
     def samples_of_a_peer(self) -> list[Sample]:
         if self.shared:
             return list(self.samples)
-        return [replace(s, operators=replace(s.operators)) for s in self.samples]  # nothing is prepared in a copy
+        return [replace(s, operators=replace(s.operators)) for s in self.samples]  # a copy has nothing prepared
 
     def plain_samples(self) -> list[Sample]:
-        """The samples with operators that are prepared for plain PyTorch. On the CPU they are as users have them."""
+        """The samples with operators that are prepared for plain PyTorch. On the CPU, nothing is prepared."""
         if self.device.type == "cpu":
             return self.samples_of_a_peer()
         dtype = self.size.storage

@@ -9,7 +9,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
 from diffnet.train.tasks.registry import task_named
 
-# What each data set trains with, besides the recipe of the original.
+# The options of each data set that differ from the recipe of the original.
 SETS: dict[str, dict[str, Any]] = {
     "rna": {"epochs": 100},
     "figures": {"epochs": 20, "k": 64, "width": 64},
@@ -110,7 +110,7 @@ _FIGURES = (
     f"{_FIRST_LEADS}+hks-wks",
 )
 
-# Sets for classification have other first leads: no dropout, and diffusion times that start at several scales.
+# The promising changes in classification: no dropout, and diffusion times that start at several scales.
 _OF_CLASSES = "cosine+dropout-0+times"
 _SHAPES = (
     BASE,
@@ -133,7 +133,7 @@ _SHAPES = (
     f"curvature+{_OF_CLASSES}+k-128",
 )
 
-# The first one after the base is the default recipe of regression at this size.
+# The second configuration is the default recipe of regression at this size.
 _REGRESSION = (
     BASE,
     "curvature+cosine+dropout-0+times",

@@ -26,7 +26,7 @@ from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, figure, fi
 from diffnet.data.synthetic.shape import PARTS
 
 FIRST, COUNT = 1000, 64  # seeds of the unseen figures
-SHARE = 0.3  # of the vertices, that are cut off
+SHARE = 0.3  # of the vertices are cut off
 CUTS = ("--cut", "0.5")
 
 

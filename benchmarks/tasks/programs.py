@@ -1,4 +1,4 @@
-"""What the programs of this folder share."""
+"""The options and commands that the programs of this folder share."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Job(NamedTuple):
 
 
 class _Worker:
-    """What a worker process keeps: the data sets and the folder of preprocessed meshes."""
+    """The data sets, the folder of preprocessed meshes and the device of a worker process."""
 
     sets: dict[str, LabeledMeshes] = {}  # noqa: RUF012 - set once in each process
     cache: Path

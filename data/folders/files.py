@@ -136,9 +136,8 @@ def pair_beside(
 
     Warns of files without a mesh that don't hold labels, such as notes.
 
-    train: whether the training part needs labels; if not, it gets none
-
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
+    train: whether the training part needs labels; if not, it gets none
     """
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
     stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in meshes_in(meshes[0].parent)}
@@ -159,7 +158,7 @@ def pair_beside(
 
 
 def _is_orphan(file: Path, stems: set[str]) -> bool:
-    """Whether a label file has no mesh. Own features, `MESH.NAME.npy`, and JSON files of other content are none."""
+    """Whether a label file has no mesh. Own features, `MESH.NAME.npy`, and JSON files are no orphans."""
     stem, suffix = labeled_stem(file, stems), mesh_suffix(file)
     is_feature = suffix == ".npy" and stem.rpartition(".")[0] in stems
     return stem not in stems and not is_feature and suffix != ".json"
@@ -208,7 +207,7 @@ def meshes_below(root: Path) -> list[Path]:
 
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The label files of a folder with these extensions, also with .gz, sorted by name. Other tables are none."""
+    """The label files of a folder with these extensions, also with .gz, sorted by name. Other tables are left out."""
     files = [file for file in files_in(folder, (*suffixes, ".gz")) if mesh_suffix(file) in suffixes]
     files = [file for file in files if _key(file.name).lower() not in _NOT_LABELS]
     return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]

@@ -184,7 +184,7 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
 def _beside(shape: PairShape, suffix: str) -> Path | None:
     """The file of a mesh with template points."""
     mesh, root = Path(shape.mesh.name), Path(shape.folder)
-    # An archive beside a mesh may hold anything, so those of template points are in folders of their own.
+    # An archive beside a mesh may hold anything, so archives of template points are in folders of their own.
     folders = [] if suffix == ".npz" else [mesh.parent]
     folders += [*(root / place for place in PLACES), *(mesh.parent / place for place in PLACES)]
     return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
@@ -195,7 +195,7 @@ def _with_shapes(data: MeshPairs, shapes: _Shapes) -> MeshPairs:
 
 
 def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
-    """Files of one folder count alike, and have the same number of template points."""
+    """The files of one folder start at the same number, and have the same number of template points."""
     shapes = data.train + data.test
     for root in roots:
         own = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]

@@ -32,7 +32,7 @@ class PairSample:
 
     @property
     def operators(self) -> Operators:
-        """Those of both meshes, a first. Each call packs them again."""
+        """The packed operators of a and b. Each call packs them again."""
         return collate([self.a.operators, self.b.operators])
 
 

@@ -62,7 +62,7 @@ def pair_errors(
     found = measure(
         [Prediction(mesh, own[t.vertices], t.points) for mesh, own, t in zip(meshes, maps, truths, strict=True)]
         + [Prediction(mesh, own, t.points) for mesh, own, t in zip(meshes, right, truths, strict=True)]
-        # A few distances decide whether a map is flipped. If it is not, they are far, which takes longest.
+        # A sample decides whether a map is flipped. Distances to the wrong truth are long, and long ones take longest.
         + [_sampled(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrored.items()]
     )
     errors, floors, samples = found[: len(pairs)], found[len(pairs) : 2 * len(pairs)], found[2 * len(pairs) :]

@@ -41,7 +41,7 @@ class PairShape:
 
 @dataclass(frozen=True)
 class Truth:
-    """True correspondences of a pair: N vertices of its first mesh, and where they are on its second mesh.
+    """True correspondences of a pair: N vertices of its first mesh and their places on its second mesh.
 
     vertices: (N,) int64, vertices of the first mesh. One may occur several times.
     points: (N,) int64, vertices of the second mesh, or `SurfacePoints` (N) of it
@@ -51,7 +51,7 @@ class Truth:
     points: Ints | SurfacePoints
 
     def nearest_vertices(self, target: Mesh) -> Ints:
-        """The best prediction by vertices (N,) of the second mesh: those nearest to the points."""
+        """The vertices (N,) of the second mesh that are nearest to the points: the best prediction by vertices."""
         return self.points.nearest_corners(target) if isinstance(self.points, SurfacePoints) else self.points
 
 
@@ -127,7 +127,7 @@ class MeshPairs:
         return shape.mesh.verts[shape.template]
 
     def _remembered(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
-        """The vertices of the first mesh at the places (T, 3) of the template points. The last ones are kept."""
+        """The vertices of the first mesh at the places (T, 3) of the template points, kept in memory."""
         key = (first.name, second.name, kind)
         if key not in self._memo:
             if len(self._memo) >= MAX_KEPT:

@@ -1,4 +1,4 @@
-"""The surface of one body, moved along to the surface of another. This tells which points correspond."""
+"""Moves the surface of one body onto the surface of another, so that corresponding points are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffnet.data.synthetic.shape import BLEND, REACH, Body, Floats, Shape
 from diffnet.data.synthetic.surface import Ints
 
 STEPS = 24
-# The distance over which points go from following one bone to following the next, and that over which they notice it.
+# Points change from one bone to the next over the first distance, and a bone affects points within the second.
 FOLLOW = 0.03
 NOTICE = 6 * FOLLOW
 _LAST_STEPS = 3

@@ -103,7 +103,7 @@ class Body:
     pose: Pose
 
     def toward(self, other: Body, share: float) -> Body:
-        """The body with a share of the way to another one, in each size and angle."""
+        """A body between this one and another one: each size and angle moves by a share of the difference."""
         sizes = {name: size + share * (other.sizes[name] - size) for name, size in self.sizes.items()}
         pose = {
             joint: tuple(a + share * (b - a) for a, b in zip(angles, other.pose[joint], strict=True))
@@ -112,7 +112,7 @@ class Body:
         return Body(sizes, pose)
 
     def shape(self) -> Shape:
-        """The bones."""
+        """The bones of the body."""
         return _assemble(self.sizes, self.pose)
 
 
@@ -141,12 +141,12 @@ class Shape:
 
 
 def sample_shape(rng: np.random.Generator) -> Shape:
-    """The bones of `sample_body`."""
+    """The bones of a random body, see `sample_body`."""
     return sample_body(rng).shape()
 
 
 def sample_body(rng: np.random.Generator) -> Body:
-    """A body of random proportions in a random pose without self-contact. At rest if no such pose is found."""
+    """A body of random proportions in a random pose without self-contact. If none is found, the body is at rest."""
     sizes = _sample_sizes(rng)
     rest = Body(sizes, _rest_pose())
     gaps = _ball_gaps(rest.shape())

@@ -102,6 +102,9 @@ def test_an_unknown_change_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["--data", "volume", "--out", str(tmp_path), "--configurations", "smoothing-0.1"])
     assert "'smoothing-0.1' does not fit --data volume: label_smoothing is for tasks" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(command(tmp_path, "width-0.5"))
+    assert "the configuration 'width-0.5' does not fit --data balls=" in capsys.readouterr().err
 
 
 def test_unknown_data_is_refused(tmp_path: Path) -> None:
