@@ -24,7 +24,8 @@ class FieldKind:
     shape: of a tensor: numbers, "B" meshes, "V" vertices, "F" faces and "K" eigenpairs. A batch packs B, V or F. Of a
         matrix, the sets of values. Of extents, the rows that they divide.
     optional: whether None is the default
-    missing: computes it for a mesh without it, if others of its batch have it. If this is None, such batches lack it.
+    missing: computes the field of a mesh that lacks it, if other meshes of its batch have it. If this is None, the
+        whole batch lacks it then.
     packed_later: whether a batch packs it when it is first read, which suits large fields
     is_basis: whether `Operators.prepared` chooses the dtype
     stored: whether cache entries hold it. `FORMAT` in `geometry/cache.py` increases when this changes.

@@ -227,7 +227,7 @@ class Operators(Fields):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The number of vertices of each mesh. They are kept on the host, so reading them doesn't wait for a GPU."""
-        return memoized(self, "_lengths", _find_lengths)
+        return memoized(self, "_lengths", lambda o: _extents_on_host(o.ptr, o.num_vertices, "lengths"))
 
     @property
     def edges(self) -> Tensor:
@@ -240,7 +240,7 @@ class Operators(Fields):
     @property
     def face_lengths(self) -> tuple[int, ...]:
         """The number of faces of each mesh, kept on the host like `lengths`."""
-        return memoized(self, "_face_lengths", _find_face_lengths)
+        return memoized(self, "_face_lengths", lambda o: _extents_on_host(o.face_ptr, len(o.faces), "face_lengths"))
 
     @property
     def edge_lengths(self) -> tuple[int, ...]:
@@ -350,7 +350,7 @@ class Operators(Fields):
             result = self.with_gradient_evecs().with_basis_dtype(dtype)
         found = result.gradient_evecs
         assert found is not None
-        if _plain([found]) and has_room(3 * found.nbytes // 2, found.device):
+        if _are_plain([found]) and has_room(3 * found.nbytes // 2, found.device):
             remember(self, _preparations={**remembered, dtype: (self._basis_version(), result)})
         return result
 
@@ -411,7 +411,7 @@ class Operators(Fields):
         if self._pinned is not None and dtype is None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
-        if not (can_remember() and _plain(tensors)):
+        if not (can_remember() and _are_plain(tensors)):
             return self.map_tensors(move)
         return self._copied(tensors, to_gpu(tensors, target, dtype, non_blocking=non_blocking))
 
@@ -430,7 +430,7 @@ class Operators(Fields):
         A `DataLoader` with `pin_memory=True` calls this. Raises RuntimeError if PyTorch finds no GPU.
         """
         tensors = self._tensors()
-        if not _plain(tensors):
+        if not _are_plain(tensors):
             return self.map_tensors(Tensor.pin_memory)
         buffer, copies = pinned(tensors)
         return remember(self._copied(tensors, copies), _pinned=buffer)
@@ -535,7 +535,7 @@ def pack(batch: Sequence[Operators]) -> Operators:
         later[name] = partial(_pack_field, kind, parts, offsets)
     edges = pack_edges([o._edges for o in batch], offsets)
     known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
-    if not (can_remember() and _plain(pieces)):
+    if not (can_remember() and _are_plain(pieces)):
         return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
     packed = _packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
     return remember(packed, _preparations=_pack_preparations(batch, packed))
@@ -653,7 +653,7 @@ def _real_tensors(operators: Operators) -> Iterator[Tensor]:
             yield value.values if kind.kind == "matrix" else value
 
 
-def _plain(tensors: Sequence[Tensor]) -> bool:
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether no tensor has a gradient, and none stands for another one while something is traced."""
     return all(type(x) is Tensor and not x.requires_grad for x in tensors)
 
@@ -663,14 +663,6 @@ def _find_edges(operators: Operators) -> Edges:
     if operators.faces.is_meta:
         raise ValueError("operators on the meta device hold no faces to find edges of; read .edges before .to('meta')")
     return find_edges(operators.faces, operators.lengths)
-
-
-def _find_lengths(operators: Operators) -> tuple[int, ...]:
-    return _extents_on_host(operators.ptr, operators.num_vertices, "lengths")
-
-
-def _find_face_lengths(operators: Operators) -> tuple[int, ...]:
-    return _extents_on_host(operators.face_ptr, len(operators.faces), "face_lengths")
 
 
 def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:

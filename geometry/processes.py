@@ -204,7 +204,7 @@ def _interrupts_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Its start unblocks SIGINT, so it must not happen in this context.
+    # The start of the tracker unblocks SIGINT, so it comes before.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from diffnet.geometry.eigen.problem import Array, Component, Pairs
-from diffnet.geometry.eigen.resolution import unresolved
+from diffnet.geometry.eigen.resolution import rounding_fault
 
 
 def component_by_component(
@@ -60,7 +60,7 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
             inside = members[c]
             block = laplacian if count == 1 else laplacian[inside][:, inside]
             pairs[c] = yield Component(block, mass[inside], min(number, rest, len(inside) - 1))
-            faults[c] = unresolved(block, *pairs[c])
+            faults[c] = rounding_fault(block, *pairs[c])
         found = np.sort(np.concatenate([values for values, _ in pairs.values()]))
         last = found[rest - 1] if len(found) >= rest else np.inf
         wanted = {

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Component
-from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, turned
+from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, transpose
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 
 
@@ -66,10 +66,10 @@ def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
     Also returns how far the result is from being orthonormal and orthogonal to the constant.
     """
     identity = np.eye(rows.shape[-2])
-    gram = operator.to_host(rows @ turned(rows))
+    gram = operator.to_host(rows @ transpose(rows))
     if np.abs(gram - identity).max() > 1e-10:
         rows = operator.from_host(np.linalg.inv(np.linalg.cholesky(gram))) @ rows
-        gram = operator.to_host(rows @ turned(rows))
+        gram = operator.to_host(rows @ transpose(rows))
     along_constant = operator.to_host(operator.along_constant(rows))
     return rows, np.maximum(np.abs(gram - identity).max((-2, -1)), np.abs(along_constant).max(-1))
 

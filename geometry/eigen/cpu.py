@@ -16,7 +16,7 @@ import scipy.sparse.linalg
 from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, SMALL_SHIFT, TOLERANCE, USUAL_SHIFT, Array, Component, Pairs
-from diffnet.geometry.eigen.resolution import unresolved
+from diffnet.geometry.eigen.resolution import rounding_fault
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.errors import ConvergenceError
@@ -36,10 +36,10 @@ def dense_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pair
     """
     component = Component(laplacian, mass, k)
     pairs = _pairs_of_dense(component)
-    if unresolved(laplacian, *pairs) is not None:
+    if rounding_fault(laplacian, *pairs) is not None:
         with suppress(np.linalg.LinAlgError):  # rounding has made L + σM indefinite
             inverse = _pairs_of_dense_inverse(component)
-            if unresolved(laplacian, *inverse) is None:
+            if rounding_fault(laplacian, *inverse) is None:
                 return inverse
     return pairs
 

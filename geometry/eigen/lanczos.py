@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from diffnet.geometry.eigen.problem import Array, Pairs
-from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, turned
+from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, transpose
 
 MAX_RESTARTS = 20
 ROUNDING = 1e-15
@@ -95,7 +95,7 @@ class KrylovSpace:
 
     def _vectors(self, coordinates: Array) -> Rows:
         """Linear combinations (count, V) of the basis, one for each column of `coordinates` (size, count)."""
-        return self.operator.from_host(np.ascontiguousarray(turned(coordinates))) @ self.basis[..., : self.size, :]
+        return self.operator.from_host(np.ascontiguousarray(transpose(coordinates))) @ self.basis[..., : self.size, :]
 
     def _extend(self) -> None:
         """Apply the operator to the next block.
@@ -106,8 +106,8 @@ class KrylovSpace:
         rows = self.operator.apply(self.basis[..., lo:hi, :])
         near = self.basis[..., self.local : hi, :]
         for _ in range(2):  # twice, because of rounding errors
-            overlap = near @ turned(rows)
-            rows -= turned(overlap) @ near
+            overlap = near @ transpose(rows)
+            rows -= transpose(overlap) @ near
             self.projected[..., self.local : hi, lo:hi] += self.operator.to_host(overlap)
         rows = self.operator.without_constant(rows)  # rounding errors along the constant would grow, too
         block, coupling = self._orthonormalized(rows)
@@ -118,13 +118,13 @@ class KrylovSpace:
             # The recurrence starts again from two successive blocks that are orthogonal to all others.
             known, recent = self.basis[..., :lo, :], self.basis[..., lo : hi + self.block, :]
             recent[..., self.block :, :] = rows
-            overlap = known @ turned(recent)
-            recent -= turned(overlap) @ known
+            overlap = known @ transpose(recent)
+            recent -= transpose(overlap) @ known
             self.projected[..., :lo, lo:hi] += self.operator.to_host(overlap)[..., self.block :]
             last, rows = recent[..., : self.block, :], recent[..., self.block :, :]
             last[...] = self._orthonormalized(last)[0]
-            overlap = last @ turned(rows)
-            rows -= turned(overlap) @ last
+            overlap = last @ transpose(rows)
+            rows -= transpose(overlap) @ last
             self.projected[..., lo:hi, lo:hi] += self.operator.to_host(overlap)
             block, coupling = self._orthonormalized(self.operator.without_constant(rows))
             self.loss = ROUNDING
@@ -165,8 +165,8 @@ class KrylovSpace:
         for _ in range(2):
             # The copy avoids BLAS's routine for a matrix times its own transpose, which is three times slower on few
             # rows.
-            lower = np.linalg.cholesky(self.operator.to_host(rows @ turned(1.0 * rows)))
-            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, turned(lower) @ upper
+            lower = np.linalg.cholesky(self.operator.to_host(rows @ transpose(1.0 * rows)))
+            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, transpose(lower) @ upper
         return rows, upper
 
 

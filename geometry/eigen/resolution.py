@@ -1,4 +1,4 @@
-"""Whether rounding has spoiled eigenvalues."""
+"""Checks whether rounding has spoiled eigenvalues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_DEVIATION = 1e-5  # largest deviation of a Rayleigh quotient from its eigenv
 ROUNDING = 1e-8  # further deviation, in units of the largest eigenvalue
 
 
-def unresolved(laplacian: scipy.sparse.csr_matrix, evals: Array, evecs: Array) -> str | None:
+def rounding_fault(laplacian: scipy.sparse.csr_matrix, evals: Array, evecs: Array) -> str | None:
     """The reason why the eigenvalues of a connected component are spoiled by rounding, or None if they are not.
 
     laplacian: (V, V)

@@ -13,7 +13,7 @@ from diffnet.geometry.eigen.problem import Array
 Rows: TypeAlias = Any  # vectors as the rows of a matrix (count, V): a NumPy array, or a tensor on a GPU
 
 
-def turned(rows: Rows) -> Rows:
+def transpose(rows: Rows) -> Rows:
     """Transpose the last two dimensions."""
     return rows.swapaxes(-1, -2)
 

@@ -40,7 +40,7 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
         raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
     corners = mesh.verts[mesh.faces]
     tree, centers = face_tree(corners), cKDTree(corners.mean(axis=1))
-    found = _Found(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
+    found = _Closest(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
     for first in range(0, len(given), MAX_PAIRS):
         rows = np.arange(first, min(first + MAX_PAIRS, len(given)))
         # The faces with the nearest centers are often the closest ones. Their distances rule out most boxes.
@@ -49,15 +49,15 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     return SurfacePoints(found.faces, found.weights)
 
 
-class _Found(NamedTuple):
-    """The best so far: faces (N,), barycentric coordinates (N, 3) and squared distances (N,)."""
+class _Closest(NamedTuple):
+    """The closest points so far: faces (N,), barycentric coordinates (N, 3) and squared distances (N,)."""
 
     faces: Ints
     weights: Floats
     squares: Floats
 
 
-def _search(found: _Found, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
+def _search(found: _Closest, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
     """Put closer points of all faces into `found`. Boxes that are farther away than the best face are left out."""
     waiting = [(0, rows, np.zeros(len(rows), np.int64))]
     while waiting:
@@ -74,7 +74,7 @@ def _search(found: _Found, tree: FaceTree, corners: Floats, points: Floats, rows
             waiting.append((level + 1, rows[group], boxes[group]))
 
 
-def _improve(found: _Found, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
+def _improve(found: _Closest, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
     """Put closer points into `found`, of candidates (N,): the numbers of the points, and the faces to try."""
     weights, squares = _in_triangles(corners[faces], points[rows])
     order = np.lexsort((-squares, rows))  # the last write to a point wins

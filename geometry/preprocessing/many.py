@@ -202,7 +202,7 @@ def _in_processes(
     running: dict[Future[T | str], int] = {}
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         while waiting or running:
-            # No more calls than processes: their results wait here, and `done` may have to wait for a GPU.
+            # At most one call for each process, because results wait here while `done` waits for a GPU.
             while waiting and len(running) < jobs:
                 position = waiting.popleft()
                 running[pool.submit(work, sources[position])] = position

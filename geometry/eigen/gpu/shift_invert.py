@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
 from diffnet.geometry.eigen.problem import Array, Problem
-from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, turned
+from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, transpose
 from diffnet.ops.sparse.reference import csr_tensor
 
 
@@ -72,14 +72,14 @@ class BatchedShiftInvert(ShiftInvert):
     def _as_one(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """Apply a function of columns (components · V, count) to rows."""
         components, count, size = rows.shape
-        return function(turned(rows).reshape(-1, count)).view(components, size, count).mT.contiguous()
+        return function(transpose(rows).reshape(-1, count)).view(components, size, count).mT.contiguous()
 
     def start(self, count: int) -> Rows:
         rows = self.from_host(random_rows(count, max(self.sizes)))
         return self.without_constant(torch.where(self.constant > 0, rows, 0))
 
     def along_constant(self, rows: Tensor) -> Rows:
-        return (rows @ turned(self.constant))[..., 0]
+        return (rows @ transpose(self.constant))[..., 0]
 
     def extremes(self, rows: Tensor) -> tuple[Array, Array]:
         return self.to_host(rows.amin(-1)), self.to_host(rows.amax(-1))
