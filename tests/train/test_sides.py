@@ -141,7 +141,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     small = ["--k", 8, "--width", 8, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu", "--schedule", "step"]
     run = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *small]
     run += ["--features", "xyz", "--no-rotate", "--mirror", "--out"]
-    assert "diffnet: --mirror leaves labels as they are" in complaint(*run, tmp_path / "refused")
+    assert "--mirror leaves labels as they are" in complaint(*run, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     output(*run, tmp_path / "run", "--mirror-labels", "fdi")
     stored = load_checkpoint(tmp_path / "run" / "last.pt")

@@ -220,7 +220,10 @@ TASK = Heights()
 """
 RUN = """
 import json, sys
+from matplotlib.figure import Figure
 from diffnet.train import TrainOptions, cli
+
+Figure.savefig = lambda figure, out, **options: out.write(b"a chart")
 
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["diffnet", *arguments]
@@ -237,8 +240,12 @@ except ValueError as error:
 
 def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path: Path) -> None:
     """The files are added to a copy of the package, and the name of the task and its options to the list of tasks."""
+    (tmp_path / "copy").mkdir()
     for room in ROOMS:
-        shutil.copytree(ROOT / room, tmp_path / "copy" / room, ignore=shutil.ignore_patterns("results"))
+        if room in ("diffnet", "train"):  # the package finds the other rooms beside this one
+            shutil.copytree(ROOT / room, tmp_path / "copy" / room)
+        else:
+            (tmp_path / "copy" / room).symlink_to(ROOT / room)
     tasks = tmp_path / "copy" / "train" / "tasks"
     for name, text in {"options/heights.py": OPTIONS, "commands/heights.py": COMMAND, "heights.py": TASK}.items():
         (tasks / name).write_text(text)
