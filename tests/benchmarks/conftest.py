@@ -1,10 +1,11 @@
-"""The command `diffnet bench` as a function, and an empty registry."""
+"""The commands as functions, and an empty registry."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -23,11 +24,11 @@ def quick_collections() -> Iterator[None]:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs `diffnet bench` with the given arguments on a device, and returns its exit code."""
+def diffnet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command with the given arguments on a device, and returns its exit code."""
 
     def run(*arguments: object, device: str = "cpu") -> int:
-        monkeypatch.setattr(sys, "argv", ["diffnet", "bench", *map(str, arguments), "--device", device])
+        monkeypatch.setattr(sys, "argv", ["diffnet", *map(str, arguments), "--device", device])
         try:
             main()
         except SystemExit as e:
@@ -35,6 +36,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return 0
 
     return run
+
+
+@pytest.fixture
+def bench(diffnet: Callable[..., int]) -> Callable[..., int]:
+    return partial(diffnet, "bench")
 
 
 @pytest.fixture

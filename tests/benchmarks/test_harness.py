@@ -11,7 +11,7 @@ import torch
 
 from diffnet.benchmarks import Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.harness import timing
-from diffnet.benchmarks.harness.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.harness.arithmetic import arithmetic, floor_ms
 from diffnet.benchmarks.harness.peers import both_passes, first_made, where_implemented
 from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.benchmarks.harness.timing import Failure, Measurement, measure
@@ -121,13 +121,6 @@ def test_floor() -> None:
     kind = arithmetic("bf16")
     assert floor_ms(12 * 128 * 256 * 2**19, 0, kind) == pytest.approx(0.303, rel=0.01)
     assert floor_ms(0, 4.27e9, kind) == pytest.approx(1)
-
-
-def test_precision_is_restored() -> None:
-    before = torch.get_float32_matmul_precision()
-    with matmul_precision(True):
-        assert torch.get_float32_matmul_precision() == "high"
-    assert torch.get_float32_matmul_precision() == before
 
 
 def test_sweep_takes_options_before_defaults_and_sets_the_precision() -> None:

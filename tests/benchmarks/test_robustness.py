@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 import torch
 import trimesh
 
-from diffnet.__main__ import main
 from diffnet.benchmarks.robustness import changes
 from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.benchmarks.robustness.table import as_table
@@ -214,18 +213,8 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def robustness(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs `diffnet robustness`, and returns its exit code."""
-
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["diffnet", "robustness", *map(str, arguments), "--device", "cpu"])
-        try:
-            main()
-        except SystemExit as e:
-            return int(e.code or 0)
-        return 0
-
-    return run
+def robustness(diffnet: Callable[..., int]) -> Callable[..., int]:
+    return partial(diffnet, "robustness")
 
 
 def test_the_command(

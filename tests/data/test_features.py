@@ -138,7 +138,7 @@ def test_normals_are_those_of_the_frames(prepared: tuple[Mesh, Operators]) -> No
     torch.testing.assert_close(input_features(*prepared, "normals"), prepared[1].normals, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("cloud", [False, True], ids=["mesh", "cloud"])
+@pytest.mark.parametrize("cloud", [False, True])
 def test_curvature_of_a_torus(cloud: bool) -> None:
     rng = np.random.default_rng(0)
     n, m, big, small = 60, 24, 1.0, 0.4

@@ -203,7 +203,7 @@ def test_tables_of_labels(tmp_path: Path) -> None:
 # ---- properties and colors ----
 
 
-@pytest.mark.parametrize("text", [False, True], ids=["binary", "text"])
+@pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("name", ["label", "Class", "segment"])
 def test_properties_of_vertices(tmp_path: Path, name: str, text: bool) -> None:
     for stem, values in (("a", [7, 7, -1, 2, 2]), ("b", [2, 2, 2, 40, 2])):
@@ -319,7 +319,6 @@ def test_label_files_come_before_the_meshes_own(tmp_path: Path) -> None:
         ({"off/1K73_B.off": OFF, "labels/1K73_B.txt": "1 2 2 2 -1", "test.txt": "1K73_B.off"}, ["1K73_B"]),
         (TEETH, ["p1_upper", "p2_lower"]),
     ],
-    ids=["list", "folder", "undivided", "princeton", "meshcnn", "rna", "teeth"],
 )
 def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, str], expected: list[str]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)
@@ -339,7 +338,6 @@ def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, str], ex
         {"off/1.off": "broken", "off/2.off": OFF, "labels/2.txt": "6 6 6", "train.txt": "3", "test.txt": "2"},
         {"shapes/1.off": "broken", "shapes/2.off": OFF, "gt/2.seg": "6 6 6", "train.txt": "1", "test.txt": "2"},
     ],
-    ids=["folders", "labels", "lists", "coseg"],
 )
 def test_a_training_part_is_not_read_for_an_evaluation(tmp_path: Path, files: dict[str, str]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)

@@ -29,8 +29,6 @@ from rooms import (
 
 from diffnet.train.tasks.options.shared import TaskName
 
-MAX_FOLDER = 14  # modules, without __init__.py
-
 
 def files() -> Iterator[tuple[str, Path]]:
     """Every module and every stub file, with the module's name."""
@@ -182,11 +180,6 @@ def test_triton_is_imported_by_modules_of_kernels_only() -> None:
         if e.at_import_time and (e.module.split(".")[0] == "triton" or needs_triton(target(e)))
     ]
     assert not found, report(found)
-
-
-def test_folders_are_small() -> None:
-    sizes = Counter(path.parent for path in modules().values() if path.stem != "__init__")
-    assert max(sizes.values()) <= MAX_FOLDER, sizes.most_common(3)
 
 
 def compared_values(path: Path) -> Iterator[ast.expr]:

@@ -248,6 +248,7 @@ def test_ticks() -> None:
         ({"labels": [0, 1, 2]}, "labels: 3 values do not fit 4 vertices, 2 faces or 5 edges"),
         ({"scalars": {"height": [0.0] * 7}}, "height: 7 values do not fit 4 vertices"),
         ({"scalars": [0.0] * 4, "at": "faces"}, "scalars: 4 values do not fit 2 faces"),
+        ({"labels": [0] * 4, "at": "edges"}, "4 values do not fit 5 edges"),
         ({"scalars": [0.0] * 4, "at": "corners"}, "at should be vertices, faces or edges, got 'corners'"),
         ({"scalars": np.zeros((4, 2))}, r"scalars should have shape \(N,\), shape is \(4, 2\)"),
         ({"scalars": [1j] * 4}, "real numbers, dtype is complex128"),
