@@ -115,18 +115,18 @@ def test_mixed_floating_dtypes(operation: str, device: str) -> None:
     """Both backends give the same dtype and about the same numbers, and gradients in the dtypes of the arguments."""
     case = cases(device)[operation]
     for first in (0, 1):
-        narrow = case.floating[first::2]
-        mixed = {n: case.arguments[n].detach().to(torch.float16 if n in narrow else None) for n in case.floating}
+        halved = case.floating[first::2]
+        mixed = {n: case.arguments[n].detach().to(torch.float16 if n in halved else None) for n in case.floating}
         exact = [out.detach() for out in case.run("torch", **{n: x.double() for n, x in mixed.items()})]
         dtypes = []
         for backend in case.backends:
             leaves = {n: x.clone().requires_grad_() for n, x in mixed.items()}
             outs = case.run(backend, **leaves)
             dtypes.append([out.dtype for out in outs])
-            assert all(relative(a, b) < 1e-2 for a, b in zip(outs, exact, strict=True)), (narrow, backend)
+            assert all(relative(a, b) < 1e-2 for a, b in zip(outs, exact, strict=True)), (halved, backend)
             grads = torch.autograd.grad(sum(out.double().sum() for out in outs), list(leaves.values()))
             assert [g.dtype for g in grads] == [x.dtype for x in leaves.values()]
-        assert dtypes[0] == dtypes[-1], (narrow, dtypes)
+        assert dtypes[0] == dtypes[-1], (halved, dtypes)
 
 
 @OPERATIONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,13 +105,15 @@ WRONG_MASKS = [
 
 
 @backends
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", ["ell", "hybrid", "csr"])
 @pytest.mark.parametrize(("mask", "message"), WRONG_MASKS)
 def test_wrong_masks_are_refused(
     mask: Callable[[tuple[int, ...]], Any], message: str, name: str, backend: Backend
 ) -> None:
+    shape = VALUES.get(name, (NNZ,))
+    softmax = partial(sparse_softmax, PATTERN.to(DEVICE)) if name == "csr" else made(name).softmax
     with pytest.raises(ValueError, match=message):
-        made(name).softmax(zeros(2, *VALUES[name]), mask=mask(VALUES[name]), backend=backend)
+        softmax(zeros(2, *shape), mask=mask(shape), backend=backend)
 
 
 @backends

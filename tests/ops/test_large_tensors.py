@@ -7,6 +7,7 @@ in float64. They take up to 100 GB.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -48,64 +49,38 @@ def implicit_iteration() -> None:
     implicit_kernels.iteration(system, vertices, vertices, vertices, expanded(1, 1))
 
 
-TRITON = {"backend": "triton"}
-EXTENTS = (0, ROWS)
-REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "to_spectral": (
-        "to_spectral",
-        lambda: ops.to_spectral(expanded(ROWS, 1), expanded(ROWS, 1), expanded(ROWS), numbers(*EXTENTS), **TRITON),
-    ),
-    "from_spectral": (
-        "from_spectral",
-        lambda: ops.from_spectral(expanded(1, 1, 1), expanded(ROWS, 1), numbers(*EXTENTS), **TRITON),
-    ),
-    "diffuse": (
-        "diffuse",
-        lambda: ops.diffuse(expanded(1, ROWS, 1), expanded(1, ROWS), expanded(1), **TRITON),
-    ),
-    "gradient_features": (
-        "gradient_features",
-        lambda: ops.gradient_features(expanded(2, ROWS, 1), expanded(1, 1), expanded(1, 1), **TRITON),
-    ),
-    "spectral_gradient_features": (
-        "spectral_gradient_features",
-        lambda: ops.spectral_gradient_features(
-            expanded(1, 1, 1), expanded(2, ROWS, 1), expanded(1, 1), expanded(1, 1), numbers(*EXTENTS), **TRITON
-        ),
-    ),
-    "values_and_gradient_features": (
-        "spectral_gradient_features",
-        lambda: ops.values_and_gradient_features(
-            expanded(1, 1, 1),
-            expanded(ROWS, 1),
-            expanded(2, ROWS, 1),
-            expanded(1, 1),
-            None,
-            numbers(*EXTENTS),
-            **TRITON,
-        ),
-    ),
-    "mlp": ("mlp", lambda: ops.mlp([expanded(ROWS, 1)], [expanded(1, 1)], **TRITON)),
-    "cross_entropy": ("cross_entropy", lambda: ops.cross_entropy(expanded(1, ROWS), numbers(0), **TRITON)),
-    "spmm": (
-        "spmm",
-        lambda: spmm_kernels(csr_arrays(small_pattern(), True), expanded(1, 3), expanded(1, ROWS, 1)),
-    ),
-    "sddmm": (
-        "sddmm",
-        lambda: sddmm_kernels(csr_arrays(small_pattern(), True), expanded(1, 2, 1), expanded(1, ROWS, 1)),
-    ),
-    "implicit_diffusion": ("implicit_diffusion", implicit_iteration),
-}
+def extents() -> Tensor:
+    return numbers(0, ROWS)
 
 
-@pytest.mark.parametrize("call", REFUSED)
-def test_kernels_refuse_rows_that_they_do_not_count(call: str) -> None:
-    operation, function = REFUSED[call]
+ONE, ROW = (1, 1), (ROWS, 1)
+# The operation that the message names, and a call of its kernels.
+REFUSED: list[tuple[str, Callable[..., object], tuple[tuple[int, ...], ...]]] = [
+    ("to_spectral", lambda *x: ops.to_spectral(*x, extents(), backend="triton"), (ROW, ROW, (ROWS,))),
+    ("from_spectral", lambda *x: ops.from_spectral(*x, extents(), backend="triton"), ((1, 1, 1), ROW)),
+    ("diffuse", partial(ops.diffuse, backend="triton"), ((1, ROWS, 1), (1, ROWS), (1,))),
+    ("gradient_features", partial(ops.gradient_features, backend="triton"), ((2, ROWS, 1), ONE, ONE)),
+    (
+        "spectral_gradient_features",
+        lambda *x: ops.spectral_gradient_features(*x, extents(), backend="triton"),
+        ((1, 1, 1), (2, ROWS, 1), ONE, ONE),
+    ),
+    ("mlp", lambda x, w: ops.mlp([x], [w], backend="triton"), (ROW, ONE)),
+    ("cross_entropy", lambda x: ops.cross_entropy(x, numbers(0), backend="triton"), ((1, ROWS),)),
+    ("spmm", lambda *x: spmm_kernels(csr_arrays(small_pattern(), True), *x), ((1, 3), (1, ROWS, 1))),
+    ("sddmm", lambda *x: sddmm_kernels(csr_arrays(small_pattern(), True), *x), ((1, 2, 1), (1, ROWS, 1))),
+    ("implicit_diffusion", implicit_iteration, ()),
+]
+
+
+@pytest.mark.parametrize(("operation", "function", "shapes"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_kernels_refuse_rows_that_they_do_not_count(
+    operation: str, function: Callable[..., object], shapes: tuple[tuple[int, ...], ...]
+) -> None:
     with pytest.raises(
         ValueError, match=f"kernels of {operation} take at most {MAX_ROWS} rows and columns, got {ROWS}"
     ):
-        function()
+        function(*(expanded(*shape) for shape in shapes))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2**24, 1), (1, 2**24), (2**16, 2**15)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import scipy.sparse
 import torch
@@ -33,9 +32,6 @@ INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
 integers = pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
 PATTERN = random_pattern()  # (9, 6)
 NNZ = PATTERN.nnz
-ELL, ELL_ENTRIES = EllPattern.from_pattern(PATTERN)
-HYBRID = HybridPattern.from_pattern(PATTERN)
-WIDTH = ELL.indices.shape[1]
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
@@ -43,7 +39,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE)
 
 
 # (operation, its operands, the error, its message)
-WRONG_SHAPES = {
+WRONG_SHAPES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], str]] = {
     "spmm-values": (spmm, [(NNZ + 1,), (6, 3)], rf"values.*\(…, {NNZ}\), shape is \({NNZ + 1},\)"),
     "spmm-dense": (spmm, [(NNZ,), (9, 3)], r"\(…, 6, C\), shape is \(9, 3\)"),
     "spmm-1-D": (spmm, [(NNZ,), (6,)], r"\(…, 6, C\), shape is \(6,\)"),
@@ -54,21 +50,7 @@ WRONG_SHAPES = {
     "sddmm-columns": (sddmm, [(9, 3), (7, 3)], r"\(…, 6, 3\), shape is \(7, 3\)"),
     "softmax": (sparse_softmax, [(4,)], r"scores.*shape is \(4,\)"),
     "row_sum": (row_sum, [(1,)], r"values.*shape is \(1,\)"),
-    "ell-values": (ELL, [(9, WIDTH - 1), (6, 2)], rf"\(…, 9, {WIDTH}\), shape is \(9, {WIDTH - 1}\)"),
-    "ell-dense": (ELL, [(9, WIDTH), (5, 2)], r"\(…, 6, C\), shape is \(5, 2\)"),
-    "hybrid-values": (HYBRID, [(3,), (6, 2)], rf"\(…, {NNZ}\), shape is \(3,\)"),
-    "hybrid-dense": (HYBRID, [(NNZ,), (9, 2)], r"\(…, 6, C\), shape is \(9, 2\)"),
 }
-
-
-def call(operation: object, operands: list[object], backend: Backend) -> Tensor:
-    """Call a function with the pattern, or the matmul of an ELL or hybrid pattern."""
-    if isinstance(operation, (EllPattern, HybridPattern)):
-        on_device = EllPattern(ELL.indices.to(DEVICE), 6)
-        moved = on_device if operation is ELL else HybridPattern.from_pattern(PATTERN.to(DEVICE))
-        return moved.matmul(*operands, backend=backend)  # type: ignore[arg-type]
-    function: Callable[..., Tensor] = operation  # type: ignore[assignment]
-    return function(PATTERN.to(DEVICE), *operands, backend=backend)
 
 
 @backends
@@ -76,26 +58,7 @@ def call(operation: object, operands: list[object], backend: Backend) -> Tensor:
 def test_wrong_shapes_are_refused(name: str, backend: Backend) -> None:
     operation, shapes, message = WRONG_SHAPES[name]
     with pytest.raises(ValueError, match=message):
-        call(operation, [zeros(*shape) for shape in shapes], backend)
-
-
-@backends
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        pytest.param(torch.zeros(NNZ), r"bool, got torch\.float32", id="float"),
-        pytest.param(np.ones(NNZ, dtype=bool), "bool, got ndarray", id="array"),
-        pytest.param(torch.ones(NNZ + 1, dtype=torch.bool), r"broadcast to \(2,", id="too long"),
-        pytest.param(torch.ones(3, NNZ, dtype=torch.bool), r"broadcast to \(2,", id="too many sets"),
-        pytest.param(torch.tensor(True), r"shape is \(\)", id="scalar"),
-        pytest.param(torch.ones(NNZ, dtype=torch.bool, device="meta"), "it is on meta", id="device"),
-    ],
-)
-def test_wrong_masks_are_refused(mask: object, message: str, backend: Backend) -> None:
-    if isinstance(mask, Tensor) and mask.device.type == "cpu":
-        mask = mask.to(DEVICE)
-    with pytest.raises(ValueError, match=message):
-        sparse_softmax(PATTERN.to(DEVICE), zeros(2, NNZ), mask=mask, backend=backend)  # type: ignore[arg-type]
+        operation(PATTERN.to(DEVICE), *(zeros(*shape) for shape in shapes), backend=backend)
 
 
 def test_wrong_backends_and_dtypes_are_refused() -> None:
@@ -187,18 +150,6 @@ def test_a_bool_adjacency_of_scipy_keeps_features(backend: Backend) -> None:
     out = spmm(matrix.pattern, matrix.values, x, backend=backend)
     torch.testing.assert_close(out.cpu(), torch.from_numpy(mask).float() @ x.cpu())
     torch.testing.assert_close(matrix @ x, out)
-
-
-@backends
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=name_of)
-def test_ell_and_hybrid_promote(dtype: torch.dtype, backend: Backend) -> None:
-    values, x = (random(NNZ) > 0).to(dtype), random(6, 2, seed=1).float()
-    expected = dense_of(PATTERN, values.float()) @ x
-    hybrid = HybridPattern.from_pattern(PATTERN.to(DEVICE))
-    torch.testing.assert_close(hybrid.matmul(values.to(DEVICE), x.to(DEVICE), backend=backend).cpu(), expected)
-    ell = EllPattern(ELL.indices.to(DEVICE), 6)
-    places = values[ELL_ENTRIES.clamp(min=0)].to(DEVICE)
-    torch.testing.assert_close(ell.matmul(places, x.to(DEVICE), backend=backend).cpu(), expected)
 
 
 @backends
