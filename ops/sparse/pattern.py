@@ -327,14 +327,20 @@ def product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
     They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
     the transpose.
     """
-    known = None if torch.compiler.is_compiling() else pattern._product_arrays.get(triton)
-    if known is not None:
-        return known
+    if torch.compiler.is_compiling():
+        return _find_product_arrays(pattern, triton)
+    known = pattern._product_arrays.get(triton)
+    if known is None:
+        with torch.inference_mode(False):  # training may use the arrays, too
+            known = _find_product_arrays(pattern, triton)
+        if all(type(array) is Tensor for array in known):  # not while something is traced
+            pattern._product_arrays[triton] = known
+    return known
+
+
+def _find_product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
     transposed, order = pattern.transpose
-    found = [*csr_arrays(pattern, triton, by_length=True), *csr_arrays(transposed, triton, by_length=True), order]
-    if all(type(array) is Tensor for array in found):  # not while something is traced
-        pattern._product_arrays[triton] = found
-    return found
+    return [*csr_arrays(pattern, triton, by_length=True), *csr_arrays(transposed, triton, by_length=True), order]
 
 
 def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:

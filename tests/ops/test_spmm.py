@@ -144,6 +144,19 @@ def test_uneven_rows(transpose: bool) -> None:
     torch.testing.assert_close(found.cpu(), sddmm(pattern, x, x, backend="torch"))
 
 
+@backends
+def test_training_after_inference(backend: Backend) -> None:
+    """What a pattern finds in inference mode serves the backward pass, too."""
+    pattern = pattern_of(random_mask((9, 6, 3))[0]).to(DEVICE)
+    values, x = (torch.ones(*shape, device=DEVICE) for shape in ((pattern.nnz,), (6, 3)))
+    with torch.inference_mode():
+        expected = spmm(pattern, values, x, backend=backend)
+    out = spmm(pattern, values.requires_grad_(), x, backend=backend)
+    assert torch.equal(out, expected)
+    (grad,) = torch.autograd.grad(out.sum(), values)
+    assert torch.equal(grad, torch.full_like(grad, 3.0))
+
+
 def test_gradcheck() -> None:
     mask, _ = random_mask((9, 6, 3))
     pattern = pattern_of(mask)
