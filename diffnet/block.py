@@ -18,7 +18,8 @@ from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
+from diffnet.ops.diffusion_features.block import diffusion_block, is_one_node
+from diffnet.ops.diffusion_features.op import BlockArguments
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
 from diffnet.ops.mlp.op import mlp_with
 from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes

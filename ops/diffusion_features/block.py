@@ -7,7 +7,7 @@ Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,21 +16,13 @@ from torch.autograd.function import once_differentiable
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
-from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
+from diffnet.ops.diffusion_features.op import (
+    BlockArguments,
+    check_arguments,
+    diffusion_features_forward,
+    gradients_of_sums,
+)
 from diffnet.ops.mlp.op import check_mlp, drawn_seeds, mlp_forward
-
-
-class BlockArguments(NamedTuple):
-    """Tensors of a block: the operators, the parameters of its diffusion and of its gradient features."""
-
-    mass: Tensor
-    evals: Tensor
-    evecs: Tensor
-    gradient_evecs: Tensor
-    time: Tensor
-    a_re: Tensor
-    a_im: Tensor | None
-    ptr: Tensor
 
 
 def diffusion_block(
@@ -54,7 +46,7 @@ def diffusion_block(
 
     Raises TypeError and ValueError as these operations do.
     """
-    arguments = arguments._replace(ptr=check_arguments(x, *arguments, lengths, swapped))
+    arguments = check_arguments(x, arguments, lengths, swapped)
     check_mlp([x] * 3, weights, biases, dropout, x)
     seeds = drawn_seeds(seeds, len(weights) - 1, dropout, x.device)
     tensors = x, *arguments, *weights, *biases
@@ -130,7 +122,8 @@ class _Block(torch.autograd.Function):
         (x, features), matrices = saved[:2], saved[2 : 2 + layers]
         diffused, *hidden = saved[2 + layers : 2 + 2 * layers]
         bias, seeds, *rest = saved[2 + 2 * layers :]
-        mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, spectrum, d, table = rest
+        arguments, (spectrum, d, table) = BlockArguments(*rest[:8]), rest[8:]
+        evecs, ptr, a_im = arguments.evecs, arguments.ptr, arguments.a_im
         if diffused is None:
             diffused = evaluate(d, evecs, None, ptr)
         if hidden and hidden[-1] is None:
@@ -151,7 +144,7 @@ class _Block(torch.autograd.Function):
         coefficient_sums = backward(
             features_grad,
             table,
-            gradient_evecs,
+            arguments.gradient_evecs,
             ptr,
             swapped=ctx.swapped,
             values_grad=diffused_grad,
@@ -159,13 +152,11 @@ class _Block(torch.autograd.Function):
             projected=projected,
             unsummed=unsummed,
         )
-        x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
-            coefficient_sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, x_grad
-        )
-        im_grad = None if im_grad is None else in_dtype(im_grad, a_im.dtype)
+        x_grad, time_grad, re_grad, im_grad = gradients_of_sums(coefficient_sums, arguments, spectrum, d, x_grad)
+        im_grad = None if im_grad is None or a_im is None else in_dtype(im_grad, a_im.dtype)
         sums = [*weight_grads, *bias_grads]
         parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
-        of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
+        of_features = in_dtype(time_grad, arguments.time.dtype), in_dtype(re_grad, arguments.a_re.dtype), im_grad
         return None, None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
 
 

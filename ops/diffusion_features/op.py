@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,19 @@ from diffnet.ops.diffusion_features import reference
 from diffnet.ops.gradient_features.op import check_matrices, features_operator
 from diffnet.ops.gradient_features.table import empty_table
 from diffnet.ops.spectral.op import diffuse_operator, project_operator
+
+
+class BlockArguments(NamedTuple):
+    """Tensors of a block: the operators, the parameters of its diffusion and of its gradient features."""
+
+    mass: Tensor
+    evals: Tensor
+    evecs: Tensor
+    gradient_evecs: Tensor
+    time: Tensor
+    a_re: Tensor
+    a_im: Tensor | None
+    ptr: Tensor
 
 
 def diffusion_and_gradient_features(
@@ -57,7 +70,8 @@ def diffusion_and_gradient_features(
         TypeError: for arguments that are not tensors or have other dtypes.
         ValueError: for other shapes, devices or extents.
     """
-    ptr = check_arguments(x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths, swapped)
+    given = BlockArguments(mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr)
+    ptr = check_arguments(x, given, lengths, swapped).ptr
     operators = (mass, evals, evecs, gradient_evecs)
     if not use_kernels(backend, x, *operators, matrix=True):
         return reference.diffusion_and_gradient_features(
@@ -75,31 +89,19 @@ def diffusion_and_gradient_features(
     return passed if x.dtype == dtype else x, diffused, features
 
 
-def check_arguments(
-    x: Tensor,
-    mass: Tensor,
-    evals: Tensor,
-    evecs: Tensor,
-    gradient_evecs: Tensor,
-    time: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    ptr: Tensor,
-    lengths: Sequence[int] | None,
-    swapped: bool,
-) -> Tensor:
-    """Check the arguments of `diffusion_and_gradient_features`, and return ptr contiguous."""
+def check_arguments(x: Tensor, given: BlockArguments, lengths: Sequence[int] | None, swapped: bool) -> BlockArguments:
+    """Check the arguments of `diffusion_and_gradient_features`, and return them with contiguous ptr."""
     check_rank("x", x, "(V, C)", 2)
     (rows, channels), device = x.shape, x.device
-    check_matrix("evecs", evecs, rows, "K", device)
-    k = evecs.shape[1]
-    check_tensor("mass", mass, (rows,), device)
-    check_tensor("gradient_evecs", gradient_evecs, (2, rows, k), device)
-    ptr = check_ptr(ptr, rows, lengths, device)
-    check_tensor("evals", evals, (ptr.shape[0] - 1, k), device)
-    check_tensor("time", time, (channels,), device)
-    check_matrices(a_re, a_im, channels, device, swapped)
-    return ptr
+    check_matrix("evecs", given.evecs, rows, "K", device)
+    k = given.evecs.shape[1]
+    check_tensor("mass", given.mass, (rows,), device)
+    check_tensor("gradient_evecs", given.gradient_evecs, (2, rows, k), device)
+    ptr = check_ptr(given.ptr, rows, lengths, device)
+    check_tensor("evals", given.evals, (ptr.shape[0] - 1, k), device)
+    check_tensor("time", given.time, (channels,), device)
+    check_matrices(given.a_re, given.a_im, channels, device, swapped)
+    return given._replace(ptr=ptr)
 
 
 def diffusion_features_forward(
@@ -155,31 +157,21 @@ def _gradients(
     from diffnet.ops.gradient_features.kernels import backward
 
     sums = backward(features_grad, table, gradient_evecs, ptr, swapped=swapped, values_grad=diffused_grad, evecs=evecs)
-    x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
-        sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, passed_grad
-    )
+    given = BlockArguments(mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr)
+    x_grad, time_grad, re_grad, im_grad = gradients_of_sums(sums, given, spectrum, d, passed_grad)
     return x_grad, time_grad, re_grad, re_grad.new_empty(0, 0) if im_grad is None else im_grad
 
 
 def gradients_of_sums(
-    sums: Tensor,
-    mass: Tensor,
-    evals: Tensor,
-    evecs: Tensor,
-    time: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    ptr: Tensor,
-    spectrum: Tensor,
-    d: Tensor,
-    passed_grad: Tensor | None,
+    sums: Tensor, given: BlockArguments, spectrum: Tensor, d: Tensor, passed_grad: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dx (V, C) plus passed_grad, and dt (C,), dA_re and dA_im (C, C) in float32; sums: dD, dP, dQ and Φᵀ dx_d"""
     from diffnet.ops.gradient_features.coefficient_kernels import backward
     from diffnet.ops.spectral.kernels import evaluate
 
-    spectrum_grad, re_grad, im_grad, time_grad = backward(sums, d, a_re, a_im, (spectrum, evals, time))
-    return evaluate(spectrum_grad, evecs, mass, ptr, added=passed_grad), time_grad, re_grad, im_grad
+    of_diffusion = spectrum, given.evals, given.time
+    spectrum_grad, re_grad, im_grad, time_grad = backward(sums, d, given.a_re, given.a_im, of_diffusion)
+    return evaluate(spectrum_grad, given.evecs, given.mass, given.ptr, added=passed_grad), time_grad, re_grad, im_grad
 
 
 def _gradients_fake(diffused_grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
