@@ -96,7 +96,7 @@ class Calls:
     def each(self) -> tuple[nn.Module, nn.Module]:
         return self.plain, self.model
 
-    def compare(self, meshes: list[Operators], times: int = 3) -> None:
+    def compare(self, meshes: list[Operators], times: int = 2) -> None:
         for operators in [o.to(self.device) for o in meshes] * times:
             assert_same(results(self.model, operators), results(self.plain, operators))
 

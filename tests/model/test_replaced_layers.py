@@ -187,6 +187,12 @@ def network(backend: str, **options: Any) -> DiffusionNet:
     return model
 
 
+def use(model: DiffusionNet, backend: str) -> None:
+    for module in model.modules():
+        if "backend" in vars(module):
+            module.backend = backend
+
+
 def computed(model: DiffusionNet, x: Tensor, o: Operators, called: str) -> Tensor:
     """The network with a call of each layer, in plain PyTorch.
 
@@ -244,7 +250,9 @@ def test_changed_layers_are_called(operators: Operators, place: str, change: Cha
             assert len(calls) == (2 if place.endswith("dropout") else 1)
         for buffer, before in buffers:
             buffer.copy_(before)
+        use(model, "torch")
         expected = results(model, computed(model, x, operators, place), x)
+        use(model, backend)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert relative(found[name], value) < 1e-4, name
