@@ -18,7 +18,7 @@ from diffnet.data import PairSample, collate_pairs
 from diffnet.geometry import make_mesh
 from diffnet.ops import functional_map
 from diffnet.train import load_matching_network, match_meshes
-from diffnet.train.commands.predicting import print_kind
+from diffnet.train.commands.predicting import described_input
 from diffnet.train.correspondence.maps import pair_maps
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.inference.network_input import network_input
@@ -83,7 +83,7 @@ def test_features(name: str, gradient: str) -> None:
     ],
 )
 def test_commands_name_the_kind(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    print_kind(FILES[name], network(name))
+    described_input(FILES[name], network(name))
     features = {"fmnet": "hks", "ulrssm": "xyz"}[name]
     out = capsys.readouterr().out
     assert f"{FILES[name].name}: {words}. It doesn't record its input, which is taken to be {features} at area 1" in out

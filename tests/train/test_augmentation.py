@@ -112,6 +112,7 @@ def test_what_is_drawn() -> None:
     assert changes.factors is not None
     torch.testing.assert_close(changes.rotations[:, :, 2], torch.tensor([0.0, 0, 1]).expand(2000, 3))
     torch.testing.assert_close(torch.linalg.det(changes.rotations), torch.ones(2000))
+    assert torch.equal(changes.rotations_of(3, 2), changes.rotations[3:5])  # type: ignore[arg-type]
     assert changes.rotations[:, 0, :2].mean(0).abs().max() < 0.1
     assert 0.45 < changes.mirror.float().mean() < 0.55
     assert 1 / 1.5 <= changes.factors.min() < 0.7

@@ -42,12 +42,11 @@ def match(
     with ExitAtCtrlC():
         from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
-        from diffnet.train.commands.predicting import check_outputs, check_suffix, print_kind
+        from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.report.transfer import pair_page
         from diffnet.train.run import progress_bar
-        from diffnet.train.tasks.network import MetadataError
 
     if out.is_dir():
         raise OptionError(f"--out should be a text file, and {out} is a folder")
@@ -57,22 +56,19 @@ def match(
     for path in written:
         check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
-    print_kind(checkpoint, network)
+    described_input(checkpoint, network)
     with progress_bar(console) if fine_tune > 0 else nullcontext() as bar:
         shown = None if bar is None else bar.add_task("fine-tuning", total=fine_tune)
-        try:
-            found = match_meshes(
-                a,
-                b,
-                network,
-                pick_device(device),
-                zoomout=zoomout,
-                fine_tune=fine_tune,
-                cache_dir=cache,
-                after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
-            )
-        except MetadataError as e:
-            raise MetadataError(f"{checkpoint}: {e}") from e
+        found = match_meshes(
+            a,
+            b,
+            network,
+            pick_device(device),
+            zoomout=zoomout,
+            fine_tune=fine_tune,
+            cache_dir=cache,
+            after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
+        )
     for path in written:
         make_folder(path.parent)
     write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))

@@ -39,6 +39,7 @@ from diffnet.train.commands.training import check_data, print_results
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
+    from diffnet.train.tasks.network import NetworkInput
     from diffnet.train.tasks.task import Predicted
 
 _KINDS = {
@@ -113,20 +114,14 @@ def predict(
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
-        from diffnet.train.inference.network_input import network_input
         from diffnet.train.inference.predict import predictor
         from diffnet.train.run import progress_bar
-        from diffnet.train.tasks.network import MetadataError
         from diffnet.train.tasks.registry import task_named
 
     if not smooth <= MAX_WEIGHT:
         raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
     network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
-    try:
-        expected = network_input(network)
-    except MetadataError as e:
-        raise MetadataError(f"{checkpoint}: {e}") from e
-    print_kind(checkpoint, network)
+    expected = described_input(checkpoint, network)
     task = task_named(expected.options.task).on_meshes()
     sources = find_meshes(meshes, without=out)
     files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
@@ -214,21 +209,27 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
     write_atomically(path, content.getvalue())
 
 
-def print_kind(checkpoint: Path, network: DiffusionNet) -> None:
-    """Say what a checkpoint of another program is, and what its network gets as input. Print nothing for other files.
+def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
+    """The input of a network. For a checkpoint of another program, say what it is and what its network gets.
 
-    Raises MetadataError, see `network_input`.
+    Raises MetadataError, which names the file, see `network_input`.
     """
     from diffnet.train.inference.loading import is_original
     from diffnet.train.inference.network_input import network_input
+    from diffnet.train.tasks.network import MetadataError
 
+    try:
+        expected = network_input(network)
+    except MetadataError as e:
+        raise MetadataError(f"{checkpoint}: {e}") from e
     if is_original(checkpoint):
-        options = network_input(network).options
+        options = expected.options
         console.print(
             f"{checkpoint}: {_KINDS[network.metadata['kind']]}. It doesn't record its input, which is taken to be "
             f"{options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's operators.",
             soft_wrap=True,
         )
+    return expected
 
 
 def check_outputs(written: Sequence[Path], read: Sequence[Path]) -> None:
@@ -294,20 +295,15 @@ def evaluate(
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_scored_network
-        from diffnet.train.inference.network_input import network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
-        from diffnet.train.tasks.network import DataOptions, MetadataError
+        from diffnet.train.tasks.network import DataOptions
         from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
         from diffnet.train.tasks.registry import task_named
 
     chosen = pick_device(device)
     check_empty(out)
     network = load_scored_network(checkpoint)
-    try:
-        expected = network_input(network)
-    except MetadataError as e:
-        raise MetadataError(f"{checkpoint}: {e}") from e
-    print_kind(checkpoint, network)
+    expected = described_input(checkpoint, network)
     task = task_named(expected.options.task)
     own_names = TASK_OPTIONS[task.name].own_names
     if (pairs is not None or base != "auto" or zoomout) and "zoomout" not in own_names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,10 +55,8 @@ def predict_labels(
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
     needed, and for one of a regression or of a correspondence.
     """
-    _check_classes(network)
-    check_several(sources)
-    outputs_of = _outputs(network, device, cache_dir)
-    return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in map(outputs_of, sources)]
+    outputs = _outputs_of_classes(sources, network, device, cache_dir)
+    return [(mesh, each.argmax(-1).cpu().numpy()) for mesh, each in outputs]
 
 
 def predict_probabilities(
@@ -68,10 +66,8 @@ def predict_probabilities(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
-    _check_classes(network)
-    check_several(sources)
-    outputs_of = _outputs(network, device, cache_dir)
-    return [(mesh, outputs.float().softmax(-1).cpu().numpy()) for mesh, outputs in map(outputs_of, sources)]
+    outputs = _outputs_of_classes(sources, network, device, cache_dir)
+    return [(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs]
 
 
 def predict_values(
@@ -95,10 +91,17 @@ def predict_values(
     return [(each.mesh, each.values.numpy()) for each in predicted]
 
 
-def _check_classes(network: DiffusionNet) -> None:
+def _outputs_of_classes(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device | str,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Iterable[tuple[Mesh, Tensor]]:
     reason = task_named(network_input(network).options.task).no_classes
     if reason is not None:
         raise MetadataError(reason)
+    check_several(sources)
+    return map(_outputs(network, device, cache_dir), sources)
 
 
 def predictor(

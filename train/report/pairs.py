@@ -18,10 +18,9 @@ from diffnet.geometry.geodesics.curve import THRESHOLDS
 from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.report.charts import png_of
-from diffnet.train.report.report import figure_html, summary_html
+from diffnet.train.report.report import charts_html, figure_html, summary_html, write_page
 from diffnet.train.report.spread import spread_over
 from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors
-from diffnet.viz.pages import fill_template
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
 
@@ -38,7 +37,8 @@ def write_pairs_report(
     summary: entries at the top of the page
     """
     numbers, kind = _shown(pairs), "test" if scores_a_test(results) else "scored"
-    scores, charts = {}, []
+    scores: dict[str, str] = {}
+    charts: list[tuple[bytes | None, str, str]] = []
     if pairs.errors:
         every = np.concatenate([own.errors for own in pairs.errors])
         curve = error_curve(every)
@@ -46,7 +46,8 @@ def write_pairs_report(
         write_atomically(out / "errors.csv", csv_text([("error", "share"), *rows]))
         chart = curve_png(curve)
         write_atomically(out / "errors.png", chart)
-        charts.append((chart, f"Geodesic errors of the {kind} pairs"))
+        caption = f"Geodesic errors of the {kind} pairs"
+        charts.append((chart, caption, caption))
         scores = {
             "Mean error ×100": f"{results['mean_error_x100']:.3f}",
             "Nearest vertices": f"{100 * results['floor']:.3f}",
@@ -55,15 +56,11 @@ def write_pairs_report(
         if results["flipped_pairs"] is not None:
             scores["Left and right exchanged"] = f"{results['flipped_pairs']} of {results['test_pairs']} pairs"
     parts = [summary_html({**scores, "Pairs": str(results["test_pairs"]), **summary})]
-    if curves is not None:
-        charts.append((curves, "Training"))
-    parts.append(f'<section class="charts">{"".join(figure_html(png, text, text) for png, text in charts)}</section>')
+    parts.append(charts_html([*charts, (curves, "Training", "Training")]))
     (out / "pairs").mkdir(exist_ok=True)
     articles = "".join(_article(out, pairs, number) for number in numbers)
     parts.append(f"<section><h2>{kind.capitalize()} pairs</h2>{articles}</section>")
-    title = f"Correspondences of the {kind} pairs"
-    text = fill_template("diffnet.train.report", "report.html", title=title, body="\n".join(parts))
-    write_atomically(out / "predictions.html", text)
+    write_page(out / "predictions.html", f"Correspondences of the {kind} pairs", parts)
 
 
 def curve_png(curve: NDArray[np.float64]) -> bytes:

@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import LabelsAt, TargetsAt
-from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
-from diffnet.train.report.report import figure_html, summary_html
+from diffnet.train.report.report import charts_html, figure_html, summary_html, write_page
 from diffnet.viz.color_maps import Scale, make_scale
 from diffnet.viz.fields import PLAIN_COLOR
-from diffnet.viz.pages import fill_template
 from diffnet.viz.render import draw, paint, paint_scalars, png_bytes
 from diffnet.viz.surface import make_surface
 
@@ -60,9 +58,8 @@ def write_values_report(
     scatter, curves: charts, see `scatter_png` and `curves_png`
     """
     parts = [summary_html(summary), _columns_table(columns)]
-    charts = ((scatter, "Predictions against the truth"), (curves, "Training"))
-    figures = "".join(figure_html(png, caption, caption) for png, caption in charts if png is not None)
-    parts.append(f'<section class="charts">{figures}</section>')
+    captions = ("Predictions against the truth", "Training")
+    parts.append(charts_html(zip((scatter, curves), captions, captions, strict=True)))
     names = [str(column["name"]) for column in columns]
     # NumPy and zlib work without Python's global lock, so threads draw on all cores.
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -71,9 +68,7 @@ def write_values_report(
         else:
             meshes = "".join(pool.map(lambda row: _mesh_section(row, names, at), rows))
     parts.append(f"<section><h2>Meshes</h2>{meshes}</section>")
-    write_atomically(
-        path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))
-    )
+    write_page(path, title, parts)
 
 
 def _columns_table(columns: Sequence[Mapping[str, Any]]) -> str:

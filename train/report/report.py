@@ -72,9 +72,7 @@ def write_report(
         (confusion, "Confusion matrix", "Confusions by class"),
         (curves, "Losses and accuracies over the epochs", "Training"),
     )
-    figures = [figure_html(png, alt, caption) for png, alt, caption in charts if png is not None]
-    if figures:
-        parts.append(f'<section class="charts">{"".join(figures)}</section>')
+    parts.append(charts_html(charts))
     # NumPy and zlib work without Python's global lock, so threads draw on all cores.
     with ThreadPoolExecutor(available_cores()) as pool:
         meshes = "".join(pool.map(_mesh_section, rows))
@@ -83,9 +81,19 @@ def write_report(
         parts.append(f"<section><h2>Meshes</h2>{meshes}</section>")
     if classified:
         parts.append(f'<section><h2>Meshes</h2><div class="shapes">{classified}</div></section>')
-    write_atomically(
-        path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))
-    )
+    write_page(path, title, parts)
+
+
+def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -> None:
+    """Write a page of these parts."""
+    body = "\n".join(parts)
+    write_atomically(path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body=body))
+
+
+def charts_html(charts: Iterable[tuple[bytes | None, str, str]]) -> str:
+    """A section with charts, each with its description and its caption. None stands for a chart that there isn't."""
+    figures = "".join(figure_html(png, alt, caption) for png, alt, caption in charts if png is not None)
+    return f'<section class="charts">{figures}</section>' if figures else ""
 
 
 def summary_html(summary: Mapping[str, str]) -> str:
