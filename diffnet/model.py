@@ -58,9 +58,9 @@ class NetworkOptions(BlockDetails, Architecture):
 class DiffusionNet(nn.Module):
     """DiffusionNet on packed ragged batches (Sharp et al. 2022, https://arxiv.org/abs/2012.00888).
 
-    Its arguments are the fields of `NetworkOptions`. `DiffusionNetBlock` says more about those of the blocks. They are
-    attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a dictionary of values
-    that belong to the network; `save` and `load` keep it.
+    Its arguments are the fields of `NetworkOptions`; `help(DiffusionNet)` explains each. `DiffusionNetBlock` says more
+    about the options of blocks. The arguments are attributes of the network, except `blocks`, which is the list of the
+    blocks. `metadata` is a dictionary of values that belong to the network; `save` and `load` keep it.
 
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
 
