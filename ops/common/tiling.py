@@ -61,7 +61,7 @@ MAX_PLANS = 4096  # that one function remembers
 def planned(plan: Callable[..., R]) -> Callable[..., R]:
     """Decorate a function that plans a launch: remember its results, because planning takes as long as the launch.
 
-    plan: a function of a tensor, and of numbers, tilings and strings. Of the tensor it may use the dtype and the device
+    plan: a function of a tensor, and of numbers and strings. Of the tensor it may use the dtype and the device
         only.
     """
     known: dict[tuple[Any, ...], R] = {}

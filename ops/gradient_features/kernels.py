@@ -536,10 +536,10 @@ def _store_sums(
 
 @planned
 def _plan_forward(
-    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, diffused: bool, tiling: Tiling | None
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, diffused: bool
 ) -> tuple[Tiling, int, int]:
     """The tiling, the rows of a span, and the number of programs."""
-    t = tiling or forward_tiling(evecs, k, c, precision, diffused)
+    t = forward_tiling(evecs, k, c, precision, diffused)
     columns = cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
     return t, span, span_count(rows, meshes, span) * columns
@@ -547,10 +547,10 @@ def _plan_forward(
 
 @planned
 def _plan_backward(
-    evecs: Tensor, rows: int, k: int, c: int, meshes: int, planes: int, precision: str, tiling: Tiling | None
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, planes: int, precision: str
 ) -> tuple[Tiling, int, int, int]:
     """The tiling, the rows of a span, the number of spans, and the tiles of the result of one span."""
-    t = tiling or backward_tiling(evecs, k, c, precision)
+    t = backward_tiling(evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c) * (planes if precision == "bf16x6" else 1)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
@@ -563,7 +563,6 @@ def forward(
     evecs: Tensor | None,
     gradient_evecs: Tensor,
     ptr: Tensor,
-    tiling: Tiling | None = None,
     *,
     swapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -583,7 +582,7 @@ def forward(
     diffused = features.new_empty(0 if evecs is None else rows, c)
     if features.numel():
         precision = dot_precision(gradient_evecs)
-        t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, evecs is not None, tiling)
+        t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, evecs is not None)
         some_evecs = gradient_evecs[0] if evecs is None else evecs
         spectral_gradient_features_forward_kernel[(programs,)](
             table, some_evecs, gradient_evecs, ptr, diffused, features,
@@ -601,7 +600,6 @@ def backward(
     table: Tensor,
     gradient_evecs: Tensor,
     ptr: Tensor,
-    tiling: Tiling | None = None,
     *,
     swapped: bool = False,
     values_grad: Tensor | None = None,
@@ -622,7 +620,7 @@ def backward(
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
-    t, span, spans, tiles = _plan_backward(gradient_evecs, rows, k, c, meshes, planes, precision, tiling)
+    t, span, spans, tiles = _plan_backward(gradient_evecs, rows, k, c, meshes, planes, precision)
     # With swapped, P and Q have no product with the same operand.
     paired = planes == 3 and not swapped and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
@@ -655,7 +653,6 @@ def derivatives(
     table: Tensor,
     gradient_evecs: Tensor,
     ptr: Tensor,
-    tiling: Tiling | None = None,
     *,
     swapped: bool = False,
 ) -> Tensor:
@@ -668,7 +665,7 @@ def derivatives(
     precision = dot_precision(gradient_evecs)
     out = empty_operand(table, (4, rows, c), torch.float32, "ieee" if precision == "bf16x6" else precision)
     if out.numel():
-        t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, False, tiling)
+        t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, False)
         spectral_gradient_features_backward_derivatives_kernel[(programs,)](
             grad, table, gradient_evecs, ptr, out,
             rows, meshes, span, plane_rows,

@@ -153,7 +153,6 @@ def forward(
     dropout: float,
     seeds: Tensor | None,
     keep: bool,
-    tiling: Tiling | None = None,
 ) -> list[Tensor]:
     """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU, and the hidden layers if `keep`
 
@@ -161,11 +160,11 @@ def forward(
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
     check_rows("mlp", inputs[0].shape[0])
-    if tiling is None and _fits_hopper(inputs, weights):
+    if _fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 
         return hopper_kernels.forward(inputs, weights, biases, residual, dropout, seeds, keep)
-    t = tiling or forward_tiling(inputs, weights, dropout > 0)
+    t = forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
     if t is None:
         outs: list[Tensor] = []
@@ -250,18 +249,17 @@ def backward(
     skip: bool,
     dropout: float,
     need_inputs: bool,
-    tiling: Tiling | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the gradients of the inputs (m, V, C), empty if not needed, and of each layer's output before activation.
 
     grad (V, Hₙ), the others as in `forward`; skip: the first input is the residual
     """
-    if tiling is None and need_inputs and _fits_hopper(inputs, weights):
+    if need_inputs and _fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_backward_kernels
 
         return hopper_backward_kernels.backward(grad, len(inputs), weights, hidden, skip, dropout)
     (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
-    t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
+    t = backward_tiling(inputs, weights) if need_inputs else None
     if t is None:
         grads = [grad]
         for weight, layer in zip(weights[:0:-1], hidden[::-1], strict=True):

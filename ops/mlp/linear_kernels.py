@@ -150,14 +150,13 @@ def linear(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     residual: Tensor | None = None,
-    tiling: Tiling | None = None,
 ) -> Tensor:
     """residual + dropout(relu([x₁ … xₙ] Wᵀ + b)); ReLU and dropout with `activation` only
 
     inputs: one to three (V, C); weight: (H, inputs·C) as `matmul.operands` returns it; bias (H,); residual (V, H);
     seed (2,) int64 for dropout → (V, H) in the inputs' dtype
     """
-    return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed, tiling)[0]
+    return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed)[0]
 
 
 def linear_backward(
@@ -166,24 +165,21 @@ def linear_backward(
     *,
     hidden: Tensor,
     dropout: float = 0.0,
-    tiling: Tiling | None = None,
 ) -> Tensor:
     """dx = dy W, back through the ReLU and the dropout that computed x
 
     dy (V, H), weight (H, C) as `matmul.operands` returns it, hidden (V, C) → (V, C). `hidden` is x: a unit above 0 was
     neither cut off by ReLU nor dropped, so no mask is needed.
     """
-    return _launch([grad], weight, True, 1, None, None, hidden, False, dropout, None, tiling)[0]
+    return _launch([grad], weight, True, 1, None, None, hidden, False, dropout, None)[0]
 
 
-def inputs_backward(
-    grad: Tensor, weight: Tensor, parts: int, residual: Tensor | None, tiling: Tiling | None = None
-) -> Tensor:
+def inputs_backward(grad: Tensor, weight: Tensor, parts: int, residual: Tensor | None) -> Tensor:
     """dx₁ … dxₙ (n, V, C) with [dx₁ … dxₙ] = dy W
 
     dy (V, H), weight (H, n·C) as `matmul.operands` returns it; residual (V, C) is added to dx₁
     """
-    return _launch([grad], weight, True, parts, None, residual, None, False, 0.0, None, tiling)
+    return _launch([grad], weight, True, parts, None, residual, None, False, 0.0, None)
 
 
 def _launch(
@@ -197,11 +193,10 @@ def _launch(
     activation: bool,
     dropout: float,
     seed: Tensor | None,
-    tiling: Tiling | None,
 ) -> Tensor:
     (rows, c), out_size = inputs[0].shape, weight.shape[-1 if transposed else -2]
     bare = len(inputs) == parts == 1 and residual is None and hidden is None and not activation
-    if bare and tiling is None and _cublas_is_faster(inputs[0], out_size):
+    if bare and _cublas_is_faster(inputs[0], out_size):
         # Both parts of the weight add up to more digits than tf32 has.
         matrix = weight.sum(0, dtype=torch.float32)
         matrix = matrix if transposed else matrix.mT
@@ -212,7 +207,7 @@ def _launch(
     out, plane_rows = empty_planes(first, parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
-        t = tiling or linear_tiling(first, c, out_size)
+        t = linear_tiling(first, c, out_size)
         some_residual = first if residual is None else residual
         mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
             first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,

@@ -123,13 +123,12 @@ def _plan(
     pairs: int,
     meshes: int,
     precision: str,
-    tiling: Tiling | None,
 ) -> tuple[Tiling, int, int, int, int]:
     """The tiling, the rows of a span, the spans of all rows and those of a projection, and the number of programs.
 
     meshes: of the projection, 0 without one
     """
-    t = tiling or weight_tiling(grad, h, c, precision)
+    t = weight_tiling(grad, h, c, precision)
     tiles = cdiv(h, t.k) * cdiv(c, t.c)
     every = tiles * (pairs + (meshes > 0))
     span = choose_span(rows, t.v, processors(grad) * t.programs // max(every, 1))
@@ -166,7 +165,6 @@ def weight_gradients(
     inputs: Sequence[Tensor],
     hidden: Sequence[Tensor],
     grads: Sequence[Tensor],
-    tiling: Tiling | None = None,
     *,
     leave_sum: bool = False,
     projection: Projection | None = None,
@@ -191,7 +189,7 @@ def weight_gradients(
     for shape in dict.fromkeys(shapes):
         places = [i for i, other in enumerate(shapes) if other == shape]
         own = projection if projection is not None and projected is None and _fits(projection, *shape) else None
-        partial, span, mesh_sums = _of_one_shape([layers[i] for i in places], [grads[i] for i in places], tiling, own)
+        partial, span, mesh_sums = _of_one_shape([layers[i] for i in places], [grads[i] for i in places], own)
         if mesh_sums is not None:
             projected = mesh_sums, span
         if leave_sum and unsummed is None:
@@ -220,7 +218,6 @@ def _fits(projection: Projection, h: int, c: int) -> bool:
 def _of_one_shape(
     layers: Sequence[Sequence[Tensor]],
     grads: Sequence[Tensor],
-    tiling: Tiling | None,
     projection: Projection | None,
 ) -> tuple[Tensor, int, Tensor | None]:
     """Sum over spans of rows: the gradients of the weights of all layers, then those of the biases (1, spans, N).
@@ -233,7 +230,7 @@ def _of_one_shape(
     (rows, h), c, pairs = grads[0].shape, inputs[0].shape[1], len(inputs)
     precision = dot_precision(grads[0])
     meshes = 0 if projection is None else projection.ptr.shape[0] - 1
-    t, span, spans, mesh_spans, programs = _plan(grads[0], rows, h, c, pairs, meshes, precision, tiling)
+    t, span, spans, mesh_spans, programs = _plan(grads[0], rows, h, c, pairs, meshes, precision)
     size = pairs * h * c + len(grads) * h
     partial = torch.empty(1, spans, size, dtype=torch.float32, device=grads[0].device)
     ptr, projected = partial, None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,28 +21,20 @@ from diffnet.ops.sparse.row_kernels import (
 
 MAX_ROWS = 256
 
-
-@dataclass(frozen=True)
-class Gathering:
-    """How a program of `sddmm` reads the dense factor. All are powers of two.
-
-    bytes: how much is read at a time, for one entry of each row
-    unroll: the number of entries of a row that are gathered at the same time
-    warps: of a program
-    """
-
-    bytes: int = 4096
-    unroll: int = 4
-    warps: int = 4
+# How a program reads the dense factor: the bytes that it reads at a time, for one entry of each row, and the number of
+# entries of a row that it gathers at the same time. Both are powers of two.
+GATHERED_BYTES = 4096
+GATHERED_ENTRIES = 4
+WARPS = 4
 
 
-def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering()) -> Tensor:
+def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Compute `reference.sddmm`."""
     indptr, indices, pieces, *_ = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
     together = min(sets, 2) if len(b) == 1 else 1
     groups = cdiv(sets, together)
-    block_r, block_c = _tile_sizes(b, gathering)
+    block_r, block_c = _tile_sizes(b)
     check_rows("sddmm", rows, b.shape[1])
     check_programs("sddmm", max(groups * cdiv(rows, block_r), sets * len(pieces)))
     out = a.new_empty(sets, entries)
@@ -55,8 +45,8 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
     sddmm_forward_rows_kernel[(groups * cdiv(rows, block_r),)](
         indptr, indices, stored_order(csr), a, b, out, rows, channels, sets, entries, *strides,
-        **order_flags(csr), LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
-        num_warps=gathering.warps,
+        **order_flags(csr), LONG=PIECE, BLOCK_R=block_r, UNROLL=GATHERED_ENTRIES, **flags,
+        num_warps=WARPS,
     )  # fmt: skip
     if len(pieces) > 0:
         sddmm_forward_pieces_kernel[(sets * len(pieces),)](
@@ -66,10 +56,10 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
     return out
 
 
-def _tile_sizes(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
+def _tile_sizes(dense: Tensor) -> tuple[int, int]:
     """Return the numbers of rows and channels of a program."""
     channels = min(power_of_2(dense.shape[2]), MAX_CHANNELS)
-    return min(gathering.bytes // (channels * dense.element_size()), MAX_ROWS), channels
+    return min(GATHERED_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
 
 
 @triton.jit

@@ -48,14 +48,7 @@ class Walk:
     unroll: int = 2
 
 
-def spmm(
-    csr: CsrArrays,
-    values: Tensor,
-    x: Tensor,
-    reduce: bool = False,
-    order: Tensor | None = None,
-    walk: Walk | None = None,
-) -> Tensor:
+def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order: Tensor | None = None) -> Tensor:
     """Compute `reference.spmm`.
 
     order: (nnz,) for a transposed pattern, the position in `values` of each entry
@@ -63,11 +56,11 @@ def spmm(
     indptr, indices, pieces, *_ = csr
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
-        return spmm(csr, values, x, False, order, walk).sum(0, keepdim=True)
+        return spmm(csr, values, x, False, order).sum(0, keepdim=True)
     # A program applies two sets, such as gradX and gradY, to each row that it gathers.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else cdiv(sets, together)
-    walk = walk or _walk(x, together, reduce)
+    walk = _walk(x, together, reduce)
     block_c = min(power_of_2(channels), MAX_CHANNELS) // 2 or 1
     block_r = 32 // cdiv(block_c * x.element_size(), 16)  # a thread gathers 16 bytes at a time
     multiprocessors = processors(x)

@@ -105,10 +105,10 @@ def project_forward_kernel(
 
 @planned
 def _plan_projection(
-    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, tiling: Tiling | None
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str
 ) -> tuple[Tiling, int, int, int]:
     """The tiling, the rows of a span, the number of spans, and the tiles of the result of one span."""
-    t = tiling or project_tiling(evecs, k, c, precision)
+    t = project_tiling(evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
@@ -118,9 +118,7 @@ def _plan_projection(
     return t, span, spans, tiles
 
 
-def project_spans(
-    x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
-) -> tuple[Tensor, int, Tensor | None]:
+def project_spans(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> tuple[Tensor, int, Tensor | None]:
     """Compute Φᵀ(scale ∘ x) of each span of rows.
 
     Returns the sums (1, spans, K, C) in float32, the rows of a span, and a factor that all sums have to be multiplied
@@ -134,7 +132,7 @@ def project_spans(
         factor = finite.mean().clamp(min=1e-30)
         scale = scale / factor
     precision = dot_precision(evecs)
-    t, span, spans, tiles = _plan_projection(evecs, rows, k, c, meshes, precision, tiling)
+    t, span, spans, tiles = _plan_projection(evecs, rows, k, c, meshes, precision)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
         project_forward_kernel[(spans, tiles)](
@@ -146,12 +144,12 @@ def project_spans(
     return partial, span, factor
 
 
-def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
     """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), evecs (V, K), scale (V,) → (B, K, C) float32
 
     Each program adds up one span of rows. A second kernel adds the sums of the spans in a fixed order.
     """
-    partial, span, factor = project_spans(x, evecs, scale, ptr, tiling)
+    partial, span, factor = project_spans(x, evecs, scale, ptr)
     return sum_spans(partial, ptr, span, factor)[0]
 
 
@@ -207,11 +205,9 @@ def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.const
 
 
 @planned
-def _plan_evaluation(
-    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, tiling: Tiling | None
-) -> tuple[Tiling, int, int]:
+def _plan_evaluation(evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str) -> tuple[Tiling, int, int]:
     """The tiling, the rows of a span, and the number of programs."""
-    t = tiling or evaluate_tiling(evecs, k, c, precision)
+    t = evaluate_tiling(evecs, k, c, precision)
     columns = cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
     return t, span, span_count(rows, meshes, span) * columns
@@ -222,7 +218,6 @@ def evaluate(
     evecs: Tensor,
     scale: Tensor | None,
     ptr: Tensor,
-    tiling: Tiling | None = None,
     *,
     added: Tensor | None = None,
 ) -> Tensor:
@@ -237,7 +232,7 @@ def evaluate(
     out = torch.empty(rows, c, dtype=evecs.dtype, device=evecs.device)
     if out.numel():
         precision = dot_precision(evecs)
-        t, span, programs = _plan_evaluation(evecs, rows, k, c, meshes, precision, tiling)
+        t, span, programs = _plan_evaluation(evecs, rows, k, c, meshes, precision)
         other = out if added is None else row_major(added)
         evaluate_forward_kernel[(programs,)](
             coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
