@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -135,36 +133,34 @@ def gradient_features_backward_kernel(
 
 def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
-    out = a_re.new_empty(gradients.shape[1:])
-    return _launch(gradient_features_forward_kernel, [], gradients, a_re, a_im, swapped, out)
-
-
-def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
-    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y (4, V, C). Products of these with A and with the gradients give the rest."""
-    out = a_re.new_empty(4, *gradients.shape[1:])
-    return _launch(gradient_features_backward_kernel, [row_major(grad)], gradients, a_re, a_im, swapped, out)
-
-
-def _launch(
-    kernel: Any,
-    grads: list[Tensor],
-    gradients: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    swapped: bool,
-    out: Tensor,
-) -> Tensor:
-    """Let a kernel write to `out`, and return it. grads: the gradient of f for the backward, else empty"""
     _, rows, c = gradients.shape
     check_rows("gradient_features", rows)
     check_matrix("gradient_features", c, c)
     (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
+    out = a_re.new_empty(rows, c)
     if out.numel():
         precision = dot_precision(a_re)
         t = direct_tiling(a_re, c, precision, a_im is not None)
-        kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
-            *grads, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-            rows, plane_rows, c, gradients.stride(1), *(grad.stride(0) for grad in grads),
+        gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+            gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+            rows, plane_rows, c, gradients.stride(1),
+            ROTATION=a_im is not None, SWAPPED=swapped, HALF=is_half(a_re), PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+    return out
+
+
+def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
+    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y (4, V, C). Products of these with A and with the gradients give the rest."""
+    _, rows, c = gradients.shape
+    (gradients, plane_rows), a_re, grad = planes_apart(gradients), a_re.contiguous(), row_major(grad)
+    out = a_re.new_empty(4, rows, c)
+    if out.numel():
+        precision = dot_precision(a_re)
+        t = direct_tiling(a_re, c, precision, a_im is not None)
+        gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+            grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+            rows, plane_rows, c, gradients.stride(1), grad.stride(0),
             ROTATION=a_im is not None, SWAPPED=swapped, HALF=is_half(a_re), PRECISION=precision,
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
