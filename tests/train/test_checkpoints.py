@@ -456,6 +456,7 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
         ({"label_numbers": [True, 2]}, "label_numbers in the metadata should be"),
         ({"laplacian": "graph"}, "laplacian should be one of"),
         ({"precision": "fp8"}, "precision should be one of"),
+        ({"task": "classification"}, "the task classification, but the network has outputs at vertices"),
         ({"label_names": ["a"]}, "label_names in the metadata should be a list of 2 names, got ['a']"),
         ({"label_names": "ab"}, "got 'ab'"),
     ],

@@ -147,36 +147,27 @@ def test_prediction_with_a_checkpoint_of_the_original(room: Path, tmp_path: Path
 # ---- help and usage ----
 
 
-@pytest.mark.parametrize(
-    ("command", "mentioned"),
-    [
-        ([], ["train", "predict", "precompute", "info"]),
-        (["train"], ["segmentation"]),
-        (
-            ["train", "segmentation"],
-            [
-                *("--data", "--out", "--layout", "--features", "--epochs", "--width", "--blocks", "--dropout", "--lr"),
-                *("--schedule", "--decay-every", "--batch-meshes", "--batch-vertices", "--rotate", "--no-rotate"),
-                *("--rotate-about", "--scale-range", "--jitter", "--mirror", "--cut", "--decimate", "--variants"),
-                *("--validation", "--eval-every", "--k", "--laplacian", "--precision", "--device", "--seed", "--cache"),
-                *("--jobs", "--resume", "--capture", "--backend"),
-            ],
-        ),
-        (["predict"], ["PATH", "--checkpoint", "--format", "--out", "--html", "--png", "--device", "--cache"]),
-        (["precompute"], ["PATH", "--cache", "--k", "--laplacian", "--jobs"]),
-        (["info"], ["MESH"]),
-    ],
-    ids=["diffnet", "train", "segmentation", "predict", "precompute", "info"],
+OF_TRAINING = (
+    "--data --out --layout --features --epochs --width --blocks --dropout --lr --schedule --decay-every --batch-meshes "
+    "--batch-vertices --rotate --no-rotate --rotate-about --scale-range --jitter --mirror --cut --decimate --variants "
+    "--validation --eval-every --k --laplacian --precision --device --seed --cache --jobs --resume --capture --backend"
 )
-def test_help(command: list[str], mentioned: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+
+
+def test_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
-    code, out, err = diffnet(*command, "--help")
-    assert code == 0
-    assert err == ""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
-    for word in mentioned:
-        assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
+    for command, mentioned in (
+        ("", "train predict precompute info"),
+        ("train", "segmentation"),
+        ("train segmentation", OF_TRAINING),
+        ("predict", "PATH --checkpoint --format --out --html --png --device --cache"),
+        ("precompute", "PATH --cache --k --laplacian --jobs"),
+        ("info", "MESH"),
+    ):
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", output(*command.split(), "--help"))
+        for word in mentioned.split():
+            assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
 
 
 def test_help_of_training_has_panels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,25 +182,19 @@ def test_help_of_training_has_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Network" not in diffnet("precompute", "--help")[1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--layout", "zip"],
-        ["--features", "shot"],
-        ["--features", "xyz+shot"],
-        ["--epochs", "0"],
-        ["--precision", "fp8"],
-        ["--backend", "cudnn"],
-        ["--validation", "1"],
-        ["--nonsense"],
-    ],
-    ids=lambda wrong: "".join(wrong).strip("-"),
-)
-def test_usage_errors(tmp_path: Path, wrong: list[str]) -> None:
-    code, _, err = diffnet("train", "segmentation", "--data", tmp_path, "--out", tmp_path / "o", *wrong)
-    assert code == 2
-    assert wrong[0] in err
-    assert "Traceback" not in err
+def test_usage_errors(tmp_path: Path) -> None:
+    for wrong in (
+        "--layout zip",
+        "--features xyz+shot",
+        "--epochs 0",
+        "--precision fp8",
+        "--validation 1",
+        "--nonsense",
+    ):
+        code, _, err = diffnet("train", "segmentation", "--data", tmp_path, "--out", tmp_path / "o", *wrong.split())
+        assert code == 2
+        assert wrong.split()[0] in err
+        assert "Traceback" not in err
 
 
 def test_default_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,8 +443,7 @@ def test_bad_input_to_prediction(room: Path, tmp_path: Path) -> None:
         assert line == f"{link}: this link points to nowhere, which is missing"
 
 
-@pytest.mark.parametrize("option", ["--out", "--html", "--png", "folder", "link", "checkpoint"])
-def test_inputs_are_not_overwritten(room: Path, tmp_path: Path, option: str) -> None:
+def test_inputs_are_not_overwritten(room: Path, tmp_path: Path) -> None:
     mesh = tmp_path / "mine.ply"
     load = trimesh.load(room / "data" / "m0.obj", process=False)
     load.export(mesh)
@@ -467,14 +451,14 @@ def test_inputs_are_not_overwritten(room: Path, tmp_path: Path, option: str) -> 
     checkpoint.write_bytes((room / "run" / "best.pt").read_bytes())
     (tmp_path / "link.ply").symlink_to(mesh)
     before = mesh.read_bytes(), checkpoint.read_bytes()
-    given = {
-        "folder": ["--out", tmp_path],
-        "link": ["--out", tmp_path / "link.ply"],
-        "checkpoint": ["--out", tmp_path / "a.ply", "--png", checkpoint],
-        "--out": ["--out", mesh],
-    }.get(option, ["--out", tmp_path / "a.ply", option, mesh])
-    assert "would be overwritten" in complaint("predict", mesh, "--checkpoint", checkpoint, *given)
-    assert (mesh.read_bytes(), checkpoint.read_bytes()) == before
+    other = ["--out", tmp_path / "a.ply"]
+    for given in (
+        *(["--out", path] for path in (tmp_path, mesh, tmp_path / "link.ply")),
+        *([*other, option, mesh] for option in ("--html", "--png")),
+        [*other, "--png", checkpoint],
+    ):
+        assert "would be overwritten" in complaint("predict", mesh, "--checkpoint", checkpoint, *given)
+        assert (mesh.read_bytes(), checkpoint.read_bytes()) == before
 
 
 def info_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> tuple[int, str, str]:
@@ -488,19 +472,14 @@ def info_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> tuple
     return diffnet("info", "a.off")
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [TypeError("oh"), KeyError("oh"), IndexError("oh"), ValueError("oh"), RuntimeError("oh"), ArithmeticError("oh")],
-    ids=lambda bug: type(bug).__name__,
-)
-def test_bugs_are_raised(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
-    with pytest.raises(type(bug), match="oh"):
-        info_that_raises(monkeypatch, bug)
+def test_bugs_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bug in (TypeError, KeyError, ValueError, RuntimeError):
+        with pytest.raises(bug, match="oh"):
+            info_that_raises(monkeypatch, bug("oh"))
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
+def test_errors_that_a_user_can_fix_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, line in (
         (DiffnetError("no way"), "no way"),
         (OptionError("bad\n  value"), "bad value"),
         (MeshError("a.off: empty"), "a.off: empty"),
@@ -511,11 +490,8 @@ def test_bugs_are_raised(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> Non
         (WorkerError("no worker starts"), "no worker starts"),
         (FileNotFoundError(2, "No such file or directory", "/nowhere"), "/nowhere: No such file or directory"),
         (OSError("disk full"), "disk full"),
-    ],
-    ids=["base", "option", "mesh", "data", "checkpoint", "training", "convergence", "worker", "file", "disk"],
-)
-def test_errors_that_a_user_can_fix_are_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, line: str) -> None:
-    assert info_that_raises(monkeypatch, error) == (1, "", f"diffnet: {line}\n")
+    ):
+        assert info_that_raises(monkeypatch, error) == (1, "", f"diffnet: {line}\n")
 
 
 def test_errors_keep_their_builtin_bases() -> None:
@@ -528,21 +504,14 @@ def test_errors_keep_their_builtin_bases() -> None:
         assert issubclass(error, RuntimeError)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried 8 GiB"),
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
-    ids=["gpu", "python", "pytorch-on-cpu"],
-)
-def test_out_of_memory_names_options_that_help(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    status, _, err = info_that_raises(monkeypatch, error)
-    assert status == 1
-    assert err.startswith("diffnet: out of memory")
-    assert "--batch-vertices" in err
-    assert err.count("\n") == 1
+def test_out_of_memory_names_options_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    for error in (torch.OutOfMemoryError("CUDA out of memory. Tried 8 GiB"), MemoryError(), on_cpu):
+        status, _, err = info_that_raises(monkeypatch, error)
+        assert status == 1
+        assert err.startswith("diffnet: out of memory")
+        assert "--batch-vertices" in err
+        assert err.count("\n") == 1
 
 
 # ---- prediction ----

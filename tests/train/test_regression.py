@@ -14,7 +14,7 @@ from command import complaint, output
 from graph_emulator import EmulatedGraph
 from shapes import ellipsoid
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, viz
 from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
@@ -131,13 +131,16 @@ def test_a_run_can_be_resumed(room: Path, tmp_path: Path) -> None:
     )
 
 
-def test_predict_writes_columns(room: Path, tmp_path: Path) -> None:
+def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, draw = [], viz.picture
+    monkeypatch.setattr(viz, "picture", lambda meshes, **given: drawn.append(given["scalars"]) or draw(meshes, **given))
     mesh, checkpoint = room / "data" / "m7.ply", room / "run" / "last.pt"
     ((_, values),) = predict_values([mesh], DiffusionNet.load(checkpoint), "cpu")
     assert values.shape == (42, 2)
     assert values[:, 1].mean() == pytest.approx(1000, abs=20)
     run = ["predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", "--out"]
     output(*run, tmp_path / "a.ply", "--png", tmp_path / "a.png")
+    assert [list(fields) for fields in drawn[0]] == [["heights_0"]]
     output(*run, tmp_path / "a.npy")
     output(*run, tmp_path / "a.csv")
     properties = load_attributes(tmp_path / "a.ply").vertices

@@ -29,7 +29,7 @@ def upright_axis(meshes: Iterable[Mesh]) -> tuple[float, ...]:
 def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
     """Warn of meshes that stand in another direction than the training meshes, if the network gets them as they are.
 
-    That is if the first principal axis of a mesh is more than 60° from the mean one of the training meshes.
+    The first principal axis of these meshes is more than 60° from the mean of those of the training meshes.
     """
     upright = torch.tensor(options.upright, dtype=torch.float64)
     if len(upright) == 0:

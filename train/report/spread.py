@@ -10,13 +10,13 @@ import numpy as np
 T = TypeVar("T")
 
 
-def spread_over(items: Sequence[T], most: int) -> list[T]:
-    """At most this many of the items, at equal distances from the first to the last.
+def spread_over(items: Sequence[T], limit: int) -> list[T]:
+    """At most `limit` of the items, at equal distances from the first to the last.
 
     Neighbors in a list of meshes are often alike, so a report shows meshes from all of it.
 
     >>> spread_over("abcdefg", 3)
     ['a', 'd', 'g']
     """
-    count = min(most, len(items))
+    count = min(limit, len(items))
     return [items[round(i)] for i in np.linspace(0, len(items) - 1, count)]

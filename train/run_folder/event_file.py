@@ -1,6 +1,7 @@
 """Scalars for TensorBoard.
 
-PyTorch's `SummaryWriter` writes on a thread. On a full disk, that thread prints a traceback and names no file.
+PyTorch's `SummaryWriter` writes on a thread. On a full disk, that thread prints a traceback, and the error of the next
+call names no file.
 """
 
 from __future__ import annotations

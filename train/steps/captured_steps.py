@@ -115,7 +115,7 @@ class CapturedSteps:
             try:
                 on_buffers = self._on_buffers(batch, size, counted).batch
                 with self._lane.stream(), preserved(self._network, self._lane.device), trial():
-                    # Without gradients, kernels would run that no step needs and that may have to be compiled.
+                    # Without gradients, other kernels would run. No step needs them, and compiling them takes long.
                     if not compile_ahead(lambda: self._loss_of(on_buffers), self._network.parameters()):  # noqa: B023
                         with torch.no_grad():
                             self._loss_of(on_buffers)

@@ -74,7 +74,7 @@ def _table(header: Sequence[str], values: NDArray[Any], first: Sequence[str] | N
 
 
 def _ply_names(names: Sequence[str]) -> list[str]:
-    """Names of properties, which have letters, digits and underscores only. Each is that of a column, if it can be."""
+    """A name of a PLY property for each column. It has letters, digits and underscores only, and no two are equal."""
     from diffnet.viz.ply import RESERVED
 
     found: list[str] = []

@@ -70,7 +70,7 @@ class Scored:
 
 
 def titles_of(meshes: Sequence[Mesh]) -> list[str]:
-    """The names of meshes without folders and extensions, or with them if these names are not different."""
+    """The names of meshes without folders and extensions. If two of these are equal, the whole names."""
     stems = [mesh_stem(mesh.name) for mesh in meshes]
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
 
