@@ -105,6 +105,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def small_pictures() -> Iterator[None]:
+    """Reports with small pictures, and with an empty picture for each chart. Drawing takes most of a short run."""
+    # Imported here, because most tests need neither.
+    from matplotlib.figure import Figure
+
+    from diffnet.viz.render import png_bytes
+
+    with pytest.MonkeyPatch.context() as patch:
+        empty = png_bytes(np.zeros((2, 2, 3), np.uint8))
+        patch.setattr(Figure, "savefig", lambda figure, out, **options: out.write(empty))
+        patch.setattr("diffnet.train.report.report.PICTURE_SIZE", (84, 68))
+        patch.setattr("diffnet.train.report.pairs.PICTURE_SIZE", (84, 68))
+        patch.setattr("diffnet.train.report.regression.PICTURE_SIZE", (84, 68))
+        patch.setattr("diffnet.train.report.regression.WHOLE_SIZE", (60, 50))
+        patch.setattr("diffnet.train.report.shapes.PICTURE_SIZE", (60, 50))
+        patch.setattr("diffnet.train.tasks.task.PICTURE_SIZE", (90, 90))
+        yield
+
+
 @pytest.fixture
 def sphere() -> trimesh.Trimesh:
     """A unit sphere of 642 vertices."""

@@ -29,7 +29,7 @@ def test_the_written_set_is_the_generated_one(tmp_path: Path) -> None:
         assert (by_name[item.name].faces == item.mesh.faces).all()
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "small_pictures")
 def test_a_seed_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: object) -> None:
         monkeypatch.setattr(sys, "argv", ["diffnet", *map(str, words)])

@@ -339,6 +339,7 @@ def test_damaged_statistics(statistics: Any) -> None:
         check_statistics("xyz+file:a", statistics)
 
 
+@pytest.mark.usefixtures("small_pictures")
 def test_features_of_a_data_set_on_disk(tmp_path: Path) -> None:
     """Own arrays beside the meshes are no labels, and a network trains on them and predicts with them."""
     for i in range(3):
@@ -370,6 +371,7 @@ def test_features_of_a_data_set_on_disk(tmp_path: Path) -> None:
     assert Path(data.train[0].mesh.path).is_file()
 
 
+@pytest.mark.usefixtures("small_pictures")
 def test_classes_of_meshes_with_own_arrays(tmp_path: Path) -> None:
     """Only an own array tells the classes apart, and its values are large."""
     for i in range(6):
