@@ -11,7 +11,7 @@ from diffnet.ops.common.precision import ieee_products, promoted_dtype, without_
 from diffnet.ops.functional_maps.chunks import row_chunks
 
 # On the CPU, a k-d tree is faster than matrix products up to this many dimensions.
-TREE_DIMENSIONS = 30
+MAX_TREE_DIMENSIONS = 30
 
 
 def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
 
 @not_compiled
 def _search(queries: Tensor, points: Tensor) -> Tensor:
-    if queries.device.type == "cpu" and 0 < queries.shape[1] <= TREE_DIMENSIONS:
+    if queries.device.type == "cpu" and 0 < queries.shape[1] <= MAX_TREE_DIMENSIONS:
         return _by_tree(queries, points)
     return _by_products(queries, points)
 

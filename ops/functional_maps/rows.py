@@ -15,7 +15,7 @@ from diffnet.ops.common.dispatch import differentiable
 
 BLOCK = 32
 # Bytes of factors that are held at once. The matrix products of a chunk should keep all cores busy.
-FACTOR_BYTES = {"cuda": 2**30, "cpu": 2**24}
+MAX_FACTOR_BYTES = {"cuda": 2**30, "cpu": 2**24}
 
 
 def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = False) -> Tensor:
@@ -49,7 +49,7 @@ def _forward(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tens
         return out
     flat, diagonals, rights = out.view(-1, k), penalty.reshape(-1, k), right.reshape(-1, k)
     pair = torch.arange(pairs, device=right.device).repeat_interleave(rows)
-    limit = FACTOR_BYTES["cuda" if right.is_cuda else "cpu"] // (right.element_size() * k * (k + 1))
+    limit = MAX_FACTOR_BYTES["cuda" if right.is_cuda else "cpu"] // (right.element_size() * k * (k + 1))
     step = max(1, limit)
     for start in range(0, len(flat), step):
         part = slice(start, start + step)

@@ -25,7 +25,7 @@ PIECE = 128
 # A program computes several rows at a time and waits for the longest of them. If that would double the work, programs
 # take rows of similar length together.
 ROWS_TOGETHER = 8
-TOO_UNEVEN = 2.0
+MAX_UNEVENNESS = 2.0
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -517,6 +517,6 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, -len(short) % ROWS_TOGETHER)).reshape(-1, ROWS_TOGETHER)
-    if groups.numel() == 0 or groups.is_meta or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
+    if groups.numel() == 0 or groups.is_meta or ROWS_TOGETHER * groups.amax(1).sum() <= MAX_UNEVENNESS * short.sum():
         return pattern.stored_indices.new_empty(0)
     return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)

@@ -122,7 +122,7 @@ def test_gradients_of_the_solve(size: tuple[int, int, int, int], device: str, mo
     """Against autograd through all systems at once, with several chunks that end within a pair."""
     pairs, k, count, channels = size
     kind = torch.device(device).type
-    monkeypatch.setitem(rows.FACTOR_BYTES, kind, 7 * 8 * k * (k + 1))
+    monkeypatch.setitem(rows.MAX_FACTOR_BYTES, kind, 7 * 8 * k * (k + 1))
     a, penalty, right = random(pairs, k, channels), random(pairs, count, k).abs() + 0.1, random(pairs, count, k, seed=1)
     weights = random(pairs, count, k, seed=2)
     found = []
@@ -236,8 +236,8 @@ def test_memory_of_32_pairs() -> None:
 def points(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Queries (N, C), keys (M, C) and values (M, K), of which several chunks are needed."""
     n, m, c, k = request.param
-    monkeypatch.setattr(chunks, "ENTRIES", {"cuda": 0, "cpu": 0})
-    monkeypatch.setattr(chunks, "FEWEST_ROWS", {"cuda": 32, "cpu": 32})
+    monkeypatch.setattr(chunks, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
+    monkeypatch.setattr(chunks, "MIN_ROWS", {"cuda": 32, "cpu": 32})
     return [random(n, c), random(m, c, seed=1), random(m, k, seed=2)]
 
 
@@ -283,8 +283,8 @@ def test_low_precision_is_computed_in_float32() -> None:
 
 def test_soft_maps_store_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor of both passes is a chunk."""
-    monkeypatch.setattr(chunks, "ENTRIES", {"cpu": 0})
-    monkeypatch.setattr(chunks, "FEWEST_ROWS", {"cpu": 16})
+    monkeypatch.setattr(chunks, "MAX_ENTRIES", {"cpu": 0})
+    monkeypatch.setattr(chunks, "MIN_ROWS", {"cpu": 16})
     largest = LargestTensor()
     queries, keys, values = (random(n, 4, seed=n).requires_grad_() for n in (500, 400, 400))
     with largest:
@@ -322,11 +322,11 @@ def test_features_whose_products_overflow() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dimensions", [1, 3, nearest.TREE_DIMENSIONS, nearest.TREE_DIMENSIONS + 1])
+@pytest.mark.parametrize("dimensions", [1, 3, nearest.MAX_TREE_DIMENSIONS, nearest.MAX_TREE_DIMENSIONS + 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_nearest_neighbors(dimensions: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also far from the origin, where inner products lose digits."""
-    monkeypatch.setattr(chunks, "ENTRIES", {"cuda": 0, "cpu": 0})
+    monkeypatch.setattr(chunks, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
     queries, candidates = (random(n, dimensions, seed=n).to(dtype) + 100 for n in (150, 63))
     found = ops.nearest_neighbors(queries.to(device), candidates.to(device))
     assert found.dtype == torch.int64

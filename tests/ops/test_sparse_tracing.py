@@ -20,15 +20,15 @@ def test_compiles_to_one_graph() -> None:
     pattern = random_pattern().prepare().to(DEVICE)
     adjacency = torch.ones(pattern.nnz, dtype=torch.bool, device=DEVICE)
 
-    def loss(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:
+    def loss(pattern: Pattern, values: Tensor, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         scores = sddmm(pattern, spmm(pattern, values, x, backend=backend), x, backend=backend)
-        weights = sparse_softmax(pattern, scores, mask=adjacency, backend=backend)
+        weights = sparse_softmax(pattern, scores, scale=scale, bias=bias, mask=adjacency, backend=backend)
         out = spmm(pattern, weights, x, backend=backend) + spmm(pattern, adjacency, x, backend=backend)
         return out.square().sum()
 
     results = []
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        leaves = [random(2, pattern.nnz), random(6, 3, seed=1)]
+        leaves = [random(2, pattern.nnz), random(6, 3, seed=1), random(2, seed=2), random(pattern.nnz, seed=3)]
         leaves = [t.float().to(DEVICE).requires_grad_() for t in leaves]
         out = function(pattern, *leaves)
         results.append([out, *torch.autograd.grad(out, leaves)])
@@ -65,22 +65,5 @@ def test_matrices_of_sparse_tensors() -> None:
         matrix = random(4, 3, seed=1).to_sparse_csr().requires_grad_()
         out = function(matrix, before, x)
         results.append([out, *torch.autograd.grad(out.square().sum(), matrix)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_scales_and_biases_compile_to_one_graph() -> None:
-    torch._dynamo.reset()
-    pattern = random_pattern().prepare().to(DEVICE)
-
-    def loss(scores: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        return sparse_softmax(pattern, scores, scale=scale, bias=bias).square().sum()
-
-    results = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        leaves = [random(2, pattern.nnz), random(2, seed=1), random(pattern.nnz, seed=2)]
-        leaves = [t.float().to(DEVICE).requires_grad_() for t in leaves]
-        out = function(*leaves)
-        results.append([out, *torch.autograd.grad(out, leaves)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
