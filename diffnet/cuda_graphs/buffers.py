@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -15,10 +15,7 @@ from diffnet.geometry import Operators
 
 Read = Callable[[Operators], Tensor]
 Rest = Callable[[Operators], float]
-# A buffer, its first rows and its other rows, by the id of the buffer and the number of first rows.
-Parts = dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]
-
-MAX_PARTS = 512  # parts that the buffers remember; each size of a batch has about ten
+MAX_KNOWN = 64  # `_Copies` that the buffers remember; each size of a batch has one or two
 
 
 class NotCounted(Exception):
@@ -39,6 +36,21 @@ class Rows(NamedTuple):
     rest: float | None = 0
 
 
+class _Copies(NamedTuple):
+    """Where rows go: the parts of buffers for their values and for the other rows.
+
+    buffers: keeps alive the buffers whose ids are in the key
+    copies: for each dtype, parts of buffers, the numbers of the values that go there, and further values
+    zeros: for each dtype, parts that are set to 0
+    others: parts that are set to another number, and the number of the rows that gives it
+    """
+
+    buffers: list[Tensor]
+    copies: list[tuple[list[Tensor], list[int], list[Tensor]]]
+    zeros: list[list[Tensor]]
+    others: list[tuple[Tensor, int]]
+
+
 class BatchBuffers:
     """Buffers for the operators of any batch up to a size.
 
@@ -51,8 +63,9 @@ class BatchBuffers:
     def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
         self.arena, self.size, self.counted = arena, size, counted
         self._example: Operators | None = example
-        self._filled: dict[str, tuple[Tensor, list[_Buffer]]] = {}
-        self._parts: Parts = {}
+        self._filled: dict[str, Tensor] = {}
+        self._read_rows: list[_Buffer] = []
+        self._known: dict[Hashable, _Copies] = {}
         # It is small, so it has memory of its own. If there is one mesh, its values never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
@@ -94,9 +107,10 @@ class BatchBuffers:
             buffers = [_Buffer(tensor, read, rest)]
             if planes:
                 buffers = [_Buffer(plane, lambda o, i=i: read(o)[i], rest) for i, plane in enumerate(tensor)]  # type: ignore[misc]
-            self._filled[name] = tensor, buffers
+            self._filled[name] = tensor
+            self._read_rows += buffers
             fill([_rows(buffer, self.example) for buffer in buffers])
-        return self._filled[name][0]
+        return self._filled[name]
 
     def load(self, source: Operators, *others: Rows) -> None:
         """Copy the operators of a batch into all buffers that have been asked for, and other rows into theirs."""
@@ -104,14 +118,13 @@ class BatchBuffers:
             self._example = source
         if self.size.meshes > 1:
             self._load_extents(source)
-        buffers = [buffer for _, each in self._filled.values() for buffer in each]
-        self.fill([*(_rows(buffer, source) for buffer in buffers), *others])
+        self.fill([*[_rows(buffer, source) for buffer in self._read_rows], *others])
 
     def fill(self, all_rows: Iterable[Rows]) -> None:
-        """Copy rows into buffers that live as long as this object, which remembers their parts: slicing takes time."""
-        if len(self._parts) > MAX_PARTS:
-            self._parts.clear()
-        fill(all_rows, self._parts)
+        """Copy rows into buffers, and remember their parts, because slicing takes time."""
+        if len(self._known) > MAX_KNOWN:
+            self._known.clear()
+        fill(all_rows, self._known)
 
     def _load_extents(self, source: Operators) -> None:
         """The last mesh of the batch owns all further rows, and further meshes are empty."""
@@ -125,36 +138,52 @@ def _rows(buffer: _Buffer, source: Operators) -> Rows:
 
 
 @torch.no_grad()
-def fill(all_rows: Iterable[Rows], parts: Parts | None = None) -> None:
+def fill(all_rows: Iterable[Rows], known: dict[Hashable, _Copies] | None = None) -> None:
     """Copy rows into buffers, with few kernels: one for each dtype, and one to set the rest to 0.
 
-    parts: parts of these buffers that are known. New ones are added.
+    known: the parts of buffers for some numbers of rows. New ones are added.
     """
-    parts = {} if parts is None else parts
-    copies: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+    given = [*all_rows]
+    key = tuple([(id(buffer), values.shape[0], rest == 0) for buffer, values, rest in given])
+    found = None if known is None else known.get(key)
+    if found is None:
+        found = _copies_of(given)
+        if known is not None:
+            known[key] = found
+    for parts, numbers, further in found.copies:
+        torch._foreach_copy_(parts, [given[i].values for i in numbers] + further)
+    for parts in found.zeros:
+        torch._foreach_zero_(parts)
+    for part, number in found.others:
+        rest = given[number].rest
+        assert rest is not None
+        part.fill_(rest)
+
+
+def _copies_of(given: Sequence[Rows]) -> _Copies:
+    copies: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
+    indices: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
-    for buffer, values, rest in all_rows:
+    others: list[tuple[Tensor, int]] = []
+    for number, (buffer, values, rest) in enumerate(given):
         count, size = values.shape[0], buffer.shape[0]
-        into, given = copies.setdefault((values.dtype, values.device), ([], []))
-        if count == size:
-            into.append(buffer)
-            given.append(values)
-            continue
-        place = id(buffer), count
-        if place not in parts:
-            parts[place] = buffer, buffer[:count], buffer[count:]
-        _, rows, remaining = parts[place]
         if count > 0:
-            into.append(rows)
-            given.append(values)
+            parts, numbers = copies.setdefault(buffer.dtype, ([], []))
+            parts.append(buffer[:count] if count < size else buffer)
+            numbers.append(number)
+        remaining = buffer[count:]
+        if count == size:
+            continue
         if rest is None:
-            into.append(remaining)
-            given.append(torch.arange(count, size, dtype=buffer.dtype, device=buffer.device))
+            own = torch.arange(count, size, dtype=buffer.dtype, device=buffer.device)
+            indices.setdefault(buffer.dtype, []).append((remaining, own))
         elif rest == 0:
             zeros.setdefault(buffer.dtype, []).append(remaining)
         else:
-            remaining.fill_(rest)
-    for into, given in copies.values():
-        torch._foreach_copy_(into, given)
-    for each in zeros.values():
-        torch._foreach_zero_(each)
+            others.append((remaining, number))
+    grouped = []
+    for dtype in {**copies, **indices}:
+        parts, numbers = copies.get(dtype, ([], []))
+        further = indices.get(dtype, [])
+        grouped.append(([*parts, *(part for part, _ in further)], numbers, [values for _, values in further]))
+    return _Copies([rows.buffer for rows in given], grouped, [*zeros.values()], others)

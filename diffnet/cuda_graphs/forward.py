@@ -189,7 +189,7 @@ class GraphedForward:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         names = self._parameter_names[len(arguments) :]
-        given = (*arguments, *(options[name] for name in names if name in options))
+        given = (*arguments, *[options[name] for name in names if name in options])
         if len(given) != 2 or len(given) != len(arguments) + len(options):
             if any(isinstance(x, Tensor) and self._has_graphs(x) for x in given):
                 reason = "it is called with other arguments than features and operators"
@@ -222,7 +222,7 @@ class GraphedForward:
             compile_before_first_call(self._network, features, operators)
         try:
             with self._lock:
-                found = self._lane(config, at, features, operators, records)
+                found = self._lane(config, at, features, operators, size, records)
                 if found is not None:
                     return self._replay(*found, at, state, features, operators)
             if not records:
@@ -250,7 +250,7 @@ class GraphedForward:
             and features.ndim == 2
             and features.device == operators.device
             and len(features) == operators.num_vertices > 0
-            and not any(t.requires_grad for t in (operators.mass, operators.evals, operators.evecs))
+            and not (operators.mass.requires_grad or operators.evals.requires_grad or operators.evecs.requires_grad)
             and not (features.is_cuda and is_recorded())
         )
 
@@ -325,10 +325,12 @@ class GraphedForward:
         outputs_at: str,
         features: Tensor,
         operators: Operators,
+        size: BatchSize,
         records: bool,
     ) -> tuple[Lane[Recording], Recording] | None:
         """A free lane with a recording that holds this batch. None if all lanes are taken.
 
+        size: of the buffers, before anything but vertices and meshes is counted
         records: whether the batch may be recorded. If not, a recording of a larger batch serves it, or the result is
             None.
         """
@@ -340,7 +342,8 @@ class GraphedForward:
             self._lanes.append(lane)
         lane.follow()
         while True:
-            size = size_of(operators, config.counted).rounded()
+            if config.counted:
+                size = size_of(operators, config.counted).rounded()
             recording = lane.get((config, size))
             if recording is None and not records:
                 recording = _larger(lane, config, size)
@@ -445,12 +448,13 @@ def _kind(operators: Operators) -> Hashable:
         operators.k,
         operators.mass.dtype,
         operators.evecs.dtype,
-        *(getattr(operators, name) is None for name, kind in FIELDS.items() if kind.optional),
+        *[getattr(operators, name) is None for name, kind in FIELDS.items() if kind.optional],
         operators.device,
     )
 
 
 def _rows(outputs_at: str, operators: Operators) -> int:
     """The rows of the output for a batch."""
-    rows: int = getattr(size_of(operators, {outputs_at} & {"faces", "edges"}), ROWS[outputs_at])
-    return rows
+    if outputs_at == "vertices":
+        return operators.num_vertices
+    return len(operators) if outputs_at == "global_mean" else len(getattr(operators, outputs_at))

@@ -35,9 +35,10 @@ def graphed_class(plain: Any) -> Any:
     @functools.wraps(plain.forward)
     def forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
         # Replicas of `DataParallel` live for one step.
-        if torch.compiler.is_compiling() or getattr(self, "_is_replica", False):
+        state = vars(self)  # a missing attribute of a module takes long to look for
+        if torch.compiler.is_compiling() or state.get("_is_replica", False):
             return plain.forward(self, *arguments, **options)
-        return vars(self)[GRAPHS].of(self)(*arguments, **options)
+        return state[GRAPHS].of(self)(*arguments, **options)
 
     def delete(self: nn.Module, name: str) -> None:
         """`del network.forward` turns the graphs off."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
 from itertools import chain
@@ -61,7 +61,7 @@ class ModuleState:
         self.parameters = list(module.parameters())
         self._submodules: list[nn.Module] = []
         self._dicts: list[dict[str, Any]] = []
-        self._readers: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
+        self._readers: list[itemgetter[Any]] = []
         self._views: list[Iterable[Any]] = []  # of dictionaries and containers, which follow every change
         self._tensors: list[Tensor] = []
         self._hooks: list[dict[int, Any]] = []
@@ -75,7 +75,7 @@ class ModuleState:
         self._hosts = [x for x in self._tensors if cuda and not x.is_cuda and not x.is_inference()]
         self.key: Hashable = (*self._entries, *map(_changes, self._hosts))
         self._seen = self._current()
-        self._objects = [*self._members()]  # no other objects get their ids meanwhile
+        self._objects = [*self._members()]
         self._memory = [x.detach() for x in self._tensors]  # nothing else gets these addresses meanwhile
         same = before is not None and self._has_parameters_of(before)
         self.tensors: object = before.tensors if before is not None and same else object()
@@ -124,7 +124,7 @@ class ModuleState:
         names = [n for n in state if n not in MACHINERY and n not in unread]
         self._submodules.append(module)
         self._dicts.append(state)
-        self._readers.append(itemgetter(*names, *names[:1]) if names else lambda _: ())
+        self._readers.append(itemgetter(*names, *names[:1]))
         stores = module._parameters, module._buffers, module._modules
         self._views += [store.values() for store in stores]
         self._hooks += (
@@ -147,7 +147,7 @@ class ModuleState:
 
     def _members(self) -> Iterator[Any]:
         """The values of all attributes, and the entries of containers."""
-        attributes = (read(state) for read, state in zip(self._readers, self._dicts, strict=True))
+        attributes = map(itemgetter.__call__, self._readers, self._dicts)
         return chain(chain.from_iterable(attributes), chain.from_iterable(self._views))
 
     def _current(self) -> tuple[list[Any], ...]:
@@ -155,7 +155,6 @@ class ModuleState:
             [*map(Tensor.data_ptr, self._tensors)],
             [*map(type, self._submodules)],
             [*map(len, self._dicts)],
-            [*map(id, self._members())],
             [*map(_requires_grad, self._tensors)],
             [*map(_changes, self._hosts)],
         )
@@ -165,9 +164,11 @@ class ModuleState:
         if not self._is_complete:
             return False
         try:
-            return self._current() == self._seen
+            members = [*self._members()]
         except KeyError:  # one attribute has been removed, and another one added
             return False
+        same = len(members) == len(self._objects) and all(map(is_, members, self._objects))
+        return same and self._current() == self._seen
 
     def _has_parameters_of(self, other: ModuleState) -> bool:
         """Whether the parameters are the same objects, and all tensors lie at the same addresses."""
