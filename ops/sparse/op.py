@@ -108,7 +108,8 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = _flat_sets(a, batch), _flat_sets(b, batch)
     triton = use_kernels(backend, a, b)
-    out: Tensor = sddmm_operator(product_arrays(pattern, triton), a, b, triton)
+    # On the CPU, PyTorch takes a fifth more time with 32-bit indices.
+    out: Tensor = sddmm_operator(product_arrays(pattern, triton, long=not triton), a, b, triton)
     return out.reshape(*batch, pattern.nnz) if batch else out[0]
 
 

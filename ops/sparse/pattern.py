@@ -70,7 +70,7 @@ class Pattern:
     _transpose: ClassVar[tuple[Pattern, Tensor] | None] = None
     _long_pieces: ClassVar[Tensor | None] = None
     _by_length: ClassVar[Tensor | None] = None
-    _product_arrays: ClassVar[dict[bool, list[Tensor]]]
+    _product_arrays: ClassVar[dict[tuple[bool, bool], list[Tensor]]]
 
     def __init__(
         self, indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None = None, *, check: bool = True
@@ -321,26 +321,29 @@ def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> Cs
     )
 
 
-def product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
+def product_arrays(pattern: Pattern, triton: bool, long: bool = False) -> list[Tensor]:
     """Return the arrays that `spmm_operator` and `sddmm_operator` take.
 
     They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
     the transpose.
+
+    long: whether the pattern's own arrays are int64; not while torch.compile traces
     """
     if torch.compiler.is_compiling():
-        return _find_product_arrays(pattern, triton)
-    known = pattern._product_arrays.get(triton)
+        return _find_product_arrays(pattern, triton, long=False)
+    known = pattern._product_arrays.get((triton, long))
     if known is None:
         with torch.inference_mode(False):  # training may use the arrays, too
-            known = _find_product_arrays(pattern, triton)
+            known = _find_product_arrays(pattern, triton, long)
         if all(type(array) is Tensor for array in known):  # not while something is traced
-            pattern._product_arrays[triton] = known
+            pattern._product_arrays[triton, long] = known
     return known
 
 
-def _find_product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
+def _find_product_arrays(pattern: Pattern, triton: bool, long: bool) -> list[Tensor]:
     transposed, order = pattern.transpose
-    return [*csr_arrays(pattern, triton, by_length=True), *csr_arrays(transposed, triton, by_length=True), order]
+    own = csr_arrays(pattern.map_tensors(Tensor.long) if long else pattern, triton, by_length=True)
+    return [*own, *csr_arrays(transposed, triton, by_length=True), order]
 
 
 def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
