@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,22 +66,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(softmax_kernels, "LONG_WINDOW", 16)
     for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", PIECE)
-
-
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel doesn't write holds NaN."""
-
-    def poison(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def allocated(*arguments: object, **options: object) -> Tensor:
-            out = allocate(*arguments, **options)
-            return out.fill_(torch.nan) if out.is_floating_point() else out
-
-        return allocated
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
-    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
-    monkeypatch.setattr(torch, "empty", poison(torch.empty))
 
 
 def random_mask(shape: Shape) -> tuple[np.ndarray, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._dynamo  # before `poisoned` replaces functions, which torch.compile would not know afterwards
 from kernel_accuracy import ONE_PLACE_PER_DEVICE, PLACES, Place
 from torch import Tensor
 

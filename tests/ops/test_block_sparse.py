@@ -14,7 +14,6 @@ import scipy.sparse
 import torch
 from float64 import DEVICE, check, random
 from sparse_cases import backends, name_of, padded, strided
-from sparse_cases import poisoned as poisoned  # a fixture
 from torch import Tensor
 
 from diffnet.ops import Backend, BlockPattern, Pattern, block_attention, block_matmul, block_softmax

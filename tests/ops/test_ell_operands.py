@@ -11,7 +11,6 @@ import pytest
 import torch
 from float64 import DEVICE, random
 from sparse_cases import backends, dense_of, ints, random_pattern
-from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 

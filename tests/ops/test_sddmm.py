@@ -8,7 +8,6 @@ import pytest
 import torch
 from float64 import DEVICE, check, random
 from sparse_cases import Shape, backends, cases, pattern_of, random_mask, random_pattern
-from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

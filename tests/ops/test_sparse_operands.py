@@ -9,7 +9,6 @@ import scipy.sparse
 import torch
 from float64 import DEVICE, random
 from sparse_cases import backends, dense_of, ints, name_of, padded, random_mask, random_pattern, strided
-from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from float64 import DEVICE, TOLERANCE, check, random, relative
 from sparse_cases import PIECE, Shape, backends, cases, dense_of, name_of, pattern_of, random_mask, shape_id
-from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 
