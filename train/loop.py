@@ -118,10 +118,8 @@ def train(
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
-    fingerprint, train_meshes = (
-        _fingerprint(meshes, task.truths(meshes)),
-        [mesh_hash(item.mesh) for item in meshes.train],
-    )
+    fingerprint = _fingerprint(meshes, task.truths(meshes))
+    train_meshes = [mesh_hash(item.mesh) for item in meshes.train]
 
     def checkpoint() -> Checkpoint:
         return {

@@ -64,7 +64,7 @@ class BatchBuffers:
         self.arena, self.size, self.counted = arena, size, counted
         self._example: Operators | None = example
         self._filled: dict[str, Tensor] = {}
-        self._read_rows: list[_Buffer] = []
+        self._sources: list[_Buffer] = []
         self._known: dict[Hashable, _Copies] = {}
         # It is small, so it has memory of its own. If there is one mesh, its values never change.
         with torch.inference_mode(False):
@@ -108,7 +108,7 @@ class BatchBuffers:
             if planes:
                 buffers = [_Buffer(plane, lambda o, i=i: read(o)[i], rest) for i, plane in enumerate(tensor)]  # type: ignore[misc]
             self._filled[name] = tensor
-            self._read_rows += buffers
+            self._sources += buffers
             fill([_rows(buffer, self.example) for buffer in buffers])
         return self._filled[name]
 
@@ -118,7 +118,7 @@ class BatchBuffers:
             self._example = source
         if self.size.meshes > 1:
             self._load_extents(source)
-        self.fill([*[_rows(buffer, source) for buffer in self._read_rows], *others])
+        self.fill([*[_rows(buffer, source) for buffer in self._sources], *others])
 
     def fill(self, all_rows: Iterable[Rows]) -> None:
         """Copy rows into buffers, and remember their parts, because slicing takes time."""
@@ -161,6 +161,7 @@ def fill(all_rows: Iterable[Rows], known: dict[Hashable, _Copies] | None = None)
 
 
 def _copies_of(given: Sequence[Rows]) -> _Copies:
+    """Find the parts of buffers for rows, and group them by dtype."""
     copies: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
     indices: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
@@ -171,9 +172,9 @@ def _copies_of(given: Sequence[Rows]) -> _Copies:
             parts, numbers = copies.setdefault(buffer.dtype, ([], []))
             parts.append(buffer[:count] if count < size else buffer)
             numbers.append(number)
-        remaining = buffer[count:]
         if count == size:
             continue
+        remaining = buffer[count:]
         if rest is None:
             own = torch.arange(count, size, dtype=buffer.dtype, device=buffer.device)
             indices.setdefault(buffer.dtype, []).append((remaining, own))

@@ -11,6 +11,8 @@ from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normals import unit_normals
 from diffnet.geometry.mesh.objects import real_array
 
+MIN_NORMAL = 1e-3  # length of the sum of face normals, relative to the sum of lengths; shorter sums have cancelled out
+
 
 def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """Orthonormal right-handed frames (V, 3, 3) at the vertices, float64.
@@ -61,7 +63,7 @@ def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
     sums = [np.bincount(corners, np.repeat(cross[:, i], 3), len(mesh.verts)) for i in range(3)]
     total = np.stack(sums, axis=1).astype(np.float64)
     size = np.linalg.norm(total, axis=1)
-    cancelled = size < 1e-3 * np.bincount(corners, np.repeat(area, 3), len(mesh.verts))
+    cancelled = size < MIN_NORMAL * np.bincount(corners, np.repeat(area, 3), len(mesh.verts))
     if not cancelled.any():
         return _unit(total)
 

@@ -15,6 +15,8 @@ from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import LaplacianKind
 
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
+ADDED_CROSS = 1e-10  # to the lengths of cross products of edges, for a mesh of radius 1, so that none is 0
+MIN_MASS = 1e-8  # of a vertex with faces, relative to the mean
 
 
 def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
@@ -76,7 +78,7 @@ def laplacian_and_mass(
                 found = laplacian, mass.diagonal()
             laplacian, mass = found
         else:
-            laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=1e-10)
+            laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=ADDED_CROSS)
             mass = potpourri3d.vertex_areas(verts, faces)
     except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example
         raise MeshError(f"{mesh.name}: the {kind} Laplacian can't be computed ({e})") from e
@@ -85,7 +87,7 @@ def laplacian_and_mass(
     if not mass.sum() > 0:
         raise MeshError(f"{mesh.name}: the surface has no area")
     # A vertex whose faces all have zero area would have no mass, and M would have no inverse.
-    mass = np.maximum(mass, 1e-8 * mass.mean())
+    mass = np.maximum(mass, MIN_MASS * mass.mean())
 
     laplacian = (laplacian + laplacian.T) / 2
     # Rows sum to 0 up to rounding. Rows of points that a local triangulation left out hold a 1, which is removed here.

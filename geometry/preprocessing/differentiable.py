@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffnet.geometry.discretize.frames import MIN_NORMAL
 from diffnet.geometry.discretize.gradient import MIN_SPREAD
+from diffnet.geometry.discretize.laplacian import ADDED_CROSS, MIN_MASS
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.checks import check_lengths, not_a_tensor
-
-MIN_MASS = 1e-8  # of the mean mass of a mesh
-MIN_CROSS = 1e-10  # added to the cross products of edges of a mesh with radius 1
 
 
 class Connectivity:
@@ -150,7 +149,7 @@ def _laplacian(c: Connectivity, positions: Tensor, edges: Tensor, doubled: Tenso
     """The entries of the cotangent Laplacian."""
     # The edge from corner i to the next is opposite to corner i + 2, between the edges i + 1 and i + 2.
     dots = -(edges.roll(-1, 1) * edges.roll(-2, 1)).sum(-1)
-    floor = MIN_CROSS * _radius(c, positions.detach()) ** 2
+    floor = ADDED_CROSS * _radius(c, positions.detach()) ** 2
     weights = dots / (doubled + floor[c.mesh[c.usable[:, 0]]])[:, None] / 2
     joined = -c.by_entry.sums(weights.reshape(-1).repeat(2))
     return torch.where(c.rows == c.columns, -_sums(joined, c.entries_of_rows)[c.rows], joined)
@@ -169,7 +168,7 @@ def _frames(c: Connectivity, normals: Tensor, doubled: Tensor) -> Tensor:
     """Tangent frames (V, 3, 3), see `tangent_frames`."""
     total = c.by_vertex.sums(normals.repeat_interleave(3, 0))
     area = doubled.detach().repeat_interleave(3)
-    cancelled = total.detach().norm(dim=1) < 1e-3 * c.by_vertex.sums(area)
+    cancelled = total.detach().norm(dim=1) < MIN_NORMAL * c.by_vertex.sums(area)
     # The largest face of each vertex, by its place in the order of the areas.
     order = doubled.detach().argsort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

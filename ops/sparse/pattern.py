@@ -327,10 +327,10 @@ def product_arrays(pattern: Pattern, triton: bool, long: bool = False) -> list[T
     They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
     the transpose.
 
-    long: whether the pattern's own arrays are int64; not while torch.compile traces
+    long: whether the pattern's own arrays are int64
     """
     if torch.compiler.is_compiling():
-        return _find_product_arrays(pattern, triton, long=False)
+        return _find_product_arrays(pattern, triton, long)
     known = pattern._product_arrays.get((triton, long))
     if known is None:
         with torch.inference_mode(False):  # training may use the arrays, too
@@ -342,8 +342,8 @@ def product_arrays(pattern: Pattern, triton: bool, long: bool = False) -> list[T
 
 def _find_product_arrays(pattern: Pattern, triton: bool, long: bool) -> list[Tensor]:
     transposed, order = pattern.transpose
-    own = csr_arrays(pattern.map_tensors(Tensor.long) if long else pattern, triton, by_length=True)
-    return [*own, *csr_arrays(transposed, triton, by_length=True), order]
+    own = csr_arrays(pattern, triton, by_length=True)
+    return [*(map(Tensor.long, own) if long else own), *csr_arrays(transposed, triton, by_length=True), order]
 
 
 def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
