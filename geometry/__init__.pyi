@@ -14,6 +14,7 @@ from .batches.unpack import UnpackAt
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
+from .discretize.connectivity import Connectivity
 from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
@@ -36,7 +37,7 @@ from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate
 from .positions.surface_points import SurfacePoints
-from .preprocessing.differentiable import Connectivity, assemble
+from .preprocessing.differentiable import assemble
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
 from .preprocessing.options import (

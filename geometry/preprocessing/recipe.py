@@ -106,18 +106,14 @@ def packed_arrays(
 
     name: the mesh, for messages
     gradient: values (2, nnz) on the pattern `edges`
-    optional: optional fields of `Operators`. Those that are None or not given are stored as empty arrays.
+    optional: see `optional_arrays`
 
     Raises MeshError for values that single precision can't hold.
     """
     arrays = _in_single_precision(
         name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
     )
-    for which, kind in FIELDS.items():
-        if kind.stored and kind.optional:
-            value = optional.get(which)
-            empty = np.zeros((0, *kind.shape[1:]))
-            arrays[which] = (empty if value is None else value).astype(kind.stored_dtype)
+    arrays |= optional_arrays(**optional)
     order = order_unless_near(edges)
     arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
     for which, matrix in (("laplacian", laplacian), ("gradient", edges)):
@@ -127,6 +123,17 @@ def packed_arrays(
             arrays[which] = np.ascontiguousarray(arrays[which][..., matrix.data])
         arrays[f"{which}_indptr"] = matrix.indptr.astype(np.int32)
         arrays[f"{which}_indices"] = matrix.indices.astype(np.int32)
+    return arrays
+
+
+def optional_arrays(**optional: NDArray[Any] | None) -> Arrays:
+    """The optional fields of `Operators` in a cache entry, empty if they are None or not given."""
+    arrays = {}
+    for which, kind in FIELDS.items():
+        if kind.stored and kind.optional:
+            value = optional.get(which)
+            empty = np.zeros((0, *kind.shape[1:]))
+            arrays[which] = (empty if value is None else value).astype(kind.stored_dtype)
     return arrays
 
 

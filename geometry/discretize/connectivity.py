@@ -1,0 +1,168 @@
+"""What follows from the faces of packed meshes alone, and sums in a fixed order, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffnet.ops import Pattern
+from diffnet.ops.common.checks import check_lengths, not_a_tensor
+
+PIECE = 64  # rows of a mesh that one thread of a GPU adds up
+
+
+class Connectivity:
+    """The faces of packed meshes, and all that follows from them alone. It serves any number of positions.
+
+    Args:
+        faces: (F, 3) integers, packed vertex indices of the triangles, mesh by mesh. Operators are on their device.
+        vertices: V
+        lengths: the number of vertices of each mesh; None for one mesh
+        check: whether to check the faces. The check waits for a GPU. Pass False for faces that are known to be right.
+
+    Attributes:
+        faces: (F, 3) int64
+        lengths: as given
+        pattern: (V, V), the pattern of the Laplacian and the gradient: each vertex and its neighbors along edges
+
+    Raises TypeError for arguments of other types, and ValueError for other shapes, vertices that don't exist, a face
+    that joins two meshes, and faces none of which has three distinct corners.
+    """
+
+    def __init__(
+        self, faces: Tensor, vertices: int, lengths: Sequence[int] | None = None, *, check: bool = True
+    ) -> None:
+        if check:
+            _check_faces(faces, vertices)
+        self.lengths = tuple(check_lengths(lengths, "vertices", vertices))
+        self.faces = faces = faces.long()
+        device = faces.device
+        self.per_mesh = Extents(self.lengths, device)
+        sizes = torch.tensor(self.lengths, device=device)
+        self.ptr = F.pad(sizes.cumsum(0), (1, 0))
+        meshes = torch.arange(len(sizes), device=device)
+        self.mesh = meshes.repeat_interleave(sizes, output_size=vertices)  # of each vertex
+        of_faces = self.mesh[faces]
+        if check and (of_faces != of_faces[:, :1]).any():
+            raise ValueError("a face joins vertices of two meshes")
+        self.face_ptr = _starts(of_faces[:, 0].contiguous(), len(sizes))
+
+        a, b, c = faces.unbind(1)
+        self.usable = faces[(a != b) & (b != c) & (c != a)]  # the others have no geometry
+        if check and len(self.usable) == 0:
+            raise ValueError(f"none of the {len(faces)} faces has three distinct corners")
+        self.tail, self.head = self.usable.reshape(-1), self.usable.roll(-1, 1).reshape(-1)
+        ordered, order = self.tail.int().sort(stable=True)
+        self.by_vertex = Groups(order, _starts(ordered, vertices).diff())  # corners of faces
+        self.used = self.by_vertex.lengths > 0
+        self.rows, self.columns, self.by_entry = entries(self.tail, self.head, vertices)
+        self.pattern = matrix_pattern(self.rows, self.columns, vertices)
+        self.entries_of_rows = self.pattern.stored_indptr.diff().long()
+
+
+def _check_faces(faces: Tensor, vertices: int) -> None:
+    if not isinstance(faces, Tensor):
+        raise not_a_tensor("faces", faces)
+    if faces.ndim != 2 or faces.shape[1] != 3:
+        raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")
+    if faces.is_floating_point() or faces.is_complex() or faces.dtype == torch.bool:
+        raise TypeError(f"faces should be integers, got {faces.dtype}")
+    if len(faces) and not 0 <= int(faces.min()) <= int(faces.max()) < vertices:
+        raise ValueError(f"faces should be from 0 to {vertices - 1}, got {int(faces.min())} to {int(faces.max())}")
+
+
+class Groups:
+    """Rows that belong to groups.
+
+    order: the rows, group by group
+    lengths: the number of rows of each group
+    """
+
+    def __init__(self, order: Tensor, lengths: Tensor) -> None:
+        self.order, self.lengths = order, lengths
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """The sum of each group, added in a fixed order."""
+        return sums(rows[self.order], self.lengths)
+
+    def maxima(self, rows: Tensor) -> Tensor:
+        """The maximum of each group, at least 0."""
+        return maxima(rows[self.order], self.lengths)
+
+
+class Extents:
+    """Sums and maxima over consecutive rows, where the numbers of rows are known on the host and may be large.
+
+    A thread of a GPU reduces PIECE rows, and others reduce its results, so the result for an extent doesn't depend on
+    the other extents.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.levels: list[Tensor] = []
+        rest = np.asarray(lengths, np.int64)
+        while not self.levels or (rest > 1).any():
+            pieces = np.maximum(-(-rest // PIECE), 1)
+            of_pieces = np.full(pieces.sum(), PIECE, np.int64)
+            of_pieces[pieces.cumsum() - 1] = rest - PIECE * (pieces - 1)
+            self.levels.append(torch.from_numpy(of_pieces).to(device))
+            rest = pieces
+
+    def sums(self, rows: Tensor) -> Tensor:
+        for lengths in self.levels:
+            rows = sums(rows, lengths)
+        return rows
+
+    def maxima(self, rows: Tensor) -> Tensor:
+        """The maximum of each extent, at least 0."""
+        for lengths in self.levels:
+            rows = maxima(rows, lengths)
+        return rows
+
+
+def entries(tail: Tensor, head: Tensor, vertices: int) -> tuple[Tensor, Tensor, Groups]:
+    """The entries of the symmetric matrix (V, V) with a full diagonal that edges (N,) make.
+
+    Returns the row and the column of each entry, row by row, and groups of the 2 N + V contributions to them: those of
+    the edges above the diagonal, those of the edges below it, and those of the diagonal. Contributions above and below
+    it are in the same order, so sums are symmetric.
+    """
+    low, high, own = torch.minimum(tail, head), torch.maximum(tail, head), torch.arange(vertices, device=tail.device)
+    ordered, order = torch.cat([low * vertices + high, high * vertices + low, own * (vertices + 1)]).sort(stable=True)
+    is_first = F.pad(ordered[1:] != ordered[:-1], (1, 0), value=True)
+    first = is_first.nonzero().squeeze(1)
+    lengths = first.diff(append=first.new_full((1,), len(ordered)))
+    found = ordered[first]
+    rows = found // vertices
+    return rows, found - rows * vertices, Groups(order, lengths)
+
+
+def matrix_pattern(rows: Tensor, columns: Tensor, vertices: int) -> Pattern:
+    """The pattern (V, V) of entries that are sorted by row and column."""
+    lengths = _starts(rows, vertices).diff()
+    return Pattern.from_row_lengths(lengths, columns.int(), vertices, check=False)
+
+
+def _starts(ordered: Tensor, count: int) -> Tensor:
+    """Where each of the numbers 0 to count starts in ascending numbers, (count + 1,). It doesn't wait for a GPU."""
+    return torch.searchsorted(ordered, torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype))
+
+
+def sums(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Sums of consecutive rows, added in a fixed order."""
+    return _reduced(rows, lengths, "sum")
+
+
+def maxima(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Maxima of consecutive rows, at least 0. NaN stays NaN."""
+    return _reduced(rows, lengths, "max")
+
+
+def _reduced(rows: Tensor, lengths: Tensor, how: str) -> Tensor:
+    # On a GPU, PyTorch reduces a vector in another order than columns, with one block of threads for each segment.
+    columns = rows[:, None] if rows.ndim == 1 else rows
+    reduced = torch.segment_reduce(columns, how, lengths=lengths, axis=0, initial=0, unsafe=True)
+    return reduced.squeeze(1) if rows.ndim == 1 else reduced

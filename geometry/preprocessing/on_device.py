@@ -1,0 +1,333 @@
+"""Many meshes discretized on one device, a GPU as a rule: `discretize` of `recipe.py` in packed tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffnet.geometry.cache import Arrays
+from diffnet.geometry.discretize.connectivity import Connectivity, matrix_pattern, sums
+from diffnet.geometry.discretize.packed import (
+    Triangles,
+    cotan_laplacian,
+    dot,
+    frames,
+    gradient,
+    radius,
+    raised_mass,
+    thirds_of_areas,
+    triangles,
+)
+from diffnet.geometry.discretize.packed_delaunay import packed_delaunay_laplacian
+from diffnet.geometry.discretize.vertex_order import MAX_GAP, order_along_surface
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.options import LaplacianKind, Options, chosen_laplacian
+from diffnet.geometry.preprocessing.recipe import optional_arrays
+from diffnet.ops import SparseMatrix
+
+
+class Csr(NamedTuple):
+    """A sparse matrix (V, V): indptr (V+1,) and indices (nnz,) int64, values (nnz,) float64. Columns ascend."""
+
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor
+
+
+@dataclass
+class PackedDiscretization:
+    """The operators of packed meshes without their eigenpairs, on one device.
+
+    operators: in float32, with k = 0
+    laplacian, mass: in float64, for the eigensolver
+    """
+
+    operators: Operators
+    laplacian: Csr
+    mass: Tensor
+
+
+@dataclass
+class Discretized:
+    """What `discretize_on` gives.
+
+    packed: the meshes that it discretized, in order, or None if there are none
+    served: their positions in the list of meshes
+    errors: the errors of meshes that no path can use, by position
+    left: the positions of the meshes that `discretize` has to serve
+    """
+
+    packed: PackedDiscretization | None
+    served: list[int]
+    errors: dict[int, MeshError]
+    left: list[int]
+
+
+def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: Options) -> Discretized:
+    """Laplacian, mass, frames and gradient of many meshes at once, as `discretize` computes them one by one.
+
+    meshes: see `mesh_for_operators`
+
+    Values differ from those of `discretize` by rounding. They have the same bits in every run, whatever other meshes
+    are in the list. Entries of the Laplacian that are exactly 0 are kept. Where the corners of two triangles lie on one
+    circle and flips lead there, either diagonal is Delaunay; the areas of the four vertices then depend on the order of
+    flips, which `discretize` chooses differently.
+
+    These meshes are left: point clouds, meshes with given normals, all meshes for the original's operators, meshes some
+    of whose vertices may have to be joined, and meshes whose robust Laplacian is unclear, see `DelaunayLaplacian`.
+    """
+    served = [i for i, mesh in enumerate(meshes) if options.operators == "diffnet" and not _is_special(mesh)]
+    found = Discretized(None, served, {}, [i for i in range(len(meshes)) if i not in set(served)])
+    # Few meshes are refused. The others are computed again without them, which changes no bit of their values.
+    while found.served:
+        refused = _discretize(device, [meshes[i] for i in found.served], options, found)
+        if not refused:
+            break
+        for number, error in refused.items():
+            if error is None:
+                found.left.append(found.served[number])
+            else:
+                found.errors[found.served[number]] = error
+        found.served = [i for number, i in enumerate(found.served) if number not in refused]
+    found.left.sort()
+    return found
+
+
+def _is_special(mesh: Mesh) -> bool:
+    return mesh.is_point_cloud or mesh.normals is not None
+
+
+class _Computed(NamedTuple):
+    """What is computed from the positions (V, 3) of packed meshes, and what decides whether it can be used."""
+
+    c: Connectivity
+    positions: Tensor
+    shapes: Triangles
+    mass: Tensor
+    laplacian: Csr
+    operators: Operators
+    unclear: Tensor
+
+
+def _discretize(
+    device: torch.device | str, meshes: Sequence[Mesh], options: Options, found: Discretized
+) -> dict[int, MeshError | None]:
+    """Discretize all meshes, or say which of them are refused: with an error, or None for those left to the host."""
+    positions, c = packed_surfaces(device, meshes)
+    if options.join != "never":
+        joined = _may_be_joined(c, positions, always=options.join == "always")
+        if joined:
+            return dict.fromkeys(joined)
+    kind = chosen_laplacian(options.laplacian, options.operators)
+    computed = _computed(c, positions, kind)
+    refused = _refused(computed, meshes, kind)
+    if not refused:
+        operators = _along_surface(computed.operators, c)
+        found.packed = PackedDiscretization(operators, computed.laplacian, computed.mass)
+    return refused
+
+
+def _computed(c: Connectivity, positions: Tensor, kind: LaplacianKind) -> _Computed:
+    shapes = triangles(c, positions)
+    axes = frames(c, shapes.normals)
+    slopes = gradient(c, positions, axes)
+    if kind == "robust":
+        rows, columns, values, areas, unclear = packed_delaunay_laplacian(c, positions)
+        pattern = matrix_pattern(rows, columns, len(positions))
+    else:
+        pattern, columns, areas = c.pattern, c.columns, thirds_of_areas(c, shapes.doubled)
+        values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
+        unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
+    mass = raised_mass(c, areas)
+    operators = Operators(
+        ptr=c.ptr,
+        mass=mass.float(),
+        evals=mass.new_zeros((len(c.lengths), 0), dtype=torch.float32),
+        evecs=mass.new_zeros((len(mass), 0), dtype=torch.float32),
+        laplacian=SparseMatrix(pattern, values.float()),
+        gradient=SparseMatrix(c.pattern, slopes.float()),
+        frames=axes.float(),
+        faces=c.faces,
+        face_ptr=c.face_ptr,
+    )
+    laplacian = Csr(pattern.indptr.long(), columns, values)
+    return _Computed(c, positions, shapes, mass, laplacian, operators, unclear)
+
+
+def packed_surfaces(device: torch.device | str, meshes: Sequence[Mesh]) -> tuple[Tensor, Connectivity]:
+    """The positions of packed meshes, (V, 3) float64, and their connectivity."""
+    lengths = [len(mesh.verts) for mesh in meshes]
+    # Positions are rounded to float32 already, and indices of 32 bits are enough: half of the bytes to copy.
+    verts, faces = np.empty((sum(lengths), 3), np.float32), np.empty((sum(len(m.faces) for m in meshes), 3), np.int32)
+    v = f = 0
+    for mesh in meshes:
+        verts[v : v + len(mesh.verts)] = mesh.verts
+        np.add(mesh.faces, v, out=faces[f : f + len(mesh.faces)], casting="unsafe")
+        v, f = v + len(mesh.verts), f + len(mesh.faces)
+    on_device = [torch.from_numpy(array).to(device) for array in (verts, faces)]
+    return on_device[0].double(), Connectivity(on_device[1], v, lengths, check=False)
+
+
+def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> list[int]:
+    """The meshes with vertices at one position that `joined_vertices` may join, and perhaps a few more."""
+    candidates = c.used
+    if not always:
+        is_open = (c.by_entry.lengths == 1) & (c.rows != c.columns)
+        candidates = sums(is_open.double(), c.entries_of_rows) > 0
+    # Vertices at one position have equal sums. Those of one mesh follow each other, because the sort is stable.
+    x, y, z = positions.unbind(1)
+    ordered, order = torch.where(candidates, x + np.e * y + np.pi * z, torch.nan).sort(stable=True)
+    mesh = c.mesh[order]
+    equal = (ordered[1:] == ordered[:-1]) & (mesh[1:] == mesh[:-1])
+    return sorted(set(mesh[1:][equal].tolist()))
+
+
+def _refused(computed: _Computed, meshes: Sequence[Mesh], kind: LaplacianKind) -> dict[int, MeshError | None]:
+    """The meshes that can't be used, each with the error of `discretize`, and None for those with an unclear result."""
+    c, positions, shapes, mass, laplacian, operators, unclear = computed
+    size = radius(c, positions)
+    longest = torch.stack([dot(edges, edges) for edges in (shapes.edges[:, 0], shapes.edges[:, 2])]).amax(0)
+    of_faces = torch.stack([shapes.doubled, longest], 1)
+    of_corners = F.pad(of_faces[:, None], (0, 0, 0, 2)).view(-1, 2)  # counts each face at its first corner
+    area, squares = c.per_mesh.sums(c.by_vertex.sums(of_corners)).unbind(1)
+    row_lengths = laplacian.indptr.diff()
+    infinite = [
+        sums((~laplacian.values.isfinite()).double(), row_lengths),
+        ~mass.isfinite(),
+        ~operators.mass.isfinite(),
+        sums((~operators.laplacian.values.isfinite()).double(), row_lengths),
+        sums((~operators.gradient.values.isfinite()).any(0).double(), c.entries_of_rows),
+        (~operators.frames.isfinite()).flatten(1).any(1),
+    ]
+    totals = c.per_mesh.sums(torch.stack([x.double() for x in (c.used, mass, *infinite)], 1))
+    used, total_mass, laplacian_64, mass_64, *in_single_precision = totals.unbind(1)
+    tests = [
+        used == 0,
+        size == 0,
+        ~(area > 1e-6 * squares),
+        unclear,
+        laplacian_64 + mass_64 > 0,
+        ~(total_mass > 0),
+        *(count > 0 for count in in_single_precision),
+    ]
+    results = torch.stack([*tests, used], 1).tolist()
+    refused: dict[int, MeshError | None] = {}
+    for number, (mesh, (*failed, vertices)) in enumerate(zip(meshes, results, strict=True)):
+        if any(failed):
+            text = _reason(failed.index(True), mesh, int(vertices), kind)
+            refused[number] = None if text is None else MeshError(f"{mesh.name}: {text}")
+    return refused
+
+
+def _reason(test: int, mesh: Mesh, used: int, kind: str) -> str | None:
+    """The message of `discretize` for a mesh that fails one of the tests of `_refused`, None if it has none."""
+    return (
+        f"none of the {len(mesh.faces)} faces has three distinct corners",
+        f"all {used} vertices lie in one point",
+        "the surface has no area, its vertices lie on a line or all its faces do",
+        None,
+        f"the {kind} Laplacian has entries that are not finite",
+        "the surface has no area",
+        "mass has entries that are not finite in single precision",
+        "laplacian has entries that are not finite in single precision",
+        "gradient has entries that are not finite in single precision",
+        "frames has entries that are not finite in single precision",
+    )[test]
+
+
+def _along_surface(operators: Operators, c: Connectivity) -> Operators:
+    """The operators with rows stored along the surface, in the meshes in which neighbors have distant numbers.
+
+    See `order_unless_near`. The orders of these meshes are found on the host.
+    """
+    if max(c.lengths) <= MAX_GAP:
+        return operators
+    gaps = torch.stack([(c.rows - c.columns).abs(), torch.ones_like(c.rows)], 1).double()
+    gap, count = c.per_mesh.sums(sums(gaps, c.entries_of_rows)).unbind(1)
+    far = (gap >= MAX_GAP * count).nonzero().squeeze(1).tolist()
+    if not far:
+        return operators
+    order = torch.arange(len(c.mesh))
+    starts = np.cumsum([0, *c.lengths])
+    for mesh in far:
+        first, end = starts[mesh], starts[mesh + 1]
+        indptr = c.pattern.indptr[first : end + 1].cpu().numpy()
+        indices = c.pattern.indices[indptr[0] : indptr[-1]].cpu().numpy() - first
+        graph = scipy.sparse.csr_matrix(
+            (np.ones(len(indices)), indices, indptr - indptr[0]), (end - first, end - first)
+        )
+        order[first:end] = torch.from_numpy(first + order_along_surface(graph))
+    order = order.to(c.rows.device)
+
+    def stored(matrix: SparseMatrix) -> SparseMatrix:
+        pattern, entries = matrix.pattern.with_row_order(order, check=False)
+        return SparseMatrix(pattern, matrix.values[..., entries])
+
+    return replace(operators, laplacian=stored(operators.laplacian), gradient=stored(operators.gradient))
+
+
+def entry_arrays(packed: PackedDiscretization) -> list[Arrays]:
+    """For each mesh, all arrays of a cache entry except the eigenpairs, see `packed_arrays`.
+
+    They are views of one copy of the operators on the host.
+    """
+    o = packed.operators
+    order = o.gradient.pattern.row_order
+    tensors = {"ptr": o.ptr, "mass": o.mass, "frames": o.frames}
+    tensors |= {} if order is None else {"row_order": (order - _repeated(o.ptr[:-1], o.ptr)).int()}
+    for which, matrix in (("laplacian", o.laplacian), ("gradient", o.gradient)):
+        starts = matrix.pattern.stored_indptr[o.ptr].long()
+        local = matrix.pattern.stored_indices - _repeated(o.ptr[:-1], starts)
+        values = matrix.values if which == "laplacian" else _mesh_by_mesh(matrix.values, starts)
+        tensors |= {f"{which}_indptr": matrix.pattern.stored_indptr.int(), f"{which}_indices": local.int()}
+        tensors |= {which: values, f"{which}_starts": starts}
+    host = _on_host(tensors)
+    return [_of_mesh(host, i, first, end) for i, (first, end) in enumerate(pairwise(host["ptr"].tolist()))]
+
+
+def _of_mesh(host: Arrays, mesh: int, first: int, end: int) -> Arrays:
+    """The arrays of the mesh that owns the vertices first:end."""
+    arrays = optional_arrays() | {"mass": host["mass"][first:end], "frames": host["frames"][first:end]}
+    for which, sets in (("laplacian", 1), ("gradient", 2)):
+        begin, stop = host[f"{which}_starts"][mesh : mesh + 2]
+        values = host[which][sets * begin : sets * stop]
+        arrays[which] = values if sets == 1 else values.reshape(sets, -1)
+        arrays[f"{which}_indptr"] = host[f"{which}_indptr"][first : end + 1] - np.int32(begin)
+        arrays[f"{which}_indices"] = host[f"{which}_indices"][begin:stop]
+    order = host.get("row_order", np.zeros(0, np.int32))[first:end]
+    is_own = np.array_equal(order, np.arange(len(order)))
+    return arrays | {"row_order": order[:0] if is_own else order}
+
+
+def _repeated(values: Tensor, starts: Tensor) -> Tensor:
+    """The value of each extent, repeated for each of its rows. starts: where the extents begin, and the end"""
+    return values.repeat_interleave(starts.diff())
+
+
+def _mesh_by_mesh(values: Tensor, starts: Tensor) -> Tensor:
+    """Values (2, nnz) as one vector, in which each mesh has its first row and then its second row."""
+    own = torch.arange(values.shape[1], device=values.device) + _repeated(starts[:-1], starts)
+    mixed = torch.empty(2 * values.shape[1], dtype=values.dtype, device=values.device)
+    mixed[own] = values[0]
+    mixed[own + _repeated(starts.diff(), starts)] = values[1]
+    return mixed
+
+
+def _on_host(tensors: dict[str, Tensor]) -> Arrays:
+    copies = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
+        for name, tensor in tensors.items()
+    }
+    if tensors["ptr"].is_cuda:
+        torch.cuda.current_stream(tensors["ptr"].device).synchronize()
+    return {name: copy.numpy() for name, copy in copies.items()}
