@@ -22,7 +22,7 @@ def checked_pairs(
     """Eigenpairs of components, from those of their shift-inverted operators, and a fault or None for each component.
 
     operator: of one component, or of a batch of components; arrays then have a leading batch dimension
-    values, rows: eigenvalues (k,) and eigenvectors (k, V) of the operator
+    values, rows: eigenvalues (k,) and eigenvectors (k, V) of the operator; `rows` is overwritten
     block: the block size of the iteration that found them
 
     Returns λ (k,), orthonormal φ (k, V) whose peaks are positive, and the faults.
@@ -36,8 +36,9 @@ def checked_pairs(
         _fault(component, own[: component.k], float(shift[0]), float(off[0]), float(inaccurate[0]), block)
         for component, own, shift, off, inaccurate in zip(components, *together, strict=True)
     ]
-    rows = rows / operator.root
-    return np.maximum(evals, 0), operator.from_host(signs(*operator.extremes(rows)))[..., None] * rows, faults
+    rows /= operator.root
+    rows *= operator.from_host(signs(*operator.extremes(rows)))[..., None]
+    return np.maximum(evals, 0), rows, faults
 
 
 def signs(smallest: Array, largest: Array) -> Array:

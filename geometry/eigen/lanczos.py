@@ -40,7 +40,7 @@ class KrylovSpace:
         self.wanted = wanted
         self.tolerated_loss = tolerated_loss
         # This number of vectors is usually enough. There is room for a quarter more, which is rarely used up.
-        self.enough = wanted * 5 // 2 + 12 * block
+        self.enough = wanted * 5 // 2 + 15 * block
         self.capacity = max(min(self.enough * 5 // 4 + 4 * block, operator.rank - block), wanted + 2 * block)
         self.basis = operator.empty(self.capacity + block)
         several = self.basis.shape[:-2]
@@ -91,7 +91,8 @@ class KrylovSpace:
                 restarts += 1
                 found.clear()
                 self._restart(ritz if len(left) == len(spaces) else self._ritz(spaces))
-            check = self.size + max(self.block, missing // 2)  # the last pairs converge quickly
+            # The last pairs converge quickly. On small meshes, a check takes longer than several blocks.
+            check = self.size + max(3 * self.block, missing // 2)
 
     def _vectors(self, coordinates: Array) -> Rows:
         """Linear combinations (count, V) of the basis, one for each column of `coordinates` (size, count)."""
@@ -118,8 +119,7 @@ class KrylovSpace:
             # The recurrence starts again from two successive blocks that are orthogonal to all others.
             known, recent = self.basis[..., :lo, :], self.basis[..., lo : hi + self.block, :]
             recent[..., self.block :, :] = rows
-            overlap = known @ transpose(recent)
-            recent -= transpose(overlap) @ known
+            overlap = self.operator.orthogonalize(recent, known)
             self.projected[..., :lo, lo:hi] += self.operator.to_host(overlap)[..., self.block :]
             last, rows = recent[..., : self.block, :], recent[..., self.block :, :]
             last[...] = self._orthonormalized(last)[0]

@@ -12,6 +12,9 @@ from diffnet.geometry.eigen.problem import Array
 
 Rows: TypeAlias = Any  # vectors as the rows of a matrix (count, V): a NumPy array, or a tensor on a GPU
 
+TILE_LENGTH = 8192  # entries of a row in a tile, see `ShiftInvert.orthogonalize`
+TILE_PRODUCTS = 10**6  # multiplications for a tile; above this number, OpenBLAS copies matrices before it multiplies
+
 
 def transpose(rows: Rows) -> Rows:
     """Transpose the last two dimensions."""
@@ -74,6 +77,27 @@ class ShiftInvert:
         for _ in range(2):  # the constant may be 10⁹ times as long as the rest, so rounding leaves a part of it
             rows = rows - self.along_constant(rows)[..., None] * self.constant
         return rows
+
+    def orthogonalize(self, rows: Rows, known: Rows) -> Rows:
+        """Subtract from rows (count, V), in place, their parts along orthonormal rows `known` (n, V).
+
+        Returns the scalar products (n, count) of both. They are computed in tiles that are small enough for OpenBLAS to
+        multiply without copying them first. On one core, this takes half the time of products of whole matrices.
+        """
+        columns = np.ascontiguousarray(rows.T)
+        height = max(1, TILE_PRODUCTS // (TILE_LENGTH * len(rows)))
+        tiles = [
+            (slice(top, top + height), slice(left, left + TILE_LENGTH))
+            for left in range(0, len(columns), TILE_LENGTH)
+            for top in range(0, len(known), height)
+        ]
+        overlap = np.zeros((len(known), len(rows)))
+        for some, part in tiles:
+            overlap[some] += known[some, part] @ columns[part]
+        for some, part in tiles:
+            columns[part] -= known[some, part].T @ overlap[some]
+        rows[...] = columns.T
+        return overlap
 
     def extremes(self, rows: Rows) -> tuple[Array, Array]:
         """The smallest and the largest entry of each row."""

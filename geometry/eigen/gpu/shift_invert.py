@@ -81,6 +81,11 @@ class BatchedShiftInvert(ShiftInvert):
     def along_constant(self, rows: Tensor) -> Rows:
         return (rows @ transpose(self.constant))[..., 0]
 
+    def orthogonalize(self, rows: Tensor, known: Tensor) -> Rows:
+        overlap = known @ transpose(rows)
+        rows -= transpose(overlap) @ known
+        return overlap
+
     def extremes(self, rows: Tensor) -> tuple[Array, Array]:
         return self.to_host(rows.amin(-1)), self.to_host(rows.amax(-1))
 
