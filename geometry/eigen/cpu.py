@@ -14,6 +14,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
+from diffnet.geometry.eigen.dense import smallest_pairs
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, SMALL_SHIFT, TOLERANCE, USUAL_SHIFT, Array, Component, Pairs
 from diffnet.geometry.eigen.resolution import rounding_fault
@@ -30,7 +31,7 @@ def pairs_on_cpu(component: Component) -> Pairs:
 
 
 def dense_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
-    """All eigenpairs of a dense matrix, cut down to k.
+    """The k smallest eigenpairs of a dense matrix.
 
     The matrix is M^−½ L M^−½ or, if rounding spoils its small eigenvalues, the inverse of L + σM.
     """
@@ -57,11 +58,9 @@ def _pairs_of_dense_inverse(component: Component) -> Pairs:
     lower = np.linalg.cholesky(laplacian.toarray() + sigma * np.diag(mass))
     half = np.linalg.solve(lower, np.diag(root))
     half -= np.outer(half @ constant, constant)  # the constant gets the eigenvalue 0
-    values, vectors = np.linalg.eigh(half.T @ half)
-    largest = slice(-1, -1 - k, -1)
+    values, found = smallest_pairs(-(half.T @ half), k)
     with np.errstate(divide="ignore"):
-        evals = 1 / values[largest] - sigma
-    found = vectors[:, largest]
+        evals = -1 / values - sigma
     along_constant = constant @ found
     mixed = np.abs(along_constant) > 1e-12
     if mixed.any():  # λ is so large that 1/(λ + σ) is 0 up to rounding, as the constant's value is
@@ -74,12 +73,15 @@ def _pairs_of_dense_inverse(component: Component) -> Pairs:
 def _pairs_of_dense(component: Component) -> Pairs:
     laplacian, mass, k = component
     root = np.sqrt(mass)
-    matrix = laplacian.toarray() / root[:, None] / root[None, :]
     constant = root / np.sqrt(mass.sum())
+    matrix = laplacian.toarray()
+    matrix /= root[:, None]
+    matrix /= root
     # Give the constant an eigenvalue above all others, so that the k smallest pairs are without it.
-    matrix += (2 * np.abs(matrix).sum(1).max() + 1) * np.outer(constant, constant)
-    evals, evecs = np.linalg.eigh(matrix)  # not SciPy's, see `lanczos`
-    return _signed(evals[:k], (evecs[:, :k] / root[:, None]).T)
+    largest_row_sum = (abs(laplacian) @ (1 / root) / root).max()
+    matrix += np.outer((2 * largest_row_sum + 1) * constant, constant)
+    evals, evecs = smallest_pairs(matrix, k)
+    return _signed(evals, (evecs / root[:, None]).T)
 
 
 def lanczos_pairs(component: Component) -> Pairs:

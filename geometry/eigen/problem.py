@@ -12,7 +12,7 @@ Array: TypeAlias = NDArray[np.float64]
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, Array]  # a Laplacian (V, V) and masses (V,)
 Pairs: TypeAlias = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 
-DENSE_LIMIT = 256  # vertices; up to this size a dense solve is faster than a Lanczos iteration
+DENSE_LIMIT, DENSE_LIMIT_PER_PAIR = 256, 3  # up to 256 + 3 k vertices, a dense solve is faster than Lanczos
 TOLERANCE = 1e-8  # largest residual, relative to the eigenvalue of the inverse
 # Shifts σ in units of 4π k/area, the k-th eigenvalue expected by Weyl's law. They are tried in this order.
 # USUAL_SHIFT: With smaller shifts, the lowest pairs converge long before the others. Orthogonality to them is then lost
@@ -36,7 +36,7 @@ class Component(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether a dense solve is faster."""
-        return len(self.mass) <= max(DENSE_LIMIT, 4 * self.k)
+        return len(self.mass) <= DENSE_LIMIT + DENSE_LIMIT_PER_PAIR * self.k
 
 
 def checked_problem(laplacian: Any, mass: Any) -> Problem:

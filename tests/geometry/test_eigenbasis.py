@@ -18,6 +18,7 @@ from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_ma
 from diffnet.geometry.eigen import checks as eigenpair_checks
 from diffnet.geometry.eigen import cpu
 from diffnet.geometry.eigen import problem as eigenproblem
+from diffnet.geometry.eigen.dense import smallest_pairs
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import Pairs, Problem
@@ -102,6 +103,19 @@ def test_the_largest_components_are_kept() -> None:
     """One pair: the constant on the torus, the last 160 vertices, whose area is larger than that of a sphere."""
     _, evecs = eigenbasis(*problem(several()), 1)
     np.testing.assert_array_equal(np.flatnonzero(evecs[:, 0]), np.arange(324, 484))
+
+
+@pytest.mark.parametrize("spectrum", ["apart", "multiple", "zero"])
+def test_smallest_pairs_of_a_dense_matrix(spectrum: str) -> None:
+    rng = np.random.default_rng(0)
+    values = {"apart": rng.standard_normal(200), "multiple": np.repeat(np.arange(20.0), 10), "zero": np.zeros(200)}
+    turn, _ = np.linalg.qr(rng.standard_normal((200, 200)))
+    matrix = turn * values[spectrum] @ turn.T
+    matrix = (matrix + matrix.T) / 2
+    evals, evecs = smallest_pairs(matrix, 64)
+    np.testing.assert_allclose(evals, np.sort(values[spectrum])[:64], atol=1e-12)
+    np.testing.assert_allclose(evecs.T @ evecs, np.eye(64), atol=1e-12)
+    np.testing.assert_allclose(matrix @ evecs, evecs * evals, atol=1e-12)
 
 
 def test_components_that_need_more_than_their_share() -> None:
