@@ -50,32 +50,36 @@ class Halfedges:
 
 
 def packed_delaunay_laplacian(c: Connectivity, positions: Tensor) -> DelaunayLaplacian:
-    """The Laplacian of the intrinsic Delaunay triangulation of each mesh, or of its tufted cover."""
+    """The Laplacian of the intrinsic Delaunay triangulation of each mesh, or of its tufted cover.
+
+    It is differentiable in the positions. Which edges are flipped has no gradient.
+    """
     cover = tufted_cover(c, positions)
-    cotangents = _cotangents(cover.length.view(-1, 3).T).T.reshape(-1)
-    halfedges = Halfedges(cover.tail, cover.twin, cover.length, cotangents, _mixed(cover.number))
+    start = cover.length.detach()
+    halfedges = Halfedges(cover.tail, cover.twin, start.clone(), _of_triangles(start), _mixed(cover.number))
+    rounds, rest = _make_delaunay(halfedges)
     unclear = cover.unclear
-    unclear[c.mesh[halfedges.tail[_make_delaunay(halfedges)]]] = True
+    unclear[c.mesh[halfedges.tail[rest]]] = True
+    lengths = _through_flips(cover.length, rounds) if cover.length.requires_grad else halfedges.length
 
     twin, tail = halfedges.twin, halfedges.tail
     own = torch.arange(len(twin), device=twin.device)
     head = tail[twin]
-    # Edges from the smaller to the larger vertex: sums for both directions have one order, so L is symmetric.
-    edges = ((tail < head) | ((tail == head) & (own < twin))).nonzero().squeeze(1)
+    edges = ((tail < head) | ((tail == head) & (own < twin))).nonzero().squeeze(1)  # from the smaller vertex
     tail, head = tail[edges], head[edges]
     rows, columns, groups = entries(tail, head, len(c.mesh))
-    mean = (halfedges.cotangent[edges] + halfedges.cotangent[twin[edges]]) / 2
+    cotangents, thirds = _of_triangles(lengths), _areas(lengths.view(-1, 3).T) / 3
+    mean = (cotangents[edges] + cotangents[twin[edges]]) / 2
     weights = torch.where(tail == head, 0, mean)  # functions have no difference along a loop
-    thirds = _areas(halfedges.length.view(-1, 3).T) / 3
     nothing = thirds.new_zeros(len(c.mesh))
     both = torch.stack(
         [torch.cat([weights, weights, nothing]), torch.cat([thirds[edges // 3], thirds[twin[edges] // 3], nothing])], 1
     )
-    sheets = cover.sheets[c.mesh]
     joined, areas = groups.sums(both).unbind(1)
-    lengths = torch.searchsorted(rows, torch.arange(len(c.mesh) + 1, device=rows.device)).diff()
-    values = with_diagonal(-joined / sheets[rows], rows, columns, lengths)
-    return DelaunayLaplacian(rows, columns, values, sums(areas, lengths) / sheets, unclear)
+    sheets = cover.sheets[c.mesh]
+    lengths_of_rows = torch.searchsorted(rows, torch.arange(len(c.mesh) + 1, device=rows.device)).diff()
+    values = with_diagonal(-joined / sheets[rows], rows, columns, lengths_of_rows)
+    return DelaunayLaplacian(rows, columns, values, sums(areas, lengths_of_rows) / sheets, unclear)
 
 
 def _mixed(numbers: Tensor) -> Tensor:
@@ -94,8 +98,8 @@ def _areas(lengths: Tensor) -> Tensor:
     a, b, c = lengths
     half = (a + b + c) / 2
     x, y, z = half - lengths
-    areas: Tensor = (half * x * y * z).clamp(min=0).sqrt()
-    return areas
+    squared = half * x * y * z
+    return torch.where(squared > 0, squared.clamp(min=torch.finfo(squared.dtype).tiny).sqrt(), 0)
 
 
 def _cotangents(lengths: Tensor) -> Tensor:
@@ -104,17 +108,23 @@ def _cotangents(lengths: Tensor) -> Tensor:
     return (squares.roll(-1, 0) + squares.roll(-2, 0) - squares) / (4 * _areas(lengths))
 
 
-def _make_delaunay(h: Halfedges) -> Tensor:
+def _of_triangles(lengths: Tensor) -> Tensor:
+    """The cotangent of the angle opposite to each halfedge, from the length of each."""
+    return _cotangents(lengths.view(-1, 3).T).T.reshape(-1)
+
+
+def _make_delaunay(h: Halfedges) -> tuple[list[Tensor], Tensor]:
     """Flip edges until all are Delaunay, in rounds of edges that share no triangle.
 
-    Returns the edges that would still have to be flipped after MAX_ROUNDS.
+    Returns both halfedges (2, N) of the edges of each round, and the edges that would still have to be flipped after
+    MAX_ROUNDS.
     """
+    rounds: list[Tensor] = []
     device = h.twin.device
     edges = (h.twin > torch.arange(len(h.twin), device=device)).nonzero().squeeze(1)
     lowest = torch.iinfo(torch.int64).min
     owner = torch.full((len(h.twin) // 3,), lowest, device=device)
     listed = torch.full_like(h.twin, -1)
-    following, previous = torch.tensor([[1, 1, -2], [2, -1, -1]], device=device)
     seen = 0
     for number in range(MAX_ROUNDS + 1):
         edges = torch.minimum(edges, h.twin[edges])
@@ -134,8 +144,9 @@ def _make_delaunay(h: Halfedges) -> Tensor:
         owner[owners] = lowest
         owner.scatter_reduce_(0, owners.reshape(-1), priority.reshape(-1), "amax")
         apart = (owner[owners] == priority).all(0).nonzero().squeeze(1)
-        edges = torch.cat([edges, _flip(h, both[:, apart], following, previous)])
-    return edges
+        rounds.append(both[:, apart])
+        edges = torch.cat([edges, _flip(h, rounds[-1])])
+    return rounds, edges
 
 
 def _constant(number: int) -> int:
@@ -143,33 +154,46 @@ def _constant(number: int) -> int:
     return int(_mixed(torch.tensor(number + 1)))
 
 
-def _flip(h: Halfedges, both: Tensor, following: Tensor, previous: Tensor) -> Tensor:
+def _flip(h: Halfedges, both: Tensor) -> Tensor:
     """Flip edges, so that they join the other two corners of their triangles. Returns the halfedges around these.
 
     both: (2, N), both halfedges of each edge
-    following, previous: (3,), the way from halfedge 3f + i to the next and the one before
     """
-    side = both % 3
-    right, left = both + following[side], both + previous[side]
-    # Lay both triangles in a plane with the edge as the first axis: positions of the opposite corners.
-    lengths = h.length[torch.stack([both, right, left])]
-    squares = lengths * lengths
-    along = (squares[0] + squares[2] - squares[1]) / (2 * lengths[0])
-    height = 2 * _areas(lengths) / lengths[0]
-    diagonal = torch.hypot(lengths[0, 0] - along.sum(0), height.sum(0))
-
+    changed, lengths = _changed_lengths(h.length, both)
+    right, left = changed[1:]
     # The edge a → b with triangles abc and bad becomes d → c with dca and cdb.
     old = torch.stack([left[0], right[1], left[1], right[0]])
     new = torch.stack([right[0], left[0], right[1], left[1]])
-    tails, sides, opposite = h.tail[old], h.length[old], h.twin[old]
+    tails, opposite = h.tail[old], h.twin[old]
     # Twins that are among the four move, too: `twin` tells for a moment where each halfedge goes.
     h.twin[old] = -1 - new
     moved = h.twin[opposite]
     opposite = torch.where(moved < 0, -1 - moved, opposite)
     h.twin[new] = opposite
     h.twin[opposite] = new
-    h.tail[new], h.length[new] = tails, sides
-    h.tail[both], h.length[both] = tails[::2].flip(0), diagonal.expand(2, -1)
-    triangles = torch.stack([diagonal.expand(2, -1), sides[::2], sides[1::2]])
-    h.cotangent[torch.stack([both, right, left])] = _cotangents(triangles)
+    h.tail[new], h.tail[both] = tails, tails[::2].flip(0)
+    h.length[changed], h.cotangent[changed] = lengths, _cotangents(lengths)
     return new.reshape(-1)
+
+
+def _changed_lengths(length: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
+    """The halfedges (3, 2, N) of the triangles of edges, and the lengths that they have after these are flipped."""
+    side, first = both % 3, both - both % 3
+    right, left = first + (side + 1) % 3, first + (side + 2) % 3
+    changed = torch.stack([both, right, left])
+    # Lay both triangles in a plane with the edge as the first axis: positions of the opposite corners.
+    edge, to_right, to_left = lengths = length[changed]
+    along = (edge**2 + to_left**2 - to_right**2) / (2 * edge)
+    height = 2 * _areas(lengths) / edge
+    diagonal = torch.hypot(edge[0] - (along[0] + along[1]), height[0] + height[1])
+    # The triangles abc and bad become dca and cdb.
+    around = [diagonal.expand(2, -1), to_left, to_right.flip(0)]
+    return changed, torch.stack(around)
+
+
+def _through_flips(length: Tensor, rounds: list[Tensor]) -> Tensor:
+    """The lengths of halfedges after the flips of all rounds, differentiable in the lengths before them."""
+    for both in rounds:
+        changed, lengths = _changed_lengths(length, both)
+        length = length.index_put((changed,), lengths)
+    return length

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diffnet.geometry.discretize.connectivity import Connectivity, sums
 from diffnet.geometry.discretize.intrinsic_delaunay import MIN_EXCESS
@@ -51,6 +52,7 @@ class _Edges(NamedTuple):
 
 
 def tufted_cover(c: Connectivity, positions: Tensor) -> Cover:
+    """The covers of packed meshes. Lengths are differentiable in the positions."""
     edges = _edges(c)
     is_open = _is_open(c, edges)
     of_faces = c.mesh[c.usable[:, 0]]
@@ -62,7 +64,7 @@ def tufted_cover(c: Connectivity, positions: Tensor) -> Cover:
     copy = len(faces) + torch.zeros_like(faces).scatter(0, doubled, faces[: len(doubled)])
     back = (3 * copy[:, None] + corner).reshape(-1)
 
-    twin, unclear = _twins(c, positions, edges, is_open, back, len(source))
+    twin, unclear = _twins(c, positions.detach(), edges, is_open, back, len(source))
     first_face = torch.searchsorted(of_faces, torch.arange(len(c.lengths), device=front.device))
     number = 2 * (source - 3 * first_face[of_faces[source // 3]])
     number[len(front) :] += 1
@@ -148,9 +150,10 @@ def _angles(c: Connectivity, positions: Tensor, around: Tensor, first: Tensor) -
 
 def _mollified(c: Connectivity, positions: Tensor, of_faces: Tensor) -> Tensor:
     """The lengths (F, 3) of the edges of faces, increased such that no triangle is degenerate."""
-    lengths = length(positions[c.usable.roll(-1, 1)] - positions[c.usable])
+    corners = F.embedding(c.usable, positions)  # its backward adds up in a fixed order
+    lengths = length(corners.roll(-1, 1) - corners)
     around = c.rows != c.columns
-    of_entries = length(positions[c.rows] - positions[c.columns])
+    of_entries = length(F.embedding(c.rows, positions) - F.embedding(c.columns, positions))
     totals = sums(torch.stack([of_entries, around.double()], 1), c.entries_of_rows)
     total, count = c.per_mesh.sums(totals).unbind(1)
     mean = total / count.clamp(min=1)

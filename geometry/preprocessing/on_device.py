@@ -168,14 +168,17 @@ def packed_surfaces(device: torch.device | str, meshes: Sequence[Mesh]) -> tuple
     """The positions of packed meshes, (V, 3) float64, and their connectivity."""
     lengths = [len(mesh.verts) for mesh in meshes]
     # Positions are rounded to float32 already, and indices of 32 bits are enough: half of the bytes to copy.
-    verts, faces = np.empty((sum(lengths), 3), np.float32), np.empty((sum(len(m.faces) for m in meshes), 3), np.int32)
+    pinned = torch.device(device).type == "cuda"
+    verts = torch.empty((sum(lengths), 3), dtype=torch.float32, pin_memory=pinned)
+    faces = torch.empty((sum(len(mesh.faces) for mesh in meshes), 3), dtype=torch.int32, pin_memory=pinned)
     v = f = 0
     for mesh in meshes:
-        verts[v : v + len(mesh.verts)] = mesh.verts
-        np.add(mesh.faces, v, out=faces[f : f + len(mesh.faces)], casting="unsafe")
-        v, f = v + len(mesh.verts), f + len(mesh.faces)
-    on_device = [torch.from_numpy(array).to(device) for array in (verts, faces)]
-    return on_device[0].double(), Connectivity(on_device[1], v, lengths, check=False)
+        end_v, end_f = v + len(mesh.verts), f + len(mesh.faces)
+        verts.numpy()[v:end_v] = mesh.verts
+        np.add(mesh.faces, v, out=faces.numpy()[f:end_f], casting="unsafe")
+        v, f = end_v, end_f
+    positions = verts.to(device, non_blocking=True).double()
+    return positions, Connectivity(faces.to(device, non_blocking=True), v, lengths, check=False)
 
 
 def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> list[int]:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.geometry import (
+    LAPLACIANS,
     Connectivity,
+    LaplacianKind,
     assemble,
     gradient_values,
     laplacian_and_mass,
@@ -47,13 +49,14 @@ def dense(matrix: SparseMatrix, which: int | None = None) -> np.ndarray:
     return SparseMatrix(matrix.pattern, values).to_scipy().toarray()
 
 
+@pytest.mark.parametrize("kind", LAPLACIANS)
 @pytest.mark.parametrize("name", MESHES)
-def test_values_are_those_of_preprocessing(name: str) -> None:
+def test_values_are_those_of_preprocessing(name: str, kind: LaplacianKind) -> None:
     verts, faces = MESHES[name]
-    operators = assemble(verts, Connectivity(faces, len(verts)))
+    operators = assemble(verts, Connectivity(faces, len(verts)), kind)
     usable = [face for face in faces.tolist() if len(set(face)) == 3]
     mesh = make_mesh(verts.numpy(), np.array(usable))
-    laplacian, mass = laplacian_and_mass(mesh, "cotan")
+    laplacian, mass = laplacian_and_mass(mesh, kind)
     frames, edges = tangent_frames(mesh), one_ring(mesh.faces, len(verts))
     np.testing.assert_allclose(operators.mass, mass, rtol=1e-12)
     np.testing.assert_allclose(dense(operators.laplacian), laplacian.toarray(), rtol=1e-9, atol=1e-12)
@@ -63,22 +66,24 @@ def test_values_are_those_of_preprocessing(name: str) -> None:
         np.testing.assert_allclose(dense(operators.gradient, component), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", LAPLACIANS)
 @pytest.mark.parametrize("name", ["closed", "open"])
-def test_gradients_against_finite_differences(name: str) -> None:
+def test_gradients_against_finite_differences(name: str, kind: LaplacianKind) -> None:
     verts, faces = MESHES[name]
     connectivity = Connectivity(faces, len(verts))
 
     def values(verts: Tensor) -> tuple[Tensor, ...]:
-        o = assemble(verts, connectivity)
+        o = assemble(verts, connectivity, kind)
         return o.mass, o.laplacian.values, o.gradient.values, o.frames
 
     assert torch.autograd.gradcheck(values, verts.clone().requires_grad_(), fast_mode=True)
 
 
-def test_gradients_where_faces_have_no_area_are_finite() -> None:
+@pytest.mark.parametrize("kind", LAPLACIANS)
+def test_gradients_where_faces_have_no_area_are_finite(kind: LaplacianKind) -> None:
     verts, faces = POOR
     moving = verts.clone().requires_grad_()
-    o = assemble(moving, Connectivity(faces, len(verts)))
+    o = assemble(moving, Connectivity(faces, len(verts)), kind)
     sum(values.square().sum() for values in (o.mass, o.gradient.values, o.frames)).backward()
     assert moving.grad is not None
     assert moving.grad.isfinite().all()
