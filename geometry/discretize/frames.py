@@ -7,6 +7,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.laplacian import CLOUD_NEIGHBORS
+from diffnet.geometry.discretize.triangles import corner_positions, sums_at_vertices
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normals import unit_normals
 from diffnet.geometry.mesh.objects import real_array
@@ -54,22 +55,21 @@ def _normals(mesh: Mesh) -> NDArray[np.float64]:
 
 
 def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
-    a, b, c = (mesh.verts[mesh.faces[:, i]] for i in range(3))
     # Areas of very small or very large meshes underflow or overflow. Normals don't depend on the scale.
-    scale = max(np.abs(b - a).max(), np.abs(c - a).max()) or 1.0
-    cross = np.cross((b - a) / scale, (c - a) / scale)
-    area = np.linalg.norm(cross, axis=1)
-    corners = mesh.faces.reshape(-1)
-    sums = [np.bincount(corners, np.repeat(cross[:, i], 3), len(mesh.verts)) for i in range(3)]
-    total = np.stack(sums, axis=1).astype(np.float64)
+    corners = corner_positions(mesh.verts, mesh.faces)
+    edges = corners[1:] - corners[0]
+    edges /= np.abs(edges).max() or 1.0
+    cross = np.cross(*edges, axis=0)
+    area = np.linalg.norm(cross, axis=0)
+    total = np.stack([sums_at_vertices(values, mesh.faces, len(mesh.verts)) for values in cross], axis=1)
     size = np.linalg.norm(total, axis=1)
-    cancelled = size < MIN_NORMAL * np.bincount(corners, np.repeat(area, 3), len(mesh.verts))
+    cancelled = size < MIN_NORMAL * sums_at_vertices(area, mesh.faces, len(mesh.verts))
     if not cancelled.any():
         return _unit(total)
 
     largest = np.zeros_like(total)
     order = np.argsort(area, kind="stable")  # the last write to a vertex wins, which is the largest face's
-    largest[mesh.faces[order].reshape(-1)] = np.repeat(cross[order], 3, axis=0)
+    largest[mesh.faces[order].reshape(-1)] = np.repeat(cross.T[order], 3, axis=0)
     return _unit(np.where(cancelled[:, None], largest, total))
 
 

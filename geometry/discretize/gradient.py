@@ -60,24 +60,45 @@ def gradient_values(
     hardly extend in some direction (see MIN_SPREAD). Rows sum to 0. Scaling the mesh by s scales the gradient by 1/s. A
     vertex without edges has gradient 0.
     """
-    rows = np.repeat(np.arange(len(verts)), np.diff(pattern.indptr))
-    columns = pattern.indices
-    edges = np.einsum("nij,nj->ni", frames[rows, :2], verts[columns] - verts[rows])
+    degree = np.diff(pattern.indptr)
+    rows = np.repeat(np.arange(len(verts)), degree)
+
+    def at_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.repeat(values, degree, axis=-1)
 
     def per_vertex(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         sums: NDArray[np.float64] = np.bincount(rows, weights, len(verts)).astype(np.float64)
         return sums
 
-    xx, xy, yy = (per_vertex(edges[:, i] * edges[:, j]) for i, j in ((0, 0), (0, 1), (1, 1)))
-    normal_matrix = np.stack([np.stack([xx, xy], -1), np.stack([xy, yy], -1)], -2)
-    spread, axes = np.linalg.eigh(normal_matrix)
-    floor = np.maximum(spread, MIN_SPREAD * spread[:, 1:]) if regularizer is None else spread + regularizer
-    inverse = np.where(spread[:, 1:] > 0, 1 / np.where(floor > 0, floor, 1), 0)
-    solve = np.einsum("vij,vj,vkj->vik", axes, inverse, axes)
-
-    values: NDArray[np.float64] = np.einsum("nij,nj->in", solve[rows], edges)
-    on_diagonal = rows == columns
+    # One contiguous row for each coordinate, which is several times faster.
+    positions, axes = (np.ascontiguousarray(np.moveaxis(array, 0, -1)) for array in (verts, frames[:, :2]))
+    x, y = np.einsum("icn,cn->in", at_rows(axes), positions.take(pattern.indices, axis=1) - at_rows(positions))
+    to_x, both, to_y = (at_rows(entry) for entry in _inverse(*map(per_vertex, (x * x, x * y, y * y)), regularizer))
+    values = np.stack([to_x * x + both * y, both * x + to_y * y])
+    on_diagonal = np.flatnonzero(rows == pattern.indices)
     for component in values:
         component[on_diagonal] = 0
         component[on_diagonal] = -per_vertex(component)
     return values
+
+
+def _inverse(
+    xx: NDArray[np.float64], xy: NDArray[np.float64], yy: NDArray[np.float64], regularizer: float | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Entries of the inverses of symmetric matrices [[xx, xy], [xy, yy]], whose eigenvalues are raised first.
+
+    A matrix is m I + h [[c, s], [s, −c]] with c² + s² = 1. Its eigenvalues are m ± h, and its inverse is of the same
+    form.
+    """
+    mean, half = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
+    large, small = mean + half, mean - half
+    lowest, highest = (
+        (np.maximum(small, MIN_SPREAD * large), large)
+        if regularizer is None
+        else (small + regularizer, large + regularizer)
+    )
+    known = large > 0
+    slow, fast = (np.where(known, 1 / np.where(known & (value > 0), value, 1), 0) for value in (highest, lowest))
+    mean, half = (slow + fast) / 2, np.divide((slow - fast) / 2, half, out=np.zeros_like(half), where=half > 0)
+    cosine, sine = half * (xx - yy) / 2, half * xy
+    return mean + cosine, sine, mean - cosine

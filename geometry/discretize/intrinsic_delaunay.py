@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from diffnet.geometry.discretize.triangles import corner_positions, sums_at_vertices
 from diffnet.geometry.eigen.problem import Array
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -36,12 +37,18 @@ def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_m
     if halfedges is None or not _make_delaunay(halfedges):
         return None
     edges = halfedges.edges()
-    weights, ends = halfedges.weights(edges), (halfedges.tail[edges], halfedges.tail[halfedges.twin[edges]])
-    upper = scipy.sparse.csr_matrix((weights, ends), (len(verts), len(verts)))
-    around = upper + upper.T
-    laplacian = scipy.sparse.diags(np.asarray(around.sum(1)).reshape(-1)) - around
-    thirds = np.repeat(_areas(halfedges.length.reshape(-1, 3)) / 3, 3)
-    return scipy.sparse.csr_matrix(laplacian), np.bincount(halfedges.tail, thirds, len(verts)).astype(np.float64)
+    weights, tail, head = halfedges.weights(edges), halfedges.tail[edges], halfedges.tail[halfedges.twin[edges]]
+    weights = np.where(tail == head, 0, weights)  # flips can make an edge a loop
+    degrees = np.bincount(tail, weights, len(verts)) + np.bincount(head, weights, len(verts))
+    every = np.arange(len(verts))
+    entries = np.concatenate([-weights, -weights, degrees])
+    places = np.concatenate([tail, head, every]), np.concatenate([head, tail, every])
+    laplacian = scipy.sparse.csr_matrix((entries, places), (len(verts), len(verts)))
+    if laplacian.nnz < len(entries):  # edges with the same ends were added up, in an order that differs from row to row
+        laplacian = (laplacian + laplacian.T) / 2
+    laplacian.eliminate_zeros()
+    areas = _areas(halfedges.length.reshape(-1, 3)) / 3
+    return laplacian, sums_at_vertices(areas, halfedges.tail.reshape(-1, 3), len(verts))
 
 
 @dataclass
@@ -87,19 +94,17 @@ def _cotangents(lengths: Array) -> Array:
 
 def _glued(verts: Array, faces: Indices) -> _Halfedges | None:
     tail, head = faces.reshape(-1), faces[:, [1, 2, 0]].reshape(-1)
-    edge = np.minimum(tail, head) * len(verts) + np.maximum(tail, head)
-    order = np.argsort(edge)
-    if len(order) % 2 == 1:
+    number, shape = np.arange(len(tail)), (len(verts), len(verts))
+    along = scipy.sparse.csr_matrix((number, (tail, head)), shape)
+    against = scipy.sparse.csr_matrix((number, (head, tail)), shape)
+    same = np.array_equal(along.indptr, against.indptr) and np.array_equal(along.indices, against.indices)
+    if along.nnz != len(tail) or not same:
         return None
-    one, other = order[::2], order[1::2]
-    alone = (edge[one] != edge[other]).any() or (edge[one[1:]] == edge[one[:-1]]).any()
-    if alone or (tail[one] == tail[other]).any():
-        return None
-    twin = np.empty_like(order)
-    twin[one], twin[other] = other, one
+    twin = np.empty_like(number)
+    twin[along.data] = against.data
 
-    corners = verts[faces]
-    lengths = np.linalg.norm(corners[:, [1, 2, 0]] - corners, axis=2)
+    corners = corner_positions(verts, faces)
+    lengths = np.linalg.norm(corners[[1, 2, 0]] - corners, axis=1).T
     a, b, c = lengths.T
     excess = np.maximum(np.maximum(a - b - c, b - c - a), c - a - b).max()
     lengths += max(excess + MIN_EXCESS * lengths.mean(), 0.0)

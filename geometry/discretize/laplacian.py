@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.discretize.local_triangulations import local_triangles
+from diffnet.geometry.discretize.triangles import scaled_normals
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import LaplacianKind
@@ -22,8 +23,8 @@ MIN_MASS = 1e-8  # of a vertex with faces, relative to the mean
 def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
     """The faces (F', 3) with three distinct corners. The others have no geometry."""
     a, b, c = mesh.faces.T
-    faces: NDArray[np.int64] = mesh.faces[(a != b) & (b != c) & (c != a)]
-    return faces
+    usable = (a != b) & (b != c) & (c != a)
+    return mesh.faces if usable.all() else mesh.faces[usable]
 
 
 def laplacian_and_mass(
@@ -58,7 +59,8 @@ def laplacian_and_mass(
             raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
         used = np.zeros(len(mesh.verts), bool)
         used[faces] = True
-        faces = (np.cumsum(used) - 1)[faces]
+        if not used.all():
+            faces = (np.cumsum(used) - 1)[faces]
     # The libraries below regularize by absolute amounts, so they get the mesh at unit size.
     verts = mesh.verts[used] - mesh.verts[used].mean(axis=0)
     scale = np.linalg.norm(verts, axis=1).max()
@@ -71,14 +73,15 @@ def laplacian_and_mass(
     try:
         if mesh.is_point_cloud:
             laplacian, mass = _cloud_laplacian(verts, frames)
+            laplacian = _with_zero_sums(laplacian)
         elif kind == "robust":
             found = delaunay_laplacian(verts, faces)
             if found is None:
                 laplacian, mass = robust_laplacian.mesh_laplacian(verts, faces)
-                found = laplacian, mass.diagonal()
+                found = _with_zero_sums(laplacian), mass.diagonal()
             laplacian, mass = found
         else:
-            laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=ADDED_CROSS)
+            laplacian = _with_zero_sums(potpourri3d.cotan_laplacian(verts, faces, denom_eps=ADDED_CROSS))
             mass = potpourri3d.vertex_areas(verts, faces)
     except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example
         raise MeshError(f"{mesh.name}: the {kind} Laplacian can't be computed ({e})") from e
@@ -89,13 +92,29 @@ def laplacian_and_mass(
     # A vertex whose faces all have zero area would have no mass, and M would have no inverse.
     mass = np.maximum(mass, MIN_MASS * mass.mean())
 
+    if not used.all():
+        laplacian, mass = _spread(laplacian, used), np.bincount(np.flatnonzero(used), mass, len(used))
+    return laplacian, mass * scale**2
+
+
+def _with_zero_sums(laplacian: scipy.sparse.csc_matrix) -> scipy.sparse.csr_matrix:
+    """The symmetric part, less the sums of its rows, which are 0 up to rounding.
+
+    Rows of points that a local triangulation left out hold a 1, which is removed, too.
+    """
     laplacian = (laplacian + laplacian.T) / 2
-    # Rows sum to 0 up to rounding. Rows of points that a local triangulation left out hold a 1, which is removed here.
-    laplacian = laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1))
-    spread = scipy.sparse.eye(len(used), format="csr")[:, used]
-    laplacian = scipy.sparse.csr_matrix(laplacian if used.all() else spread @ laplacian @ spread.T)
+    laplacian = scipy.sparse.csr_matrix(laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1)))
     laplacian.sort_indices()
-    return laplacian, spread @ mass * scale**2
+    return laplacian
+
+
+def _spread(laplacian: scipy.sparse.csr_matrix, used: NDArray[np.bool_]) -> scipy.sparse.csr_matrix:
+    """A Laplacian of the used vertices as one of all vertices (V, V), with empty rows for the others."""
+    lengths = np.zeros(len(used), np.int64)
+    lengths[used] = np.diff(laplacian.indptr)
+    columns = np.flatnonzero(used)[laplacian.indices]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    return scipy.sparse.csr_matrix((laplacian.data, columns, starts), (len(used), len(used)))
 
 
 def _cloud_laplacian(
@@ -127,6 +146,5 @@ def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:
     if len(faces) == 0:
         spread = np.linalg.svd(verts - verts.mean(axis=0), compute_uv=False)
         return bool(spread[1] > 1e-6 * spread[0])
-    a, b, c = (verts[faces[:, i]] for i in range(3))
-    longest = np.maximum(((b - a) ** 2).sum(1), ((c - a) ** 2).sum(1)).sum()
-    return bool(np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() > 1e-6 * longest)
+    normals, squares = scaled_normals(verts, faces)
+    return bool(np.linalg.norm(normals, axis=0).sum() > 1e-6 * squares.sum())

@@ -1,0 +1,35 @@
+"""Corners of triangles and sums over them, with one contiguous row for each coordinate.
+
+NumPy computes on rows of F numbers several times faster than on F rows of three.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+def corner_positions(verts: Array, faces: Indices) -> Array:
+    """Positions (corner, coordinate, F) of the corners of faces (F, 3), from the positions (V, 3) of vertices.
+
+    >>> corner_positions(np.eye(3), np.array([[2, 0, 1]]))[0, :, 0].tolist()
+    [0.0, 0.0, 1.0]
+    """
+    coordinates = np.ascontiguousarray(verts.T)
+    return np.stack([coordinates.take(corner, axis=1) for corner in faces.T])
+
+
+def scaled_normals(verts: Array, faces: Indices) -> tuple[Array, Array]:
+    """Normals (3, F) of faces (F, 3), as long as twice their area, and the larger squares (F,) of two of the edges."""
+    first, second, third = corner_positions(verts, faces)
+    u, v = second - first, third - first
+    return np.cross(u, v, axis=0), np.maximum((u * u).sum(0), (v * v).sum(0))
+
+
+def sums_at_vertices(values: Array, faces: Indices, vertices: int) -> Array:
+    """For each vertex (V,), the sum of the values (F,) of the faces (F, 3) around it."""
+    sums: Array = sum(np.bincount(corner, values, vertices) for corner in faces.T).astype(np.float64)
+    return sums
