@@ -101,8 +101,8 @@ def round_positions(mesh: Mesh) -> Mesh:
     """
     used = np.full(len(mesh.verts), mesh.is_point_cloud)
     used[mesh.faces] = True
-    surface = mesh.verts[used]
-    low, high = surface.min(axis=0), surface.max(axis=0)
+    surface = np.ascontiguousarray(mesh.verts[used].T)  # NumPy is slow along the long axis of (V, 3)
+    low, high = surface.min(axis=1), surface.max(axis=1)
     center = (low + high) / 2
     verts = mesh.verts
     if np.abs(center).max() > 64 * (high - low).max():  # float32 would lose 6 of its 24 bits to the offset

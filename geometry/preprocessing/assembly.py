@@ -69,4 +69,6 @@ def _transposed(
         order = row_order.numpy()
         matrix = matrix[np.argsort(order)].tocsc()[:, order]
     starts, columns = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
+    if torch.equal(starts, indptr) and torch.equal(columns, indices):
+        starts, columns = indptr, indices  # they take memory and are copied to a GPU once
     return Pattern(starts, columns, rows, row_order, check=False), torch.from_numpy(matrix.data)

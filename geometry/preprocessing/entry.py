@@ -45,7 +45,7 @@ def stored_arrays(
 
 def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the entry of a mesh, see `mesh_for_operators`. The file need not exist."""
-    content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
+    content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces.astype(np.int32)}
     if mesh.normals is not None:
         content["normals"] = mesh.normals.astype(np.float32)
     return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")

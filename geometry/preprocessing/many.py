@@ -45,6 +45,7 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 T = TypeVar("T")
 
 LOADERS = 4  # threads; more would wait for Python's global lock
+LOOKED_AT_TOGETHER = 32
 MAX_REASONS = 5  # reasons listed in one error message
 
 
@@ -148,10 +149,7 @@ def fill_cache(
             done(i, fill_entry(source, job, device))
         return failed
 
-    # Looking for an entry takes less time than starting processes. From the first missing entry on, workers look.
-    waiting = deque(range(len(sources)))
-    while waiting and has_entry(sources[waiting[0]], job):
-        done(waiting.popleft(), None)
+    waiting = _without_entry(sources, job, done)
     if torch.device(device).type == "cpu" or not waiting:
         _in_processes(partial(fill_entry, job=job), sources, waiting, jobs, done)
         return dict(sorted(failed.items()))
@@ -166,6 +164,30 @@ def fill_cache(
 
         _in_processes(partial(discretize_entry, job=job), sources, waiting, jobs, discretized)
     return dict(sorted(failed.items()))
+
+
+def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, str | None], None]) -> deque[int]:
+    """The positions of the meshes for which workers should look into the cache. Calls done for the others.
+
+    Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They also
+    read the files of meshes that are not in the cache, which takes more time.
+    """
+    waiting = deque(range(len(sources)))
+    with ThreadPoolExecutor(LOADERS) as threads:
+        together = 1
+        while waiting:
+            looked_at = [waiting.popleft() for _ in range(min(together, len(waiting)))]
+            found = list(threads.map(lambda i: has_entry(sources[i], job), looked_at))
+            missing = []
+            for position, has in zip(looked_at, found, strict=True):
+                if has:
+                    done(position, None)
+                else:
+                    missing.append(position)
+            if missing:
+                return deque([*missing, *waiting])
+            together = LOOKED_AT_TOGETHER
+    return waiting
 
 
 def load_meanwhile(

@@ -105,7 +105,7 @@ def precompute(
     """
     options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
-    checked = mesh_for_operators(_source(mesh, faces), normalize=normalize, normals=normals)
+    checked = mesh_for_operators(_source(mesh, faces), cache_dir, normalize=normalize, normals=normals)
     return operators_of(checked, options, cache_dir, device)
 
 

@@ -148,8 +148,7 @@ def other_entry(path: Path, kind: str = "operators") -> Path:
 
 def as_format_5(path: Path, arrays: cache.Arrays) -> None:
     """An entry as format 5 had it, which stored a checksum only."""
-    # A private name: the checksum is the same in both formats.
-    save_file(arrays, path, metadata={"crc32": str(cache._checksum(arrays))})
+    save_file(arrays, path, metadata={"crc32": "0"})
 
 
 def with_format(path: Path, number: int) -> None:
@@ -263,6 +262,43 @@ def test_no_flipped_byte_passes_or_crashes(tmp_path: Path) -> None:
                 assert found[name].dtype == array.dtype
                 np.testing.assert_array_equal(found[name], array)
     assert refused >= 9 * 4 + 2 * 8
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda words: words.__setitem__(slice(1024, 2048), 0),
+        lambda words: words.__setitem__([5, 7], words[[7, 5]]),
+        lambda words: words.__setitem__([5, 6], words[[5, 6]] + np.array([1, -1], words.dtype)),
+        lambda words: words.__setitem__(slice(None), np.roll(words, 1024)),
+    ],
+    ids=["a missing block", "swapped words", "equal sum", "moved blocks"],
+)
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_checksum_sees_damage_that_keeps_sums(tmp_path: Path, damage: Any, dtype: Any) -> None:
+    path = tmp_path / "entry"
+    words = np.random.default_rng(0).integers(-(2**31), 2**31, 5000).astype(dtype)
+    cache.write_entry(path, {"words": words})
+    content = bytearray(path.read_bytes())
+    damage(np.frombuffer(content, dtype, 5000, len(content) - words.nbytes))
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="checksum differs"):
+        assert cache.read_entry(path) is None
+
+
+def test_the_checksum_is_computed_once_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "entry"
+    cache.write_entry(path, {"a": np.arange(3)})
+    os.utime(path, (1, 1))
+    checksums = []
+    # A private name: only its calls tell whether the checksum is computed.
+    monkeypatch.setattr(cache, "_checksum", lambda arrays, plain=cache._checksum: checksums.append(1) or plain(arrays))
+    for _ in range(2):
+        assert cache.read_entry(path) is not None
+    assert len(checksums) == 1
+    flipped(path, 0.999)
+    with pytest.warns(UserWarning, match="checksum differs"):
+        assert cache.read_entry(path) is None
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
