@@ -56,8 +56,7 @@ class Connectivity:
         if check and len(self.usable) == 0:
             raise ValueError(f"none of the {len(faces)} faces has three distinct corners")
         self.tail, self.head = self.usable.reshape(-1), self.usable.roll(-1, 1).reshape(-1)
-        ordered, order = self.tail.int().sort(stable=True)
-        self.by_vertex = Groups(order, _starts(ordered, vertices).diff())  # corners of faces
+        self.by_vertex = Corners(self.tail, vertices)
         self.used = self.by_vertex.lengths > 0
         self.rows, self.columns, self.by_entry = entries(self.tail, self.head, vertices)
         self.pattern = matrix_pattern(self.rows, self.columns, vertices)
@@ -92,6 +91,28 @@ class Groups:
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of each group, at least 0."""
         return maxima(rows[self.order], self.lengths)
+
+
+class Corners:
+    """The corners of faces around each vertex.
+
+    Sums have the order of `sums_at_vertices`: rounding decides where the tangent frames of symmetric meshes start.
+    """
+
+    def __init__(self, vertex: Tensor, vertices: int) -> None:
+        corner = torch.arange(3, device=vertex.device).repeat(len(vertex) // 3)
+        ordered, order = (3 * vertex + corner).int().sort(stable=True)
+        self._groups = Groups(order, _starts(ordered, 3 * vertices).diff())
+        self.lengths = self._groups.lengths.view(-1, 3).sum(1)
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """The sum of the rows of the corners at each vertex."""
+        first, second, third = self._groups.sums(rows).unflatten(0, (-1, 3)).unbind(1)
+        return first + second + third
+
+    def maxima(self, rows: Tensor) -> Tensor:
+        """The maximum of the rows of the corners at each vertex, at least 0."""
+        return self._groups.maxima(rows).unflatten(0, (-1, 3)).amax(1)
 
 
 class Extents:

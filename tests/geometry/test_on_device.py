@@ -54,6 +54,7 @@ def components() -> Arrays:
 
 
 MESHES: dict[str, Arrays] = {
+    "round": ball(0, 1),  # rounding decides where some of its tangent frames start
     "crumpled": ball(0.2, 1),
     "long": ball(0.02, 8),
     "damaged": damaged(3),
