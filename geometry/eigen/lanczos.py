@@ -15,6 +15,7 @@ from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, transpose
 
 MAX_RESTARTS = 20
 ROUNDING = 1e-15
+WELL_CONDITIONED = 30  # rows of at most this condition are orthonormal to 1e-13 after one Cholesky QR
 
 
 class KrylovSpace:
@@ -160,14 +161,22 @@ class KrylovSpace:
         self.size, self.local, self.loss = keep, 0, ROUNDING
 
     def _orthonormalized(self, rows: Rows) -> tuple[Rows, Array]:
-        """Q and R of rowsᵀ = Qᵀ R, by Cholesky QR, repeated once for accuracy."""
+        """Q and R of rowsᵀ = Qᵀ R, by Cholesky QR, repeated once if rows are far from orthogonal."""
         upper: Array = np.eye(self.block)
         for _ in range(2):
             # The copy avoids BLAS's routine for a matrix times its own transpose, which is three times slower on few
             # rows.
             lower = np.linalg.cholesky(self.operator.to_host(rows @ transpose(1.0 * rows)))
-            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, transpose(lower) @ upper
+            inverse = np.linalg.inv(lower)
+            rows, upper = self.operator.from_host(inverse) @ rows, transpose(lower) @ upper
+            if (_size(lower) * _size(inverse)).max() < WELL_CONDITIONED:
+                break
         return rows, upper
+
+
+def _size(matrix: Array) -> Array:
+    """The Frobenius norm."""
+    return np.sqrt(np.einsum("...ij,...ij->...", matrix, matrix))
 
 
 def _diagonal(matrix: Array) -> Array:
