@@ -27,7 +27,8 @@ def smallest_pairs(matrix: Array, k: int) -> Pairs:
             blocks = np.ones(size, np.int32), np.full(size, size, np.int32)
             vectors, missed = lapack.dstein(diagonal, beside, values[:k], *blocks)
             if not missed and np.isfinite(vectors).all():  # NaN for a matrix of zeros
-                lower = np.asfortranarray(reflectors[1:, :-1])
+                # The reflectors begin one row below the diagonal. This view has one row more, which isn't read.
+                lower = reflectors.ravel("F")[1 : 1 + size * (size - 1)].reshape(size, size - 1, order="F")
                 vectors[1:] = lapack.dormqr("L", "N", lower, scales, vectors[1:], BLOCK * k)[0]
                 return values[:k], vectors
     values, vectors = np.linalg.eigh(matrix)
