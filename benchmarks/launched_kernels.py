@@ -29,6 +29,8 @@ from diffnet.ops.common.spans import Unsummed
 from diffnet.ops.common.tiling import on_hopper
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
+from diffnet.ops.fronts import kernels as fronts
+from diffnet.ops.fronts.level import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_features
@@ -206,6 +208,7 @@ def _launch_all() -> None:
         _implicit(index, c, meshes, ordered)
     for dtype in (torch.float32, torch.float64):
         inverse_factors(_empty(5, 41, 32, dtype=dtype))
+    _fronts()
 
 
 def _spectral(dtype: torch.dtype, k: int, c: int, meshes: int) -> None:
@@ -305,6 +308,15 @@ def _implicit(index: torch.dtype, c: int, meshes: int, ordered: bool) -> None:
     system = System(csr, _empty(entries), _empty(rows), _empty(rows), _empty(c), _empty(meshes + 1, dtype=torch.int64))
     u, bound = _empty(rows, c), _empty(meshes, c)
     iteration(system, u, u, u, bound)(bound)
+
+
+def _fronts() -> None:
+    numbers, sizes = _empty(5, 20, dtype=torch.int32), _empty(5, dtype=torch.int32)
+    matrices, rows = _empty(5, 20, 20, dtype=torch.float64), _empty(2, 5, 40, dtype=torch.int32)
+    level = FrontLevel(numbers, numbers, sizes, sizes, rows, matrices, matrices)
+    right = _empty(100, 8, dtype=torch.float64)
+    own, _ = fronts.forward(level, right, right)
+    fronts.backward(level, own, right)
 
 
 def _blocks(dtype: torch.dtype, block: int, c: int, rows: int) -> None:

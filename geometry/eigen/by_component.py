@@ -3,32 +3,72 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import NDArray
 
 from diffnet.geometry.eigen.problem import Array, Component, Pairs
 from diffnet.geometry.eigen.resolution import rounding_fault
 
 
-def component_by_component(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int
-) -> Generator[Component, Pairs, Pairs]:
-    """`eigenbasis` as a generator: yields each component whose pairs it needs, receives them, and returns the result.
+class Pick(NamedTuple):
+    """A nonconstant pair of the result: the `place`-th one of a component."""
 
-    So the caller chooses the solver. Warns if double precision doesn't resolve the eigenvalues. Raises ValueError for
-    k < 0. `checked_problem` makes the arguments.
+    value: float
+    component: int
+    place: int
+
+
+def select_pairs(
+    area: Array, size: NDArray[np.int64], k: int
+) -> Generator[dict[int, int], dict[int, Array], list[Pick]]:
+    """Find the smallest nonconstant pairs among those of all components, so that there are k with the constants.
+
+    Yields the number of pairs to find for each component, receives their eigenvalues, ascending, and returns the picks.
+
+    area, size: (components,), the sum of the masses and the number of vertices
     """
-    if k < 0:
-        raise ValueError(f"k should be at least 0, got {k}")
+    rest = k - len(area)
+    if rest <= 0:
+        return []
+    # Each component is a separate problem. By Weyl's law, its share of the pairs is its share of the area, so this
+    # number is requested first. If the largest value of a component is below the last one needed, more pairs of it are
+    # requested.
+    total = area.sum()
+    values: dict[int, Array] = {}
+    wanted = {c: rest if 2 * own > total else int(1.1 * rest * own / total) + 4 for c, own in enumerate(area)}
+    while wanted:
+        values |= yield {c: min(number, rest, int(size[c]) - 1) for c, number in wanted.items()}
+        found = np.sort(np.concatenate([*values.values()]))
+        last = found[rest - 1] if len(found) >= rest else np.inf
+        wanted = {
+            c: 4 + 2 * len(own)
+            for c, own in values.items()
+            if len(own) < min(rest, size[c] - 1) and not (len(own) and own[-1] > last)
+        }
+    by_area = np.argsort(-area, kind="stable")
+    return sorted(Pick(float(value), int(c), i) for c in by_area for i, value in enumerate(values[c]))[:rest]
+
+
+def eigenbasis_by_component(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, solve: Callable[[Component], Pairs]
+) -> Pairs:
+    """See `eigenbasis`.
+
+    solve: finds the smallest pairs of a component without the constant
+
+    Warns if double precision doesn't resolve the eigenvalues. `checked_problem` makes the first two arguments.
+    """
     live = np.flatnonzero(mass > 0)
     evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # written one vector at a time
     pairs = min(k, len(live))
     if pairs == 0:
         return evals, evecs
     stiffness = laplacian if len(live) == len(mass) else laplacian[live][:, live]
-    found, vectors = yield from _smallest_pairs(stiffness, mass[live], pairs)
+    found, vectors = _smallest_pairs(stiffness, mass[live], pairs, solve)
     evals[:pairs], evals[pairs:] = found, found[-1]
     if vectors.shape == evecs.shape:
         return evals, vectors
@@ -37,56 +77,55 @@ def component_by_component(
     return evals, evecs
 
 
-def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Generator[Component, Pairs, Pairs]:
+def _smallest_pairs(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, solve: Callable[[Component], Pairs]
+) -> Pairs:
     count, component = scipy.sparse.csgraph.connected_components(laplacian, directed=False)
-    area = np.bincount(component, mass)
-    by_area = np.argsort(-area, kind="stable")
-    members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
+    area, size = np.bincount(component, mass).astype(np.float64), np.bincount(component)
+    members = np.split(np.argsort(component, kind="stable"), np.cumsum(size)[:-1])
     evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")
-    for i, c in enumerate(by_area[:k]):
+    for i, c in enumerate(np.argsort(-area, kind="stable")[:k]):
         evecs[members[c], i] = 1 / np.sqrt(area[c])
-    rest = k - count
-    if rest <= 0:
-        return evals, evecs
 
-    # Each component is a separate problem. By Weyl's law, its share of the pairs is its share of the area, so this
-    # number is requested first. If the largest value of a component is below the last one needed, more pairs of it are
-    # requested.
     pairs: dict[int, Pairs] = {}
     faults: dict[int, str | None] = {}
-    wanted = {c: rest if 2 * area[c] > area.sum() else int(1.1 * rest * area[c] / area.sum()) + 4 for c in by_area}
-    while wanted:
-        for c, number in wanted.items():
-            inside = members[c]
-            block = laplacian if count == 1 else laplacian[inside][:, inside]
-            pairs[c] = yield Component(block, mass[inside], min(number, rest, len(inside) - 1))
-            faults[c] = rounding_fault(block, *pairs[c])
-        found = np.sort(np.concatenate([values for values, _ in pairs.values()]))
-        last = found[rest - 1] if len(found) >= rest else np.inf
-        wanted = {
-            c: 4 + 2 * len(values)
-            for c, (values, _) in pairs.items()
-            if len(values) < min(rest, len(members[c]) - 1) and not (len(values) and values[-1] > last)
-        }
-
-    order = sorted((value, c, i) for c in by_area for i, value in enumerate(pairs[c][0]))[:rest]
-    evals[count : count + len(order)] = [value for value, _, _ in order]
-    for c in {c for _, c, _ in order}:
-        columns = [count + at for at, (_, owner, _) in enumerate(order) if owner == c]
+    steps = select_pairs(area, size, k)
+    found: dict[int, Array] | None = None
+    try:
+        while True:
+            wanted = steps.send(found)  # type: ignore[arg-type]
+            for c, number in wanted.items():
+                block = laplacian if count == 1 else laplacian[members[c]][:, members[c]]
+                pairs[c] = solve(Component(block, mass[members[c]], number))
+                faults[c] = rounding_fault(block, *pairs[c])
+            found = {c: pairs[c][0] for c in wanted}
+    except StopIteration as end:
+        picks: list[Pick] = end.value
+    evals[count : count + len(picks)] = [pick.value for pick in picks]
+    for c in {pick.component for pick in picks}:
+        columns = [count + at for at, pick in enumerate(picks) if pick.component == c]
         vectors = pairs[c][1][:, : len(columns)]  # values ascend, so the first ones are used
         if count == 1:  # one copy is several times faster than one for each column
             evecs[:, count : count + len(columns)] = vectors
         else:
             for column, vector in zip(columns, vectors.T, strict=True):
                 evecs[members[c], column] = vector
-    spoiled = [fault for fault in faults.values() if fault is not None]
-    if spoiled:
-        zeros, right = int((evals == 0).sum()), min(k, count)
-        surplus = f"; {zeros} eigenvalues are 0, {right} should be" if zeros != right else ""
-        warnings.warn(
-            f"double precision doesn't resolve the eigenvalues of {len(spoiled)} of {count} components; in the first, "
-            f"{spoiled[0]}{surplus}. Faces of almost zero area or coincident points cause this. For a mesh, use the "
-            'robust Laplacian (laplacian="robust")',
-            stacklevel=2,
-        )
+    warn_of_rounding(evals, count, [fault for fault in faults.values() if fault is not None])
     return evals, evecs
+
+
+def warn_of_rounding(evals: Array, components: int, faults: Sequence[str]) -> None:
+    """Warn if rounding has spoiled eigenvalues of a mesh with this number of components.
+
+    faults: see `rounding_fault`
+    """
+    if not faults:
+        return
+    zeros, right = int((evals == 0).sum()), min(len(evals), components)
+    surplus = f"; {zeros} eigenvalues are 0, {right} should be" if zeros != right else ""
+    warnings.warn(
+        f"double precision doesn't resolve the eigenvalues of {len(faults)} of {components} components; in the first, "
+        f"{faults[0]}{surplus}. Faces of almost zero area or coincident points cause this. For a mesh, use the "
+        'robust Laplacian (laplacian="robust")',
+        stacklevel=2,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse
 
-from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Component
+from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Searched
 from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, transpose
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 
@@ -17,7 +17,7 @@ class MissedError(ArithmeticError):
 
 
 def checked_pairs(
-    components: Sequence[Component], operator: ShiftInvert, values: Array, rows: Rows, block: int
+    components: Sequence[Searched], operator: ShiftInvert, values: Array, rows: Rows, block: int
 ) -> tuple[Array, Rows, list[ArithmeticError | None]]:
     """Eigenpairs of components, from those of their shift-inverted operators, and a fault or None for each component.
 
@@ -47,7 +47,7 @@ def signs(smallest: Array, largest: Array) -> Array:
 
 
 def _fault(
-    component: Component, evals: Array, shift: float, deviation: float, error: float, block: int
+    component: Searched, evals: Array, shift: float, deviation: float, error: float, block: int
 ) -> ArithmeticError | None:
     if evals[-1] < shift < component.shift(LARGE_SHIFT):  # 1/(λ + σ) hardly differs between such λ
         return ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {shift:.1e}")
@@ -55,7 +55,7 @@ def _fault(
         return ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
     if not error < 1e-6:
         return ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
-    found, there = _counts(component.laplacian, component.mass, evals, block)
+    found, there = _counts(component, evals, block)
     if found != there:
         return MissedError(f"{found} eigenvalues were found where there are {there}")
     return None
@@ -90,7 +90,7 @@ def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
     return np.sqrt(np.divide(*squares))
 
 
-def _counts(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block: int) -> tuple[int, int]:
+def _counts(component: Searched, evals: Array, block: int) -> tuple[int, int]:
     """The number of eigenvalues below some μ that were found, and the number that L has.
 
     A block Krylov space holds at most `block` vectors of one eigenvalue. So vectors can be missing only if an
@@ -105,9 +105,10 @@ def _counts(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block
     gaps = np.flatnonzero(np.diff(ascending) > 1e-4 * evals[-1])
     below = int(gaps[-1]) + 1  # μ lies in the last gap that is wide enough for a reliable count
     mu = (ascending[below - 1] + ascending[below]) / 2
-    order = shuffled(len(mass))
+    order = shuffled(len(component.mass))
+    matrix = component.laplacian - mu * scipy.sparse.diags(component.mass)
     try:
-        pivots = superlu((laplacian - mu * scipy.sparse.diags(mass))[order][:, order]).U.diagonal()
+        pivots = superlu(matrix[order][:, order]).U.diagonal()
     except RuntimeError:  # a pivot is exactly 0 and has no sign
         return found, found
     return below, int((pivots < 0).sum())

@@ -16,7 +16,16 @@ import scipy.sparse.linalg
 from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
 from diffnet.geometry.eigen.dense import smallest_pairs
 from diffnet.geometry.eigen.lanczos import KrylovSpace
-from diffnet.geometry.eigen.problem import LARGE_SHIFT, SMALL_SHIFT, TOLERANCE, USUAL_SHIFT, Array, Component, Pairs
+from diffnet.geometry.eigen.problem import (
+    LARGE_SHIFT,
+    SMALL_SHIFT,
+    TOLERANCE,
+    USUAL_SHIFT,
+    Array,
+    Component,
+    Pairs,
+    is_small,
+)
 from diffnet.geometry.eigen.resolution import rounding_fault
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
@@ -31,7 +40,7 @@ def pairs_on_cpu(component: Component) -> Pairs:
     """The pairs of a component. Raises ConvergenceError if no solver converges."""
     if component.k == 0:
         return np.zeros(0), np.zeros((len(component.mass), 0))
-    return dense_pairs(*component) if component.is_small else lanczos_pairs(component)
+    return dense_pairs(*component) if is_small(len(component.mass), component.k) else lanczos_pairs(component)
 
 
 def dense_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -22,6 +22,18 @@ TOLERANCE = 1e-8  # largest residual, relative to the eigenvalue of the inverse
 USUAL_SHIFT, SMALL_SHIFT, LARGE_SHIFT = 1 / 12, 1 / 1200, 1.0
 
 
+class Searched(Protocol):
+    """What checks of eigenpairs need of a component. See `Component`."""
+
+    @property
+    def laplacian(self) -> scipy.sparse.csr_matrix: ...
+    @property
+    def mass(self) -> Array: ...
+    @property
+    def k(self) -> int: ...
+    def shift(self, unit: float) -> float: ...
+
+
 class Component(NamedTuple):
     """A connected component, and the number k of its smallest pairs to find. The constant vector is not counted."""
 
@@ -31,12 +43,17 @@ class Component(NamedTuple):
 
     def shift(self, unit: float) -> float:
         """σ, given in units of the k-th eigenvalue expected for a surface of this area."""
-        return unit * 4 * np.pi * self.k / float(self.mass.sum())
+        return expected_shift(unit, self.k, float(self.mass.sum()))
 
-    @property
-    def is_small(self) -> bool:
-        """Whether a dense solve is faster."""
-        return len(self.mass) <= DENSE_LIMIT + DENSE_LIMIT_PER_PAIR * self.k
+
+def expected_shift(unit: float, k: int, area: float) -> float:
+    """σ, given in units of the k-th eigenvalue expected for a surface of this area."""
+    return unit * 4 * np.pi * k / area
+
+
+def is_small(vertices: int, k: int) -> bool:
+    """Whether a dense solve is faster."""
+    return vertices <= DENSE_LIMIT + DENSE_LIMIT_PER_PAIR * k
 
 
 def checked_problem(laplacian: Any, mass: Any) -> Problem:

@@ -23,13 +23,18 @@ def rounding_fault(laplacian: scipy.sparse.csr_matrix, evals: Array, evecs: Arra
     M^−½ L M^−½ by more than their size, and negative results become 0. So no eigenvalue may be 0, and eigenvalues must
     agree with the Rayleigh quotients φᵀLφ, which have a much smaller rounding error.
     """
+    vectors = evecs[:, :PAIRS_CHECKED]
+    return deviation_fault(evals, np.einsum("vk,vk->k", vectors, laplacian @ vectors))
+
+
+def deviation_fault(evals: Array, quotients: Array) -> str | None:
+    """`rounding_fault`, given the Rayleigh quotients of up to PAIRS_CHECKED eigenvectors."""
     if len(evals) == 0:
         return None
     zeros = int((evals == 0).sum())
     if zeros:
         return f"{zeros} nonconstant vectors have eigenvalue 0"
-    vectors, values = evecs[:, :PAIRS_CHECKED], evals[:PAIRS_CHECKED]
-    quotients = np.einsum("vk,vk->k", vectors, laplacian @ vectors)
+    values = evals[: len(quotients)]
     # NaN compares false, and an infinite last value would allow any deviation.
     right = (np.abs(quotients - values) <= MAX_DEVIATION * values + ROUNDING * evals[-1]) & np.isfinite(evals[-1])
     if right.all():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import scipy.sparse
 
-from diffnet.geometry.eigen.by_component import component_by_component
+from diffnet.geometry.eigen.by_component import eigenbasis_by_component
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.problem import Array, Pairs, Problem, checked_problem
 from diffnet.geometry.processes import WorkerPool, available_cores
@@ -46,15 +46,10 @@ def eigenbasis(
     >>> evals.round(6).tolist()
     [0.0, 1.0, 3.0]
     """
+    _check_k(k)
     if str(device) != "cpu":
         return _on_gpu([(laplacian, mass)], k, device, 1)[0]
-    steps = component_by_component(*checked_problem(laplacian, mass), k)
-    pairs = None
-    try:
-        while True:
-            pairs = pairs_on_cpu(steps.send(pairs))  # type: ignore[arg-type]
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    return eigenbasis_by_component(*checked_problem(laplacian, mass), k, pairs_on_cpu)
 
 
 def eigenbases(
@@ -72,6 +67,7 @@ def eigenbases(
     Raises the errors of `eigenbasis`, and BrokenProcessPool if a worker process was killed (out of memory, for
     example).
     """
+    _check_k(k)
     jobs = min(jobs or available_cores(), len(problems))
     if str(device) != "cpu" and problems:
         return _on_gpu(problems, k, device, jobs)
@@ -80,6 +76,11 @@ def eigenbases(
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         running = [pool.submit(eigenbasis, laplacian, mass, k) for laplacian, mass in problems]
         return [future.result() for future in running]
+
+
+def _check_k(k: int) -> None:
+    if k < 0:
+        raise ValueError(f"k should be at least 0, got {k}")
 
 
 def _on_gpu(problems: Sequence[Problem], k: int, device: torch.device | str, jobs: int) -> list[Pairs]:

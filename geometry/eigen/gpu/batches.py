@@ -7,90 +7,120 @@ of the iteration together.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import scipy.sparse
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
-from diffnet.geometry.eigen.by_component import component_by_component
+from diffnet.geometry.eigen.by_component import Pick, select_pairs, warn_of_rounding
 from diffnet.geometry.eigen.checks import checked_pairs
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
+from diffnet.geometry.eigen.gpu.lanczos import Map, largest_pairs
+from diffnet.geometry.eigen.gpu.packed import PackedProblem, connected_components, packed
 from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
-from diffnet.geometry.eigen.lanczos import KrylovSpace
-from diffnet.geometry.eigen.problem import TOLERANCE, USUAL_SHIFT, Component, Pairs, Problem, checked_problem
+from diffnet.geometry.eigen.problem import (
+    TOLERANCE,
+    USUAL_SHIFT,
+    Array,
+    Component,
+    Pairs,
+    Problem,
+    checked_problem,
+    expected_shift,
+    is_small,
+)
+from diffnet.geometry.eigen.resolution import PAIRS_CHECKED, deviation_fault, rounding_fault
 
-Map: TypeAlias = Callable[..., Iterator[Any]]
+T = TypeVar("T")
+Indices: TypeAlias = NDArray[np.int64]
 
 MIN_VERTICES = 4096  # vertices; the CPU solves smaller components before a GPU has launched its kernels
 MAX_TOGETHER = 64  # problems in a batch
 BATCHES_AT_ONCE = 2  # batches; the cores work on one while the GPU works on the other
 
 
+class Found(NamedTuple):
+    """Pairs of a component: values (k,), vectors (V, k), and the fault that rounding causes, if any."""
+
+    values: Array
+    vectors: Tensor
+    fault: str | None
+
+
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
     """See `eigenbases`. `jobs` threads do the work that is left to the CPU; a single problem needs only this thread."""
     problems = [checked_problem(*problem) for problem in problems]
-    if len(problems) == 1:
-        return _batch(problems, k, device, map)
-    by_size = sorted(range(len(problems)), key=lambda i: -len(problems[i][1]))
-    size = _batch_size(problems, k, device)
-    batches = [by_size[i : i + size] for i in range(0, len(problems), size)]
-    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
-    # Small matrices are solved in parallel, each by one thread.
-    with (
-        threadpool_limits(1),
-        ThreadPoolExecutor(jobs) as helpers,
-        ThreadPoolExecutor(BATCHES_AT_ONCE) as pool,
-    ):
-        solved = pool.map(lambda batch: _batch([problems[i] for i in batch], k, device, helpers.map), batches)
-        found = {
-            i: pairs for batch, own in zip(batches, solved, strict=True) for i, pairs in zip(batch, own, strict=True)
-        }
+    lengths = [len(mass) for _, mass in problems]
+
+    def solved(chosen: Sequence[int], on_cores: Map) -> list[Pairs]:
+        evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
+        ends = np.cumsum([lengths[i] for i in chosen])[:-1]
+        return list(zip(evals, np.split(evecs.cpu().numpy(), ends), strict=True))
+
+    found = dict[int, Pairs]()
+    for chosen, pairs in in_batches(solved, lengths, k, device, jobs):
+        found.update(zip(chosen, pairs, strict=True))
     return [found[i] for i in range(len(problems))]
 
 
-def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
+def in_batches(
+    solve: Callable[[Sequence[int], Map], T], lengths: Sequence[int], k: int, device: torch.device, jobs: int
+) -> Iterator[tuple[Sequence[int], T]]:
+    """Divide meshes into batches, and call solve(meshes of a batch, on_cores) for each. Two run at the same time.
+
+    lengths: the number of vertices of each mesh
+    solve: it gets the positions of the meshes, and `map` or a map that uses `jobs` threads, each with one BLAS thread
+
+    Yields the positions and the result of each batch.
+    """
+
+    def on_stream(chosen: Sequence[int], on_cores: Map) -> T:
+        with _stream(device) as stream, torch.cuda.stream(stream):
+            return solve(chosen, on_cores)
+
+    if len(lengths) <= 1:
+        for i in range(len(lengths)):
+            yield [i], on_stream([i], map)
+        return
+    by_size = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    together = _batch_size(lengths, k, device)
+    batches = [by_size[i : i + together] for i in range(0, len(lengths), together)]
+    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
+    # Small matrices are solved in parallel, each by one thread.
+    with threadpool_limits(1), ThreadPoolExecutor(jobs) as helpers, ThreadPoolExecutor(BATCHES_AT_ONCE) as pool:
+        yield from zip(batches, pool.map(lambda batch: on_stream(batch, helpers.map), batches), strict=True)
+
+
+def _batch_size(lengths: Sequence[int], k: int, device: torch.device) -> int:
     """A size that gives BATCHES_AT_ONCE batches, if they fit into memory.
 
     For each vertex, the iteration needs up to 8 k numbers and the factor about a thousand.
     """
-    each = 8 * (8 * k + 1000) * max(len(mass) for _, mass in problems)
-    fit = torch.cuda.mem_get_info(device)[0] // (BATCHES_AT_ONCE * each)
-    return max(1, min(MAX_TOGETHER, fit, -(-len(problems) // BATCHES_AT_ONCE)))
-
-
-def _batch(problems: Sequence[Problem], k: int, device: torch.device, on_cores: Map) -> list[Pairs]:
-    """Solve for a batch. `on_cores` is `map`, or the `map` of a thread pool."""
-    searches = [component_by_component(laplacian, mass, k) for laplacian, mass in problems]
-    answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
-    found: dict[int, Pairs] = {}
-    while answers:
-        asked = on_cores(_go_on, [searches[i] for i in answers], answers.values())
-        components: dict[int, Component] = {}
-        for i, got in zip(answers, asked, strict=True):
-            if isinstance(got, Component):
-                components[i] = got
-            else:
-                found[i] = got
-        with _stream(device) as stream:
-            pairs = pairs_on_gpu([*components.values()], device, stream, on_cores)
-        answers = dict(zip(components, pairs, strict=True))
-    return [found[i] for i in range(len(searches))]
+    together = min(MAX_TOGETHER, -(-len(lengths) // BATCHES_AT_ONCE))
+    if device.type != "cuda":
+        return together
+    fit = torch.cuda.mem_get_info(device)[0] // (BATCHES_AT_ONCE * 8 * (8 * k + 1000) * max(lengths))
+    return max(1, min(together, fit))
 
 
 @contextmanager
 def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
-    """A stream that no other thread uses in the meantime."""
+    """A stream that no other thread uses in the meantime. It waits for the work of the current stream."""
     if device.type != "cuda":
         yield None
         return
     free = _free_streams(device)
     stream = free.get()
     try:
+        stream.wait_stream(torch.cuda.current_stream(device))
         yield stream
     finally:
         free.put(stream)
@@ -105,45 +135,178 @@ def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
     return free
 
 
-def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> Component | Pairs:
-    """Continue a search up to the next component that is large enough for the GPU, or up to its result."""
+def packed_eigenbases(problem: PackedProblem, k: int, on_cores: Map) -> tuple[list[Array], Tensor]:
+    """`eigenbasis` of several meshes: eigenvalues (k,) of each, and eigenvectors (V, k) on the device, float64.
+
+    on_cores: `map`, or the `map` of a thread pool
+    """
+    evecs = problem.mass.new_zeros(len(problem.mass), k)
+    live = (problem.mass > 0).nonzero()[:, 0]
+    mesh = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
+    if len(live) < len(problem.mass):
+        mesh = mesh[live.cpu().numpy()]
+        problem = problem.restricted(live, tuple(np.bincount(mesh, minlength=len(problem.lengths)).tolist()))
+    parts = _Parts(problem, mesh)
+    searches = {
+        i: select_pairs(parts.area[own], parts.size[own], min(k, length))
+        for i, (own, length) in enumerate(zip(parts.of_mesh, problem.lengths, strict=True))
+    }
+    found: dict[int, Found] = {}
+    picks: dict[int, list[Pick]] = {}
+    answers: dict[int, dict[int, Array] | None] = dict.fromkeys(searches)
+    while answers:
+        requests: dict[int, dict[int, int]] = {}
+        for i, answer in answers.items():
+            try:
+                requests[i] = searches[i].send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                picks[i] = end.value
+        first = {i: parts.of_mesh[i].start for i in requests}
+        found |= _solve(parts, {first[i] + c: n for i, own in requests.items() for c, n in own.items()}, on_cores)
+        answers = {i: {c: found[first[i] + c].values for c in own} for i, own in requests.items()}
+    evals = []
+    for i, own in enumerate(parts.of_mesh):
+        evals.append(_write_vectors(evecs, live, parts, own, picks[i], found))
+        faults = [found[c].fault for c in range(own.start, own.stop) if c in found]
+        warn_of_rounding(evals[-1], own.stop - own.start, [fault for fault in faults if fault is not None])
+    parts.write_constants(evecs, live)
+    return evals, evecs
+
+
+class _Parts:
+    """The connected components of packed meshes, in the order of their first vertices.
+
+    Attributes:
+        mass: (V,)
+        area, size: (components,), the sum of the masses and the number of vertices
+        of_mesh: the range of components of each mesh
+    """
+
+    def __init__(self, problem: PackedProblem, mesh: Indices) -> None:
+        self.problem = problem
+        label = connected_components(problem)
+        roots = label == torch.arange(len(label), device=label.device)
+        component = (roots.cumsum(0) - 1)[label]
+        self._order = component.argsort(stable=True)
+        self.component, self.mass = component.cpu().numpy(), problem.mass.cpu().numpy()
+        self.area = np.bincount(self.component, self.mass).astype(np.float64)
+        self.size = np.bincount(self.component)
+        self._start = np.cumsum(self.size) - self.size
+        counts = np.bincount(mesh[roots.cpu().numpy()], minlength=len(problem.lengths))
+        stops = np.cumsum(counts).tolist()
+        self.of_mesh = [range(stop - count, stop) for stop, count in zip(stops, counts.tolist(), strict=True)]
+
+    def vertices(self, components: Sequence[int]) -> Tensor:
+        """The vertices of some components, one after another."""
+        slices = [self._order[self._start[c] : self._start[c] + self.size[c]] for c in components]
+        return torch.cat(slices) if slices else self._order[:0]
+
+    def problem_of(self, components: Sequence[int]) -> PackedProblem:
+        return self.problem.restricted(self.vertices(components), tuple(int(self.size[c]) for c in components))
+
+    def write_constants(self, evecs: Tensor, rows: Tensor) -> None:
+        """The first columns of a mesh are the constants of its components, the largest first."""
+        rank = np.empty(len(self.area), np.int64)
+        for own in self.of_mesh:
+            rank[own.start + np.argsort(-self.area[own], kind="stable")] = np.arange(len(own))
+        column = rank[self.component]
+        kept = np.flatnonzero(column < evecs.shape[1])
+        value = 1 / np.sqrt(self.area[self.component[kept]])
+        at, column, value = (torch.from_numpy(a).to(evecs.device) for a in (kept, column[kept], value))
+        evecs[rows[at], column] = value
+
+
+class _Searched:
+    """A component on the device, as `checked_pairs` takes it. Its Laplacian is copied to the host only when needed."""
+
+    def __init__(self, parts: _Parts, component: int, k: int) -> None:
+        self._parts, self.number, self.k = parts, component, k
+
+    @functools.cached_property
+    def laplacian(self) -> scipy.sparse.csr_matrix:
+        return self._parts.problem_of([self.number]).on_host()
+
+    @functools.cached_property
+    def mass(self) -> Array:
+        mass: Array = self._parts.mass[self._parts.component == self.number]
+        return mass
+
+    def shift(self, unit: float) -> float:
+        return expected_shift(unit, self.k, float(self._parts.area[self.number]))
+
+
+def _solve(parts: _Parts, wanted: dict[int, int], on_cores: Map) -> dict[int, Found]:
+    """Some pairs of components, without the constants."""
+    large = [c for c, k in wanted.items() if parts.size[c] >= MIN_VERTICES and not is_small(int(parts.size[c]), k)]
+    small = [c for c in wanted if c not in set(large)]
+    on_cpu = _solve_on_cores(small, parts, wanted, on_cores)  # at work while the device works
+    found = _solve_on_device([_Searched(parts, c, wanted[c]) for c in large], parts, on_cores)
+    failed = [c for c in large if c not in found]
+    return found | dict(on_cpu) | dict(_solve_on_cores(failed, parts, wanted, on_cores))
+
+
+def _solve_on_cores(
+    chosen: Sequence[int], parts: _Parts, wanted: Mapping[int, int], on_cores: Map
+) -> Iterator[tuple[int, Found]]:
+    if not chosen:
+        return iter(())
+    matrix, ends = parts.problem_of(chosen).on_host(), np.cumsum(parts.size[chosen])
+    vertices = [slice(end - parts.size[c], end) for c, end in zip(chosen, ends, strict=True)]
+    components = [
+        Component(matrix[own, own], parts.mass[parts.component == c], wanted[c])
+        for c, own in zip(chosen, vertices, strict=True)
+    ]
+
+    def solved(c: int, component: Component) -> tuple[int, Found]:
+        values, vectors = pairs_on_cpu(component)
+        fault = rounding_fault(component.laplacian, values, vectors)
+        return c, Found(values, torch.from_numpy(np.ascontiguousarray(vectors)), fault)
+
+    return on_cores(solved, chosen, components)
+
+
+def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map) -> dict[int, Found]:
+    """The pairs of those components whose result passes the checks."""
+    if not searched:
+        return {}
+    problem = parts.problem_of([s.number for s in searched])
+    operator = BatchedShiftInvert(problem, [s.shift(USUAL_SHIFT) for s in searched])
+    if operator.failed:
+        rest = [s for i, s in enumerate(searched) if i not in operator.failed]
+        return _solve_on_device(rest, parts, on_cores)
+    values, rows = largest_pairs(operator, max(s.k for s in searched), TOLERANCE, on_cores)
     try:
-        component = steps.send(answer)  # type: ignore[arg-type]
-        while component.is_small or len(component.mass) < MIN_VERTICES:
-            component = steps.send(pairs_on_cpu(component))
-        return component
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        evals, rows, faults = checked_pairs(searched, operator, values, rows, operator.block)
+    except np.linalg.LinAlgError:
+        return {}
+    checked = rows[:, :PAIRS_CHECKED] * operator.root
+    quotients = operator.to_host((checked * operator.apply_inverse(checked)).sum(-1)) - operator.shift[:, None]
+    found = {}
+    for i, s in enumerate(searched):
+        if faults[i] is None:
+            own = evals[i, : s.k]
+            fault = deviation_fault(own, quotients[i, : s.k])
+            found[s.number] = Found(own, rows[i, : s.k, : operator.sizes[i]].mT, fault)
+    return found
 
 
-def pairs_on_gpu(
-    components: Sequence[Component],
-    device: torch.device,
-    stream: torch.cuda.Stream | None,
-    on_cores: Map,
-) -> list[Pairs]:
-    """`pairs_on_cpu` of each component, by the same steps on the GPU. Components that fail are solved on the CPU."""
-    found: dict[int, Pairs] = {}
+def _write_vectors(
+    evecs: Tensor, rows: Tensor, parts: _Parts, own: range, picks: Sequence[Pick], found: Mapping[int, Found]
+) -> Array:
+    """Write the nonconstant eigenvectors of a mesh to its rows of evecs. Returns its eigenvalues (k,).
 
-    def together(chosen: Sequence[int]) -> None:
-        if not chosen:
-            return
-        own = [components[i] for i in chosen]
-        operator = BatchedShiftInvert([c[:2] for c in own], [c.shift(USUAL_SHIFT) for c in own], device)
-        if operator.failed:
-            together([i for place, i in enumerate(chosen) if place not in operator.failed])
-            return
-        values, rows = KrylovSpace(operator, max(c.k for c in own), operator.block).converge(TOLERANCE)
-        evals, rows, faults = checked_pairs(own, operator, values, rows, operator.block)
-
-        def fetch(place: int) -> Pairs:
-            k, size = own[place].k, len(own[place].mass)
-            with torch.cuda.stream(stream):
-                return evals[place, :k], rows[place, :k, :size].cpu().numpy().T
-
-        right = [place for place, fault in enumerate(faults) if fault is None]
-        found.update(zip([chosen[place] for place in right], on_cores(fetch, right), strict=True))
-
-    with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
-        together(range(len(components)))
-    return [found.get(i) or pairs_on_cpu(component) for i, component in enumerate(components)]
+    rows: the row of each vertex of the parts
+    """
+    k, count = evecs.shape[1], len(own)
+    evals = np.zeros(k)
+    evals[count : count + len(picks)] = [pick.value for pick in picks]
+    evals[count + len(picks) :] = evals[: count + len(picks)].max(initial=0)
+    columns: dict[int, list[int]] = {}
+    for at, pick in enumerate(picks):
+        columns.setdefault(own.start + pick.component, []).append(count + at)
+    for c, places in columns.items():
+        own_rows = rows[parts.vertices([c])]
+        evecs[own_rows[:, None], torch.tensor(places).to(evecs.device)] = (
+            found[c].vectors[:, : len(places)].to(evecs.device)
+        )
+    return evals

@@ -7,14 +7,16 @@ of batched products on about ten levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from diffnet.geometry.eigen.gpu.nested_dissection import Dissection, nested_dissection
-from diffnet.ops.common.cuda_graph import replayed
+from diffnet.ops.common.backend import HAS_TRITON
+from diffnet.ops.fronts import reference
+from diffnet.ops.fronts.level import FrontLevel
 
 MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
 
@@ -25,45 +27,49 @@ class MultifrontalCholesky:
     rows, columns: (E,) int64, places of the entries off the diagonal, each once; values: (E,) float64
     diagonal: (n,) float64
     graph: (n,) int64, the block that each vertex belongs to; −1 for vertices of none, whose solutions are 0
+    positions: (n, 3), see `nested_dissection`
 
     Based on Duff & Reid 1983, "The multifrontal solution of indefinite sparse symmetric linear equations". The inverses
-    of L's diagonal blocks are stored explicitly, so a solve consists of products. Results are the same to the bit at
+    of the diagonal blocks are stored explicitly, so a solve consists of products. Results are the same to the bit at
     every call.
     """
 
-    def __init__(self, rows: Tensor, columns: Tensor, values: Tensor, diagonal: Tensor, graph: Tensor) -> None:
+    def __init__(
+        self,
+        rows: Tensor,
+        columns: Tensor,
+        values: Tensor,
+        diagonal: Tensor,
+        graph: Tensor,
+        positions: Tensor | None = None,
+    ) -> None:
         self.failed = set[int]()  # blocks that aren't positive definite; their solutions are meaningless
-        self._levels: list[_Level] = []  # from the leaves to the root
-        self._solve_for: dict[int, Callable[[Tensor], Tensor]] = {}
-        dissection = nested_dissection(rows, columns, graph)
-        updates = values.new_zeros(1, 1, 1)
+        self._levels: list[FrontLevel] = []  # from the leaves to the root
+        dissection = nested_dissection(rows, columns, graph, positions)
+        updates, level = values.new_zeros(1, 1, 1), None
         for depth in reversed(range(int(dissection.level.max()) + 1)):
-            level = _Level(depth, dissection, rows, columns, self._levels[-1] if self._levels else None)
-            updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
+            level = _Level(depth, dissection, rows, columns, level)
+            found, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
             self.failed |= set(graph[level.own[failed][:, 0]].tolist())
-            self._levels.append(level)
+            self._levels.append(found)
+        self._solve: ModuleType = reference
+        if HAS_TRITON and values.is_cuda:
+            from diffnet.ops.fronts import kernels
+
+            self._solve = kernels
 
     def solve(self, right: Tensor) -> Tensor:
-        """The solutions (n, count) for right-hand sides (n, count), float64.
-
-        On a GPU, the next solve with the same count overwrites the result.
-        """
-        count = right.shape[1]
-        if count not in self._solve_for:
-            self._solve_for[count] = replayed(self._solve, right)
-        return self._solve_for[count](right)
-
-    def _solve(self, right: Tensor) -> Tensor:
-        x = pad(right, (0, 0, 0, 1))  # one more row of zeros, for empty places in tables
-        updates = right.new_zeros(1, 1, right.shape[1])
+        """The solutions (n, count) for right-hand sides (n, count), float64."""
+        right = right.contiguous()
+        updates = right.new_zeros(1, right.shape[1])
         halfway = []
         for level in self._levels:
-            own, updates = level.forward(x, updates)
+            own, updates = self._solve.forward(level, right, updates)
             halfway.append(own)
-        solution = torch.zeros_like(x)
+        solution = torch.zeros_like(right)
         for level, own in zip(reversed(self._levels), reversed(halfway), strict=True):
-            level.backward(solution, own)
-        return solution[:-1]
+            self._solve.backward(level, own, solution)
+        return solution
 
 
 class _Level:
@@ -96,8 +102,9 @@ class _Level:
         # The row of each own and each border vertex in the updates of both children, counted over all fronts.
         vertices = torch.cat([self.own, self.border], 1)
         self.child_rows = torch.zeros(2, *vertices.shape, dtype=torch.int64, device=rows.device)
-        self.child_size = 1
+        self.child_size, self.children = 1, 0
         if children is not None:
+            self.children = len(children.regions)
             self.child_size = children.border.shape[1] + 1
             for side, source in enumerate(self.child_rows):
                 child = _find(children.regions, 2 * self.regions + side, len(children.regions))
@@ -123,11 +130,10 @@ class _Level:
 
     def eliminate(
         self, level: Tensor, rows: Tensor, columns: Tensor, values: Tensor, diagonal: Tensor, updates: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[FrontLevel, Tensor, Tensor]:
         """Eliminate the own vertices of all fronts.
 
-        Sets `inverse` (F, T, T), the inverses of L's diagonal blocks, and `below` (F, R, T), L's rows of the border.
-        Returns the updates, and a mask (F,) of the fronts that aren't positive definite.
+        Returns the factor, the updates, and a mask (F,) of the fronts that aren't positive definite.
         """
         (count, width), size = self.own.shape, self.child_rows.shape[2]
         # The matrix's entries in columns of `own` and in rows of `own` or of the border.
@@ -150,27 +156,17 @@ class _Level:
                 group += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
         factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
         identity = torch.eye(width, dtype=values.dtype, device=values.device)
-        self.inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-        self.below = fronts[:, width:, :width] @ self.inverse.mT
-        update = fronts[:, width:, width:] - self.below @ self.below.mT
-        return pad(update, (0, 1, 0, 1, 0, 1)), info != 0
+        half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+        below = fronts[:, width:, :width] @ half.mT
+        update = fronts[:, width:, width:] - below @ below.mT
+        return self._factor(half.mT @ half, below @ half), pad(update, (0, 1, 0, 1, 0, 1)), info != 0
 
-    def forward(self, x: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-        """L⁻¹ x at the own vertices, and the updates."""
-        width = self.own.shape[1]
-        flat = updates.flatten(0, 1)
-        given = _rows(flat, self.child_rows[0]) + _rows(flat, self.child_rows[1])
-        own = self.inverse @ (given[:, :width] + _rows(x, self.own))
-        return own, pad(given[:, width:] - self.below @ own, (0, 0, 0, 1, 0, 1))
-
-    def backward(self, x: Tensor, own: Tensor) -> None:
-        """Write L⁻ᵀ `own` to the own vertices of x. The border's values must be there already."""
-        x[self.own] = self.inverse.mT @ (own - self.below.mT @ _rows(x, self.border))
-
-
-def _rows(of: Tensor, index: Tensor) -> Tensor:
-    """of[index], entry by entry. PyTorch's kernel for whole rows takes twenty times as long for rows this short."""
-    return of[index[..., None], torch.arange(of.shape[1], device=of.device)]
+    def _factor(self, inverse: Tensor, coupling: Tensor) -> FrontLevel:
+        child, place = self.child_rows // self.child_size, self.child_rows % self.child_size
+        height = self.child_size - 1
+        rows = torch.where((child < self.children) & (place < height), child * height + place, -1)
+        own_size, border_size = ((table < self.stride - 1).sum(1).int() for table in (self.own, self.border))
+        return FrontLevel(self.own.int(), self.border.int(), own_size, border_size, rows.int(), inverse, coupling)
 
 
 def _find(sorted_keys: Tensor, keys: Tensor, missing: int) -> Tensor:

@@ -6,10 +6,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffnet.ops.common.cuda_graph import replayed
 
 LANDMARKS = 6  # in each graph
+# The axes and the diagonals of a cube. The factors of RNA surfaces are 4 % smaller than with the axes alone, and 9 %
+# smaller than with distances on the surface. With the diagonals of the cube's faces, too, they would be 5 % smaller,
+# and twice as many cuts would be compared.
+DIRECTIONS = [(1.0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 1, -1), (1, -1, 1), (-1, 1, 1)]
+MAX_STEPS = 2**20  # to which the values of a function in a graph are rounded before they are sorted
 LEAF = 32  # vertices; regions up to this size aren't cut
 
 
@@ -26,50 +32,69 @@ class Dissection(NamedTuple):
     region: Tensor
 
 
-def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor) -> Dissection:
+def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Tensor | None = None) -> Dissection:
     """Dissect connected graphs. The result is the same at every call.
 
     tails, heads: (E,) int64, all edges in both directions, without loops
     graph: (n,) int64, the graph that each vertex belongs to; −1 for none
+    positions: (n, 3) floating point, the places of the vertices, if there are any
 
-    A candidate cut halves a region at the median of a function on its vertices. The functions are the distances from
-    landmarks and the differences of two such distances. Each region takes the cut with the smallest separator. This
-    cuts surfaces along short curves.
+    A candidate cut halves a region at the median of a function on its vertices. Each region takes the cut with the
+    smallest separator. The functions are the coordinates along several directions. Without positions, they are the
+    distances from landmarks and the differences of two such distances.
     """
-    candidates = _candidates(_distances(tails, heads, graph))
     level = torch.full_like(graph, -1)
     region = graph.clone()
-    live = (graph >= 0).nonzero()[:, 0]
+    vertices = (graph >= 0).nonzero()[:, 0]
+    if len(vertices) == 0:
+        return Dissection(level, region)
+    if positions is None:
+        functions = _candidates(_distances(tails, heads, graph))
+    else:
+        functions = positions.T[:, None] * positions.new_tensor(DIRECTIONS).T[:, :, None]
+        functions = functions[0] + functions[1] + functions[2]
+    # The vertices of each region stand together, in the order of one function in each row.
+    number, size = graph[vertices].unique(return_counts=True)  # type: ignore[no-untyped-call]
+    order = vertices[_keys(functions[:, vertices], graph[vertices]).argsort(dim=1, stable=True)]
     depth = 0
     while True:
-        _, index = region[live].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        size = torch.bincount(index)
+        # Regions that are small enough are leaves.
+        index = torch.arange(len(size), device=graph.device).repeat_interleave(size)
         leaf = (size <= LEAF)[index]
-        level[live[leaf]] = depth
-        live, index = live[~leaf], index[~leaf]
-        if len(live) == 0:
+        level[order[0, leaf]] = depth
+        region[order[0, leaf]] = number[index[leaf]]
+        order, inner = order[:, ~leaf], size > LEAF
+        number, size = number[inner], size[inner]
+        if order.shape[1] == 0:
             return Dissection(level, region)
+
+        index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=order.shape[1])
+        start = size.cumsum(0) - size
+        later = 2 * (torch.arange(len(index), device=graph.device) - start[index]) >= size[index]
         tails, heads = _inside(tails, heads, level, region)
-
-        later = _second_halves(candidates[:, live], index, size)  # (candidates, live)
-        side = torch.zeros(len(candidates), len(level), dtype=torch.bool, device=level.device)
-        side[:, live] = later
-        crosses = side[:, tails] != side[:, heads]
+        side = torch.zeros(len(order), len(level), dtype=torch.bool, device=level.device)
+        side.scatter_(1, order, later.expand_as(order))
         border = torch.zeros_like(side)
-        candidate, edge = crosses.nonzero(as_tuple=True)
+        candidate, edge = (side[:, tails] != side[:, heads]).nonzero(as_tuple=True)
         border[candidate, tails[edge]] = True
-        border = border[:, live]
         # The border of one side separates it from the other side.
-        lengths = torch.stack([_count(border & ~later, index, len(size)), _count(border & later, index, len(size))])
-        choice = lengths.reshape(-1, len(size)).argmin(0)
-        of_side, cut = choice // len(candidates), choice % len(candidates)
-        at = cut[index], torch.arange(len(live), device=live.device)
-        later = later[at]
-        separates = border[at] & (later == of_side.bool()[index])
+        touched = border.gather(1, order)
+        lengths = torch.cat([_totals(touched & ~later, start, size), _totals(touched & later, start, size)])
+        choice = lengths.argmin(0)
+        of_side, cut = (choice // len(order)).bool(), choice % len(order)
 
-        level[live[separates]] = depth
-        live, later = live[~separates], later[~separates]
-        region[live] = 2 * region[live] + later
+        vertices = order[0]
+        later = side[cut[index], vertices]
+        separates = border[cut[index], vertices] & (later == of_side[index])
+        level[vertices[separates]] = depth
+        region[vertices] = torch.where(separates, number[index], 2 * number[index] + later)
+        # Each row keeps its order in the parts of each region: first half, second half, separator.
+        part = torch.zeros_like(level)
+        part[vertices] = torch.where(separates, 2, later.long())
+        order = _parted(order, part[order], index, start)
+        size = torch.stack([_totals(part[vertices][None] == half, start, size)[0] for half in (0, 1)], 1).flatten()
+        number = torch.stack([2 * number, 2 * number + 1], 1).flatten()[size > 0]
+        size = size[size > 0]
         depth += 1
 
 
@@ -114,22 +139,40 @@ def _candidates(distances: Tensor) -> Tensor:
     return torch.cat([distances, distances[first] - distances[second]])
 
 
-def _second_halves(values: Tensor, region: Tensor, size: Tensor) -> Tensor:
-    """Whether each vertex lies in the half of its region with larger values, (candidates, live)."""
-    lowest = values.min()
-    key = region * (values.max() - lowest + 1) + (values - lowest)
-    order = key.argsort(dim=1, stable=True)
-    kept = torch.bincount(region, minlength=len(size))
-    start = kept.cumsum(0) - kept
-    place = torch.arange(len(region), device=region.device).expand_as(order)
-    rank = torch.empty_like(order).scatter_(1, order, place) - start[region]
-    return 2 * rank >= kept[region]
+def _keys(values: Tensor, graph: Tensor) -> Tensor:
+    """int32 keys (functions, live) that put the graphs one after another, and the values of each function in order."""
+    count = int(graph.max()) + 1
+    steps = min(MAX_STEPS, 2**31 // count)
+    lowest, highest = (
+        values.new_zeros(len(values), count).scatter_reduce(1, graph.expand_as(values), values, how, include_self=False)
+        for how in ("amin", "amax")
+    )
+    share = (values - lowest[:, graph]) / (highest - lowest)[:, graph].clamp(min=torch.finfo(torch.float64).tiny)
+    return ((graph * steps) + (share * (steps - 1)).long()).int()
 
 
-def _count(mask: Tensor, region: Tensor, regions: int) -> Tensor:
-    """The number of True in the mask (candidates, live) for each candidate and region."""
-    which, vertex = mask.nonzero(as_tuple=True)
-    return torch.bincount(which * regions + region[vertex], minlength=len(mask) * regions).reshape(len(mask), regions)
+def _totals(mask: Tensor, start: Tensor, size: Tensor) -> Tensor:
+    """The number of True of each region in each row of a mask (rows, live), whose regions stand together."""
+    sums = pad(mask.cumsum(1), (1, 0))
+    return sums[:, start + size] - sums[:, start]
+
+
+def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor) -> Tensor:
+    """The order without part 2 and, in each region, part 0 before part 1.
+
+    index: (live,) the region at each place; start: the first place of each region
+    """
+    within = torch.zeros_like(order)
+    first = torch.zeros_like(start)
+    for half in (0, 1):
+        mine = part == half
+        count = mine.cumsum(1)
+        before = pad(count, (1, 0))[:, start]
+        within = torch.where(mine, first[index] + count - 1 - before[:, index], within)
+        first = first + pad(count[:1], (1, 0))[0, pad(start[1:], (0, 1), value=order.shape[1])] - before[0]
+    kept = first.cumsum(0) - first  # where each region starts in the new order
+    target = torch.where(part < 2, kept[index] + within, int(first.sum()))
+    return torch.empty_like(order).scatter_(1, target.clamp(max=order.shape[1] - 1), order)[:, : int(first.sum())]
 
 
 def _inside(tails: Tensor, heads: Tensor, level: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,57 +6,64 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
-from diffnet.geometry.eigen.problem import Array, Problem
+from diffnet.geometry.eigen.gpu.packed import PackedProblem
+from diffnet.geometry.eigen.problem import Array
 from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, transpose
 from diffnet.ops.sparse.reference import csr_tensor
 
+CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
+
 
 class BatchedShiftInvert(ShiftInvert):
-    """`ShiftInvert` for several components at once, with tensors on a GPU.
+    """`ShiftInvert` for several components at once, with tensors on a device.
 
-    Vectors are rows (components, count, V), padded with zeros to the V of the largest component. `failed` holds the
-    indices of the components whose L + σM isn't positive definite.
+    Vectors are rows (components, count, size) or columns (components · size, count). The size is that of the largest
+    component, rounded up to a multiple of CHUNK; other places hold zeros. `failed` holds the indices of the components
+    whose L + σM isn't positive definite.
     """
 
     # A solve for eight right-hand sides takes hardly longer than one for four. With more, the small matrices on the CPU
     # become larger.
     block = 8
 
-    def __init__(self, problems: Sequence[Problem], shifts: Sequence[float], device: torch.device) -> None:
-        self.device = device
-        self.sizes = [len(mass) for _, mass in problems]
+    def __init__(self, problem: PackedProblem, shifts: Sequence[float]) -> None:
+        self.device = device = problem.mass.device
+        self.sizes = problem.lengths
         self.rank = min(self.sizes) - 1
         self.shift = np.array(shifts)
-        count, size = len(problems), max(self.sizes)
-        mass, indptr = np.zeros((count, size)), np.empty((count, size + 1), np.int64)
-        blocks = [_without_repeats(laplacian) for laplacian, _ in problems]
-        for i, block in enumerate(blocks):
-            mass[i, : self.sizes[i]] = problems[i][1]
-            indptr[i, : len(block.indptr)], indptr[i, len(block.indptr) :] = block.indptr, block.indptr[-1]
-        masses = self.from_host(mass)
-        inside = masses > 0
-        self.root = torch.where(inside, masses, 1).sqrt()[:, None]
-        self.constant = (masses / masses.sum(1, keepdim=True)).sqrt()[:, None]
+        self.size = -(-max(self.sizes) // CHUNK) * CHUNK
+        count = len(self.sizes) * self.size
 
-        # One block-diagonal matrix with `size` rows for each component, scaled as in `ShiftInvert`.
-        length = sum(block.nnz for block in blocks)
-        numbers = torch.arange(count * size, device=device)
-        rows = numbers.repeat_interleave(self.from_host(np.diff(indptr).ravel()), output_size=length)
-        columns = self.from_host(np.concatenate([block.indices for block in blocks])) + rows // size * size
+        component = torch.arange(len(self.sizes), device=device).repeat_interleave(torch.tensor(self.sizes).to(device))
+        starts = torch.tensor([0, *np.cumsum(self.sizes)[:-1]]).to(device)
+        # The row of each vertex in columns.
+        self.place = torch.arange(len(component), device=device) + (component * self.size - starts[component])
+        self.root = torch.ones(count, dtype=torch.float64, device=device)
+        self.root[self.place] = problem.mass.sqrt()
+        constant = torch.zeros_like(self.root)
+        constant[self.place] = self.root[self.place]
+        self.root, constant = (t.view(len(self.sizes), 1, self.size) for t in (self.root, constant))
+        self.constant = constant / (constant * constant).sum(-1, keepdim=True).sqrt()
+
+        # One block-diagonal matrix, scaled as in `ShiftInvert`.
+        rows, columns = self.place[problem.rows], self.place[problem.columns]
         scale = 1 / self.root.flatten()
-        values = self.from_host(np.concatenate([block.data for block in blocks])) * scale[rows] * scale[columns]
+        values = problem.values * scale[rows] * scale[columns]
         on_diagonal, off = rows == columns, rows != columns
-        self.diagonal = self.from_host(np.repeat(self.shift, size))
+        self.diagonal = self.from_host(np.repeat(self.shift, self.size))
         self.diagonal[rows[on_diagonal]] += values[on_diagonal]
         self.entries = rows[off], columns[off], values[off]
-        graph = torch.where(inside.flatten(), numbers // size, -1)
-        self.factor = MultifrontalCholesky(*self.entries, self.diagonal, graph)
+        graph = torch.full((count,), -1, device=device)
+        graph[self.place] = component
+        positions = problem.positions
+        if positions is not None:
+            positions = torch.zeros(count, 3, dtype=positions.dtype, device=device).index_put((self.place,), positions)
+        self.factor = MultifrontalCholesky(*self.entries, self.diagonal, graph, positions)
         self.failed = self.factor.failed
 
     def apply(self, rows: Tensor) -> Tensor:
@@ -70,12 +77,12 @@ class BatchedShiftInvert(ShiftInvert):
         return self._as_one(lambda x: matrix @ x + self.diagonal[:, None] * x, rows)
 
     def _as_one(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Apply a function of columns (components · V, count) to rows."""
+        """Apply a function of columns to rows."""
         components, count, size = rows.shape
         return function(transpose(rows).reshape(-1, count)).view(components, size, count).mT.contiguous()
 
     def start(self, count: int) -> Rows:
-        rows = self.from_host(random_rows(count, max(self.sizes)))
+        rows = self.from_host(random_rows(count, self.size))
         return self.without_constant(torch.where(self.constant > 0, rows, 0))
 
     def along_constant(self, rows: Tensor) -> Rows:
@@ -90,20 +97,10 @@ class BatchedShiftInvert(ShiftInvert):
         return self.to_host(rows.amin(-1)), self.to_host(rows.amax(-1))
 
     def empty(self, count: int) -> Tensor:
-        shape = len(self.sizes), count, max(self.sizes)
-        return torch.empty(shape, dtype=torch.float64, device=self.device)
+        return torch.empty(len(self.sizes), count, self.size, dtype=torch.float64, device=self.device)
 
     def to_host(self, rows: Tensor) -> Array:
         return rows.cpu().numpy()
 
     def from_host(self, rows: NDArray[Any]) -> Tensor:
         return torch.from_numpy(rows).to(self.device)
-
-
-def _without_repeats(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
-    """The matrix with repeated entries added up."""
-    if matrix.has_canonical_format:
-        return matrix
-    matrix = matrix.copy()
-    matrix.sum_duplicates()
-    return matrix

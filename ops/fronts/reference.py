@@ -1,0 +1,42 @@
+"""Solves with a level of fronts in plain PyTorch. Empty places have inverse 1 on the diagonal and coupling 0."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.fronts.level import FrontLevel
+
+
+def forward(level: FrontLevel, right: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+    """Collect the right-hand sides of the fronts' own vertices, and eliminate these vertices.
+
+    right: (n, C) float64, right-hand sides
+    updates: (rows, C), what the level below passes on
+
+    Returns the collected right-hand sides (F, T, C) and the updates (F · R, C) for the level above.
+    """
+    width = level.own.shape[1]
+    given = _taken(updates, level.child_rows[0]) + _taken(updates, level.child_rows[1])
+    own = given[:, :width] + _taken(right, _used(level.own, level.own_size))
+    return own, (given[:, width:] - level.coupling @ own).flatten(0, 1)
+
+
+def backward(level: FrontLevel, own: Tensor, x: Tensor) -> None:
+    """Write the solution at the fronts' own vertices to x (n, C). The solution at their borders must be there already.
+
+    own: (F, T, C), see `forward`
+    """
+    known = _taken(x, _used(level.border, level.border_size))
+    solution = level.inverse.mT @ own - level.coupling.mT @ known
+    places = _used(level.own, level.own_size)
+    x[places[places >= 0]] = solution[places >= 0]
+
+
+def _used(vertices: Tensor, size: Tensor) -> Tensor:
+    return torch.where(torch.arange(vertices.shape[1], device=size.device) < size[:, None], vertices, -1)
+
+
+def _taken(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows by index, zeros where the index is −1."""
+    return torch.where(index[..., None] >= 0, rows[index.clamp(min=0)], 0.0)
