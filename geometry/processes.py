@@ -12,7 +12,9 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -30,6 +32,10 @@ from diffnet.geometry.errors import WorkerError
 
 T = TypeVar("T")
 
+KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
+_kept: list[_Worker] = []  # the processes that wait for the next pool
+_keeping = threading.Lock()
+
 
 def available_cores() -> int:
     """The number of cores this process may use. The machine can have more."""
@@ -41,6 +47,9 @@ class WorkerPool:
 
     jobs: number of processes. Each starts when a call first needs it.
     threads: number of threads that each process may use
+
+    Afterwards, processes wait KEPT_SECONDS for the next pool. A pool starts others if the current folder or the search
+    path of modules has changed.
 
     A process that dies fails only the call it works on, with BrokenProcessPool. Another process replaces it. An
     exception in the ``with`` block, such as Ctrl-C, stops all processes at once, since running calls may take minutes.
@@ -54,8 +63,8 @@ class WorkerPool:
         self._callers = ThreadPoolExecutor(jobs)  # each thread waits for one process
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         for _ in range(jobs):
-            self._idle.put(None)  # a process that is not started yet
-        self._started: list[_Worker] = []
+            self._idle.put(None)  # a process that is not there yet
+        self._workers: list[_Worker] = []
         self._starting = threading.Lock()
         self._stopped = False
 
@@ -73,61 +82,114 @@ class WorkerPool:
             self._stopped = True
             self._callers.shutdown(wait=False, cancel_futures=True)
             with self._starting:  # a process that is being started is in the list afterwards
-                for worker in self._started:
+                for worker in self._workers:
                     worker.process.terminate()
         self._callers.shutdown()
-        for worker in self._started:
-            worker.close()
+        for worker in self._workers:
+            if error is None and worker.is_sound:
+                worker.keep()
+            else:
+                worker.close()
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         worker = self._idle.get()
         try:
-            worker = worker or self._start()
-            return worker.call(function, arguments)
+            worker = worker or self._take()
+            return worker.call(self._threads, function, arguments)
         except BrokenProcessPool:
             worker = None
             raise
         finally:
             self._idle.put(worker)
 
-    def _start(self) -> _Worker:
+    def _take(self) -> _Worker:
         with self._starting:
             if self._stopped:
                 raise CancelledError
-            worker = _Worker(self._threads)
-            self._started.append(worker)
+            worker = _kept_worker() or _Worker()
+            self._workers.append(worker)
         worker.wait_until_ready()
         return worker
+
+
+def stop_workers() -> None:
+    """End all processes that wait for the next pool."""
+    while worker := _kept_worker():
+        worker.close()
+
+
+def _kept_worker() -> _Worker | None:
+    """A process that waits, unless there is none that can be used."""
+    while True:
+        with _keeping:
+            if not _kept:
+                return None
+            worker = _kept.pop()
+        if worker.is_usable():
+            return worker
+        worker.close()
+
+
+def _forget_workers() -> None:
+    """In a forked process: leave the parent's workers to the parent."""
+    global _keeping
+    _keeping = threading.Lock()  # another thread may have held it
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
 
 
 class _Worker:
     """A worker process, as the parent process sees it."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
+        self._imports_from = os.getcwd(), tuple(sys.path)
+        self._ready = False
+        self._kept_since = 0.0
+        self.is_sound = True
         context = _context()
         self._connection, theirs = context.Pipe()
-        # daemon: the interpreter stops the process at exit, even if the pool's context was never left.
-        self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        # daemon: the interpreter stops the process at exit.
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
         with _interrupts_blocked():
             self.process.start()
         theirs.close()  # so that this end notices when the process dies
 
+    def keep(self) -> None:
+        """Let the process wait for the next pool."""
+        self._kept_since = time.monotonic()
+        with _keeping:
+            _kept.append(self)
+
+    def is_usable(self) -> bool:
+        """Whether the process runs, and would import the same modules as one that starts now."""
+        here = os.getcwd(), tuple(sys.path)
+        waiting = time.monotonic() - self._kept_since < KEPT_SECONDS
+        return waiting and self._imports_from == here and self.process.is_alive()
+
     def wait_until_ready(self) -> None:
         """Raises WorkerError if the process dies first."""
+        if self._ready:
+            return
         try:
             self._connection.recv_bytes()
+            self._ready = True
         except (EOFError, OSError):
+            self.is_sound = False
             raise WorkerError(
                 "worker processes don't start: they import the main script, so a script must start them under "
                 "`if __name__ == '__main__':`"
             ) from None
 
-    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        message = pickle.dumps((function, arguments))
+    def call(self, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        message = pickle.dumps((threads, function, arguments))
         try:
             self._connection.send_bytes(message)
             answer = self._connection.recv_bytes()
         except (EOFError, OSError) as e:
+            self.is_sound = False
             raise BrokenProcessPool("a worker process was killed (out of memory?)") from e
         result, error, trace = pickle.loads(answer)
         if error is not None:
@@ -149,19 +211,30 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def _serve(connection: Connection, threads: int) -> None:
-    """The main loop of a worker process."""
+def _serve(connection: Connection) -> None:
+    """The main loop of a worker process. It ends if no call comes for longer than the parent keeps the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent stops this one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    threadpool_limits(threads)
     connection.send_bytes(b"ready")
-    while message := connection.recv_bytes():
+    limit = None
+    while message := _next_message(connection):
         try:
-            function, arguments = pickle.loads(message)
+            threads, function, arguments = pickle.loads(message)
+            if threads != limit:
+                threadpool_limits(threads)
+                limit = threads
             answer = pickle.dumps((function(*arguments), None, ""))
         except BaseException as e:
             answer = pickle.dumps((None, _picklable(e), traceback.format_exc()))
         connection.send_bytes(answer)
+
+
+def _next_message(connection: Connection) -> bytes:
+    """The next call, or nothing if this process should end."""
+    try:
+        return connection.recv_bytes() if connection.poll(KEPT_SECONDS + 60) else b""
+    except (EOFError, OSError):  # the parent is gone
+        return b""
 
 
 def _picklable(error: BaseException) -> BaseException:

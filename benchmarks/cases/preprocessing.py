@@ -35,7 +35,7 @@ from diffnet.geometry import (
 )
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_suffix
-from diffnet.geometry.processes import WorkerPool, available_cores
+from diffnet.geometry.processes import WorkerPool, available_cores, stop_workers
 
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
 
@@ -140,10 +140,11 @@ def _load_all_afresh(
 
 
 def _stop_processes() -> None:
-    """Stop the server that worker processes are forked from, so that the next run starts it as a fresh program does.
+    """Stop worker processes and the server that they are forked from, so that the next run starts as a fresh program.
 
     The standard library has no public function for this.
     """
+    stop_workers()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 

@@ -78,7 +78,7 @@ def precompute_all(
         those of the file.
     device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
         on which meshes these are.
-    jobs: number of worker processes; by default one for each core
+    jobs: number of worker processes; by default one for each core. They stay for a minute, for later calls.
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
     script; otherwise it raises WorkerError. Workers start fastest if the script imports PyTorch there, too.
