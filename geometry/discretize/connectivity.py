@@ -107,12 +107,13 @@ class Corners:
 
     def sums(self, rows: Tensor) -> Tensor:
         """The sum of the rows of the corners at each vertex."""
-        first, second, third = self._groups.sums(rows).unflatten(0, (-1, 3)).unbind(1)
-        return first + second + third
+        first, second, third = self._groups.sums(rows).view(-1, 3, *rows.shape[1:]).unbind(1)
+        total: Tensor = first + second + third
+        return total
 
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of the rows of the corners at each vertex, at least 0."""
-        return self._groups.maxima(rows).unflatten(0, (-1, 3)).amax(1)
+        return self._groups.maxima(rows).view(-1, 3, *rows.shape[1:]).amax(1)
 
 
 class Extents:
