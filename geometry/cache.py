@@ -6,6 +6,7 @@ The checksum finds damage, not forgery: a user who can write to a shared cache d
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
@@ -15,6 +16,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +29,7 @@ FORMAT = 8  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
+WRITERS = 4  # threads
 BLOCK = 4096  # bytes; the checksum adds up the words of each block
 
 # The files whose checksum this process has found right: device, inode, size and time of modification. A file that
@@ -60,6 +63,7 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     None if there is no entry. None with a warning if it is damaged, has another format, was written under another name,
     or fails the check.
     """
+    wait(filter(None, [_pending.get(path)]))
     try:
         arrays, metadata, file = _map(path)
         if metadata.get("format") != str(FORMAT):
@@ -130,6 +134,33 @@ def write_entry(path: Path, arrays: Arrays) -> None:
             temporary.unlink(missing_ok=True)
     except (OSError, SafetensorError) as e:
         warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
+
+
+def write_later(path: Path, arrays: Arrays, written: Callable[[], Any] = lambda: None) -> Future[None]:
+    """`write_entry` in another thread, which calls `written` afterwards.
+
+    This process waits for the entry before it reads it, and before it ends.
+    """
+
+    def write() -> None:
+        try:
+            write_entry(path, arrays)
+        finally:
+            _pending.pop(path, None)
+        written()
+
+    future = _pending[path] = _writers().submit(write)
+    if future.done():
+        _pending.pop(path, None)
+    return future
+
+
+_pending: dict[Path, Future[None]] = {}  # entries that are being written
+
+
+@functools.cache
+def _writers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WRITERS)
 
 
 def _checksum(arrays: Arrays) -> int:

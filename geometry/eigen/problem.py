@@ -13,6 +13,7 @@ Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, Array]  # a Laplacian (V, V)
 Pairs: TypeAlias = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 
 DENSE_LIMIT, DENSE_LIMIT_PER_PAIR = 256, 3  # up to 256 + 3 k vertices, a dense solve is faster than Lanczos
+MIN_VERTICES = 4096  # vertices; the CPU solves smaller components before a GPU has launched its kernels
 TOLERANCE = 1e-8  # largest residual, relative to the eigenvalue of the inverse
 # Shifts σ in units of 4π k/area, the k-th eigenvalue expected by Weyl's law. They are tried in this order.
 # USUAL_SHIFT: With smaller shifts, the lowest pairs converge long before the others. Orthogonality to them is then lost

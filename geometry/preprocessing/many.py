@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,13 +16,15 @@ from typing import Any, TypeVar
 import torch
 
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.cache import write_later
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
+from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
+from diffnet.geometry.preprocessing.group import Computed
 from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
@@ -35,8 +37,8 @@ from diffnet.geometry.preprocessing.options import (
 from diffnet.geometry.preprocessing.worker import (
     CacheJob,
     Unsolved,
-    discretize_entry,
     fill_entry,
+    fill_unless_for_gpu,
     has_entry,
     source_name,
 )
@@ -69,15 +71,15 @@ def precompute_all(
     jobs: int | None = None,
     operators: OperatorsKind = "diffnet",
 ) -> list[Operators]:
-    """`precompute` for each mesh, on several cores.
+    """`precompute` for each mesh, on several cores and a GPU.
 
     meshes: each is a mesh for `load_mesh`; arrays are tuples (verts, faces)
     k, laplacian, cache_dir, basis, join, normalize, operators: see `precompute`. Without a cache, a temporary folder
         holds the entries until they are read.
     normals: None, "file" or "geometry"; see `precompute`. `make_mesh` makes meshes with own normals, which count as
         those of the file.
-    device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
-        on which meshes these are.
+    device: the device that the operators are on, and that computes those of large meshes; the cores compute the others.
+        A GPU takes up to 32 meshes of the list at once, and rounding depends on which these are.
     jobs: number of worker processes; by default one for each core. They stay for a minute, for later calls.
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
@@ -92,19 +94,17 @@ def precompute_all(
     device = usable_device(device)
     check_normals_rule(normals)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
+        job = CacheJob(options, folder, normalize, normals)
+        computed: dict[int, Operators] = {}
         failed, loaded = load_meanwhile(
-            lambda i: operators_of(
-                CacheJob(options, folder, normalize, normals).read(meshes[i]), options, folder, device
-            ),
-            lambda ready: fill_cache(
-                meshes, options, folder, jobs, device=device, ready=ready, normalize=normalize, normals=normals
-            ),
+            lambda i: operators_of(job.read(meshes[i]), options, folder, device),
+            lambda ready: _fill(meshes, job, jobs, device, ready, computed, write=cache_dir is not None),
         )
         if failed:
             reasons = "; ".join(list(failed.values())[:MAX_REASONS])
             more = "; …" if len(failed) > MAX_REASONS else ""
             raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {reasons}{more}")
-        return [loaded[i].result() for i in range(len(meshes))]
+        return [computed[i] if i in computed else loaded[i].result() for i in range(len(meshes))]
 
 
 def fill_cache(
@@ -123,7 +123,7 @@ def fill_cache(
 
     jobs: number of worker processes; by default one for each core
     advance: called once for each mesh, usable or not, when it is done
-    device: the device that computes eigenbases; see `precompute_all`
+    device: the device that computes the operators of large meshes; see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
     normalize: compute the operators at normalized positions; see `precompute`
     normals: see `precompute_all`
@@ -132,9 +132,27 @@ def fill_cache(
 
     Raises OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
     """
-    Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    jobs = min(jobs or available_cores(), len(sources))
     job = CacheJob(options, cache_dir, normalize, normals)
+    return _fill(sources, job, jobs, torch.device(device), ready, None, advance)
+
+
+def _fill(
+    sources: Sequence[MeshLike],
+    job: CacheJob,
+    jobs: int | None,
+    device: torch.device,
+    ready: Callable[[int], Any],
+    computed: dict[int, Operators] | None,
+    advance: Callable[[], Any] = lambda: None,
+    write: bool = True,
+) -> dict[int, str]:
+    """See `fill_cache`.
+
+    computed: takes operators from the GPU by position. These aren't waited for in the cache, and aren't ready there.
+    write: whether to write entries of the operators that are computed on a GPU
+    """
+    Path(job.cache_dir).mkdir(parents=True, exist_ok=True)
+    jobs = min(jobs or available_cores(), len(sources))
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:
@@ -144,26 +162,70 @@ def fill_cache(
             failed[position] = error
         advance()
 
-    if jobs <= 1:
-        for i, source in enumerate(sources):
-            done(i, fill_entry(source, job, device))
-        return failed
+    def on_cores(
+        work: Callable[[MeshLike], T | str], waiting: deque[int], done: Callable[[int, T | str], None]
+    ) -> None:
+        if jobs > 1:
+            _in_processes(work, sources, waiting, jobs, done)
+            return
+        for position in waiting:
+            done(position, work(sources[position]))
 
-    waiting = _without_entry(sources, job, done)
-    if torch.device(device).type == "cpu" or not waiting:
-        _in_processes(partial(fill_entry, job=job), sources, waiting, jobs, done)
+    waiting = deque(range(len(sources))) if jobs <= 1 else _without_entry(sources, job, done)
+    if device.type == "cpu" or not waiting:
+        on_cores(partial(fill_entry, job=job), waiting, done)
         return dict(sorted(failed.items()))
 
-    with gpu_solver(torch.device(device), options, jobs, done) as solve_later:
+    writing: list[Future[None]] = []
 
-        def discretized(position: int, result: Unsolved | str | None) -> None:
+    def finished(position: int, path: Path, found: Computed | str) -> None:
+        if isinstance(found, str):
+            done(position, found)
+        elif computed is None:
+            assert found.arrays is not None
+            writing.append(write_later(path, found.arrays, lambda: done(position, None)))
+        else:
+            computed[position] = found.operators
+            advance()
+            if write and found.arrays is not None:
+                write_later(path, found.arrays)
+
+    with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=write) as compute:
+        add = _in_blocks(waiting, compute)
+
+        def looked_at(position: int, result: Unsolved | str | None) -> None:
             if isinstance(result, tuple):
-                solve_later(position, *result)
+                add(position, result)
             else:
+                add(position, None)
                 done(position, result)
 
-        _in_processes(partial(discretize_entry, job=job), sources, waiting, jobs, discretized)
+        on_cores(partial(fill_unless_for_gpu, job=job), waiting, looked_at)
+    for entry in writing:
+        entry.result()
     return dict(sorted(failed.items()))
+
+
+def _in_blocks(
+    positions: Sequence[int], compute: Callable[[Sequence[Waiting]], None]
+) -> Callable[[int, Unsolved | None], None]:
+    """A function that takes each position once, with what a GPU needs to compute it, if anything.
+
+    It calls `compute` with the meshes of each POSITIONS consecutive positions, so groups don't depend on the load.
+    """
+    block = {position: n // POSITIONS for n, position in enumerate(positions)}
+    missing = Counter(block.values())
+    groups: dict[int, list[Waiting]] = {}
+
+    def add(position: int, unsolved: Unsolved | None) -> None:
+        own = block[position]
+        missing[own] -= 1
+        if unsolved is not None:
+            groups.setdefault(own, []).append((position, *unsolved))
+        if missing[own] == 0 and own in groups:
+            compute(sorted(groups.pop(own), key=lambda waiting: waiting[0]))
+
+    return add
 
 
 def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, str | None], None]) -> deque[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import reprlib
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from diffnet.geometry.argument_names import refuses
-from diffnet.geometry.cache import Arrays
+from diffnet.geometry.cache import Arrays, write_later
 from diffnet.geometry.diagnosis import diagnose
 from diffnet.geometry.discretize.coincident import components
 from diffnet.geometry.discretize.original import SHIFT
@@ -21,7 +22,8 @@ from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import stored_arrays
+from diffnet.geometry.preprocessing.entry import operators_path, read_operators, stored_arrays
+from diffnet.geometry.preprocessing.group import compute_on
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -30,6 +32,8 @@ from diffnet.geometry.preprocessing.options import (
     Options,
     ScaleRule,
 )
+from diffnet.geometry.preprocessing.recipe import computed_arrays
+from diffnet.geometry.preprocessing.worker import suits_gpu
 
 
 @refuses(
@@ -52,7 +56,7 @@ def precompute(
     join: JoinRule = "auto",
     operators: OperatorsKind = "diffnet",
 ) -> Operators:
-    """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs, all on the CPU.
+    """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs.
 
     mesh: the vertices (V, 3), or a whole mesh: a path, a trimesh object, a tuple (verts, faces), or an object that has
         them; see `load_mesh`
@@ -73,7 +77,9 @@ def precompute(
         first, as the command line does. "area" scales the area of the faces to 1 instead. See `normalize_positions`.
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
-    device: the device that computes the eigenbasis, "cpu", "cuda" or "cuda:N"; see `eigenbasis`
+    device: "cpu", "cuda" or "cuda:N", the device that the operators are on. A GPU computes those of meshes of 4096
+        vertices and more, and an entry of the cache is written after the call returns. The CPU computes small meshes,
+        and all of point clouds, of meshes with given normals and of the original's operators but their eigenbases.
     join: whether vertices at the same position are joined before anything is computed. "auto" joins them where this
         connects most of the mesh, as in a triangle soup, in which every face has its own vertices. "always" joins all
         of them, "never" joins none. `joined_vertices` has the exact rule. The operators keep all vertices of the mesh
@@ -113,9 +119,28 @@ def operators_of(
     mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str] | None, device: torch.device
 ) -> Operators:
     """The operators of a mesh, see `mesh_for_operators`, and the warning of `precompute`."""
-    arrays = stored_arrays(mesh, options, cache_dir, device)
+    if device.type == "cpu" or not suits_gpu(mesh, options):
+        arrays = stored_arrays(mesh, options, cache_dir, device)
+    else:
+        path = None if cache_dir is None else operators_path(mesh, options, cache_dir)
+        stored = None if path is None else read_operators(path, mesh, options)
+        found = _computed_on_gpu(mesh, options, path, device) if stored is None else stored
+        if isinstance(found, Operators):
+            return found
+        arrays = found
     _warn_of_components(mesh, arrays, options)
-    return Operators(**assembled_fields(arrays, mesh.faces))
+    return Operators(**assembled_fields(arrays, mesh.faces)).to(device)
+
+
+def _computed_on_gpu(mesh: Mesh, options: Options, path: Path | None, device: torch.device) -> Operators | Arrays:
+    """The operators of a mesh, or the arrays of its entry where the CPU has computed them. Writes the entry later."""
+    (found,) = compute_on(device, [mesh], options, map, arrays=path is not None)
+    if isinstance(found, MeshError):
+        raise found
+    arrays = computed_arrays(mesh, options, device) if found is None else found.arrays
+    if path is not None and arrays is not None:
+        write_later(path, arrays)
+    return cast(Arrays, arrays) if found is None else found.operators
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:

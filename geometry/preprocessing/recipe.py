@@ -155,7 +155,18 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
     evals, evecs = pairs
     if discretization.place is not None:
         evecs = evecs[discretization.place]
-    arrays = discretization.arrays | _in_single_precision(discretization.name, {"evals": evals, "evecs": evecs})
+    return with_pairs(discretization.name, discretization.arrays, (evals, evecs), basis)
+
+
+def with_pairs(name: str, arrays: Arrays, pairs: tuple[NDArray[Any], NDArray[Any]], basis: BasisPrecision) -> Arrays:
+    """The arrays of a cache entry with its eigenpairs: evals (k,) and evecs (V, k).
+
+    name: the mesh, for messages
+
+    Raises MeshError for eigenpairs that single precision can't hold.
+    """
+    evals, evecs = pairs
+    arrays = arrays | _in_single_precision(name, {"evals": evals, "evecs": evecs})
     # Eigenvectors of small components are large and would overflow in half precision without a scale.
     scale = np.ones(len(evals), np.float32)
     if basis != "float32":
@@ -165,7 +176,7 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
     return arrays | {"evecs_scale": scale}
 
 
-def _in_single_precision(name: str, arrays: dict[str, Array]) -> Arrays:
+def _in_single_precision(name: str, arrays: dict[str, NDArray[Any]]) -> Arrays:
     with np.errstate(over="ignore"):
         rounded = {which: np.ascontiguousarray(array, np.float32) for which, array in arrays.items()}
     for which, array in rounded.items():

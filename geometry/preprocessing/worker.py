@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from diffnet.geometry.eigen.problem import MIN_VERTICES
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.normals import NormalsRule
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators, stored_arrays
 from diffnet.geometry.preprocessing.options import Options, ScaleRule
-from diffnet.geometry.preprocessing.recipe import Discretization, discretize
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-Unsolved: TypeAlias = "tuple[Path, Discretization]"  # the path of an entry, and all of its content but the eigenpairs
+Unsolved: TypeAlias = "tuple[Path, Mesh]"  # the path of an entry, and the mesh that it is computed from
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,25 @@ def fill_entry(source: MeshLike, job: CacheJob, device: torch.device | str = "cp
     return _error_or_result(fill, source)
 
 
-def discretize_entry(source: MeshLike, job: CacheJob) -> Unsolved | str | None:
-    """As `fill_entry`, but without eigenpairs: returns what a GPU needs to solve for them.
+def fill_unless_for_gpu(source: MeshLike, job: CacheJob) -> Unsolved | str | None:
+    """As `fill_entry`, but a mesh that suits a GPU is returned if the cache doesn't have its operators."""
 
-    None if the cache has them.
-    """
-
-    def discretize_missing() -> Unsolved | None:
+    def fill() -> Unsolved | None:
         mesh = job.read(source)
         path = operators_path(mesh, job.options, job.cache_dir)
-        if read_operators(path, mesh, job.options) is not None:
-            return None
-        return path, discretize(mesh, job.options)
+        if not suits_gpu(mesh, job.options):
+            stored_arrays(mesh, job.options, job.cache_dir)
+        elif read_operators(path, mesh, job.options) is None:
+            return path, mesh
+        return None
 
-    return _error_or_result(discretize_missing, source)
+    return _error_or_result(fill, source)
+
+
+def suits_gpu(mesh: Mesh, options: Options) -> bool:
+    """Whether a GPU computes the operators of a mesh faster than a core of the CPU, and can do so."""
+    can = options.operators == "diffnet" and not mesh.is_point_cloud and mesh.normals is None
+    return can and len(mesh.verts) >= MIN_VERTICES
 
 
 def source_name(source: MeshLike) -> str:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shapes import ellipsoid, soup
+from shapes import ellipsoid
 
-from diffnet import geometry
 from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
-from diffnet.geometry.preprocessing import gpu_queue
+from diffnet.geometry.preprocessing import gpu_groups, group, many
 from diffnet.geometry.preprocessing.many import fill_cache
 from diffnet.geometry.preprocessing.options import Options
 
@@ -111,19 +110,19 @@ def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
     script = """
 import sys
 from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.worker import CacheJob, discretize_entry, fill_entry
+from diffnet.geometry.preprocessing.worker import CacheJob, fill_entry, fill_unless_for_gpu
 from diffnet.geometry.processes import WorkerPool
 
 ball = ([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]])
 print(fill_entry(ball, CacheJob(Options(3, "robust", "bfloat16"), "cache", normalize=True)))
-print(type(discretize_entry(ball, CacheJob(Options(2, "cotan"), "cache", normalize=False))))
+print(fill_unless_for_gpu(ball, CacheJob(Options(2, "cotan"), "cache", normalize=False)))
 print("torch" in sys.modules)
 if __name__ == "__main__":
     with WorkerPool(1, 1) as pool:
         print(pool.submit(eval, "'torch' in __import__('sys').modules").result())
 """
     ran = run_script(script, tmp_path)
-    assert ran.stdout.splitlines()[-4:] == ["None", "<class 'tuple'>", "False", "False"], ran.stderr
+    assert ran.stdout.splitlines()[-4:] == ["None", "None", "False", "False"], ran.stderr
 
 
 WITH_PYTORCH = "import trimesh\nfrom diffnet import data, geometry\nball = trimesh.creation.icosphere(2)\n"
@@ -183,62 +182,79 @@ def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
         fill_cache([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
 
 
-def test_workers_do_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entries are those of `precompute`. A mesh that can't be solved for doesn't stop the others."""
+@pytest.fixture
+def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device "meta" stands for a GPU, whose part the CPU does."""
+    compute = gpu_groups.compute_on
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(gpu_groups, "compute_on", lambda _, *rest, **named: compute(cpu, *rest, **named))
 
-    def eigenbases(problems: Any, k: int, device: Any, jobs: int) -> Any:
-        assert device == torch.device("meta")
-        if len(problems) > 1 and any(len(mass) == 162 for _, mass in problems):
-            raise RuntimeError("too little memory")
-        return [eigenbasis(*problem, k, device) for problem in problems]
 
-    def eigenbasis(laplacian: Any, mass: Any, k: int, device: Any) -> Any:
-        if len(mass) == 162:
-            raise RuntimeError("the eigenbasis didn't converge")
-        return geometry.eigenbasis(laplacian, mass, k)
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+@pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
+def test_a_gpu_computes_large_meshes_and_workers_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    solve, alone = group.packed_eigenbases, gpu_groups.computed_arrays
+    on_cpu: list[str] = []
 
-    monkeypatch.setattr(gpu_queue, "eigenbases", eigenbases)
-    monkeypatch.setattr(gpu_queue, "eigenbasis", eigenbasis)
-    whole = ellipsoid(2)
-    joined = soup((whole.verts, whole.faces))  # before solving
-    sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ellipsoid(3, 2), joined]
+    def eigenbases(problem: Any, *rest: Any) -> Any:
+        if len(problem.lengths) > 1:
+            raise RuntimeError("too little memory")  # so each mesh of the group is computed alone
+        return solve(problem, *rest)
+
+    def computed_alone(mesh: Any, options: Options, device: Any) -> Any:
+        on_cpu.append(mesh.name)
+        return alone(mesh, options, "cpu")
+
+    monkeypatch.setattr(gpu_groups, "computed_arrays", computed_alone)
+    monkeypatch.setattr(many, "POSITIONS", 2)
+    sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     seen: list[int] = []
     ready: list[int] = []
-    failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1), "meta", ready.append)
-    assert list(failed) == [1, 3]
-    assert "missing.off: no such file" in failed[1]
-    assert failed[3] == "ellipsoid 3: the eigenbasis didn't converge"
-    assert (sorted(ready), len(seen)) == ([0, 2, 4], 5)
-    for i in (0, 2, 4):
+    failed = fill_cache(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
+    assert list(failed) == [2]
+    assert "missing.off: no such file" in failed[2]
+    assert (sorted(ready), len(seen), on_cpu) == ([0, 1, 3], 4, [])
+    for i in (0, 1, 3):
         cached, fresh = precompute(sources[i], k=8, cache_dir=tmp_path), precompute(sources[i], k=8)
-        for name in ("mass", "evals", "evecs", "frames"):
-            assert torch.equal(getattr(cached, name), getattr(fresh, name))
-        assert torch.equal(cached.gradient.values, fresh.gradient.values)
-    monkeypatch.setattr(gpu_queue, "eigenbases", None)  # all entries are there, so it isn't called
-    assert fill_cache([sources[0], sources[2]], OPTIONS, tmp_path, 2, device="meta") == {}
+        assert torch.equal(cached.gradient.pattern.indices, fresh.gradient.pattern.indices)
+        for name in ("mass", "evals", "frames"):
+            torch.testing.assert_close(getattr(cached, name), getattr(fresh, name), rtol=1e-5, atol=1e-6)
+    assert len(operator_entries(tmp_path)) == 3  # so none was computed again
+    monkeypatch.setattr(group, "packed_eigenbases", eigenbases)
+    monkeypatch.setattr(many, "POSITIONS", 4)
+    assert fill_cache(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
+    assert sorted(on_cpu) == ["ellipsoid 0", "ellipsoid 2"]
 
 
-@pytest.mark.parametrize("fault", ["full-disk", pytest.param("no-gpu", marks=pytest.mark.slow)])
-def test_workers_do_not_wait_for_a_gpu_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    def full(path: Path, arrays: Any) -> None:
-        raise OSError("no space left on device")
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_operators_from_a_gpu_do_not_pass_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "usable_device", torch.device)
+    sources = [ellipsoid(0, 5), ellipsoid(1, 5)]
+    first = precompute_all(sources, k=8, jobs=1, device="meta")
+    for basis in ("float32", "float16"):
+        again = precompute_all(sources, k=8, jobs=1, device="meta", cache_dir=tmp_path, basis=basis)
+        for i, source in enumerate(sources):
+            if basis == "float32":
+                assert torch.equal(first[i].evecs, again[i].evecs)
+            stored = precompute(source, k=8, cache_dir=tmp_path, basis=basis)  # waits for the entry
+            assert torch.equal(stored.evecs, again[i].evecs)
+            assert torch.equal(stored.laplacian.values, again[i].laplacian.values)
+            assert torch.equal(stored.laplacian.pattern.indices, again[i].laplacian.pattern.indices)
+    assert len(operator_entries(tmp_path)) == 4
 
-    def broken(*shape: int, device: Any) -> Any:
-        raise RuntimeError("no GPU")
 
-    def eigenbases(problems: Any, k: int, device: Any, jobs: int) -> Any:
-        return [geometry.eigenbasis(*problem, k) for problem in problems]
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(gpu_queue, "eigenbases", eigenbases)
-    monkeypatch.setattr(gpu_queue, "MAX_WAITING", 1)
-    if fault == "full-disk":
-        monkeypatch.setattr(gpu_queue, "write_entry", full)
-        error: Any = pytest.raises(OSError, match="no space left")
-    else:
-        monkeypatch.setattr(torch, "zeros", broken)
-        error = pytest.raises(RuntimeError, match="no GPU")
-    with error:
-        fill_cache([ellipsoid(i) for i in range(12)], OPTIONS, tmp_path, 2, device="meta")
+    monkeypatch.setattr(group, "discretize_on", broken)
+    monkeypatch.setattr(gpu_groups, "MAX_WAITING", 1)
+    monkeypatch.setattr(many, "POSITIONS", 1)
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        fill_cache([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
 
 
 @pytest.mark.gpu

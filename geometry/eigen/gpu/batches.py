@@ -83,7 +83,7 @@ def in_batches(
     """
 
     def on_stream(chosen: Sequence[int], on_cores: Map) -> T:
-        with _stream(device) as stream, torch.cuda.stream(stream):
+        with batch_stream(device) as stream, torch.cuda.stream(stream):
             return solve(chosen, on_cores)
 
     if len(lengths) <= 1:
@@ -112,7 +112,7 @@ def _batch_size(lengths: Sequence[int], k: int, device: torch.device) -> int:
 
 
 @contextmanager
-def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
+def batch_stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
     """A stream that no other thread uses in the meantime. It waits for the work of the current stream."""
     if device.type != "cuda":
         yield None

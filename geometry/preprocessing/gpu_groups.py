@@ -1,0 +1,108 @@
+"""Threads that let a GPU compute the operators of groups of meshes while worker processes do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Semaphore
+from typing import TypeAlias
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.assembly import assembled_fields
+from diffnet.geometry.preprocessing.group import Computed, compute_on
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.recipe import computed_arrays
+
+POSITIONS = 32  # consecutive meshes whose operators are computed together
+MAX_WAITING = 4  # groups of meshes; with more, the worker processes wait
+Waiting: TypeAlias = tuple[int, Path, Mesh]  # position of the mesh, path of its cache entry
+Finished: TypeAlias = Callable[[int, Path, "Computed | str"], None]
+
+
+@contextmanager
+def gpu_groups(
+    device: torch.device, options: Options, jobs: int, finished: Finished, *, arrays: bool
+) -> Iterator[Callable[[Sequence[Waiting]], None]]:
+    """A function that queues meshes: the position of each, the path of its cache entry, and the mesh.
+
+    Threads compute their operators and call finished(position, path, operators or error message) for each mesh. All
+    calls are made when the context ends. The context then raises the first error that isn't one of a mesh.
+
+    jobs: number of threads for the work that is left to the CPU
+    arrays: see `compute_on`
+    """
+    room = Semaphore(MAX_WAITING)
+    running: list[Future[None]] = []
+    if device.type == "cuda":
+        torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
+    with (
+        threadpool_limits(1),
+        ThreadPoolExecutor(jobs) as helpers,
+        ThreadPoolExecutor(BATCHES_AT_ONCE) as threads,
+    ):
+
+        def compute(meshes: Sequence[Waiting]) -> None:
+            try:
+                for part in _that_fit(meshes, options.k, device):
+                    with batch_stream(device) as stream, torch.cuda.stream(stream):
+                        results = compute_on(device, [mesh for *_, mesh in part], options, helpers.map, arrays=arrays)
+                        if stream is not None:
+                            stream.synchronize()
+                    alone = partial(_computed_alone, options=options, device=device)
+                    for (position, path, mesh), result in zip(part, results, strict=True):
+                        found = alone(mesh) if result is None else result
+                        finished(position, path, str(found) if isinstance(found, MeshError) else found)
+            finally:
+                room.release()
+
+        def submit(meshes: Sequence[Waiting]) -> None:
+            room.acquire()
+            running.append(threads.submit(compute, meshes))
+
+        try:
+            yield submit
+        finally:
+            for group in running:
+                group.exception()  # waits
+    for group in running:
+        group.result()
+
+
+def _that_fit(meshes: Sequence[Waiting], k: int, device: torch.device) -> Iterator[Sequence[Waiting]]:
+    """Divide meshes into groups that fit into a quarter of the memory of the device, with at least one mesh each.
+
+    For each vertex, a group needs up to 8 k numbers for the iteration and about a thousand for the factor.
+    """
+    if device.type != "cuda":
+        yield meshes
+        return
+    room = torch.cuda.get_device_properties(device).total_memory // (4 * 8 * (8 * k + 1000))
+    group: list[Waiting] = []
+    size = 0
+    for waiting in meshes:
+        vertices = len(waiting[2].verts)
+        if group and size + vertices > room:
+            yield group
+            group, size = [], 0
+        group.append(waiting)
+        size += vertices
+    if group:
+        yield group
+
+
+def _computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Computed | MeshError:
+    """The operators of a mesh that is computed on the CPU, except for its eigenbasis."""
+    try:
+        arrays = computed_arrays(mesh, options, device)
+    except MeshError as e:
+        return e
+    return Computed(Operators(**assembled_fields(arrays, mesh.faces)).to(device), arrays)

@@ -1,0 +1,101 @@
+"""Operators of a group of meshes, computed together on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from diffnet.geometry.cache import Arrays
+from diffnet.geometry.eigen.gpu.batches import packed_eigenbases
+from diffnet.geometry.eigen.gpu.lanczos import Map
+from diffnet.geometry.eigen.gpu.packed import PackedProblem
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.assembly import assembled_fields
+from diffnet.geometry.preprocessing.on_device import PackedDiscretization, discretize_on, entry_arrays, on_host
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.recipe import with_pairs
+
+MAX_SINGLE = float(np.finfo(np.float32).max)
+
+
+class Computed(NamedTuple):
+    """The operators of a mesh, on the device, and the arrays of its cache entry, or None if they weren't asked for."""
+
+    operators: Operators
+    arrays: Arrays | None
+
+
+Result: TypeAlias = "Computed | MeshError | None"
+
+
+def compute_on(
+    device: torch.device, meshes: Sequence[Mesh], options: Options, on_cores: Map, *, arrays: bool
+) -> list[Result]:
+    """The operators of each mesh, the error of a mesh that can't be used, or None for a mesh that is left to the CPU.
+
+    meshes: see `mesh_for_operators`
+    on_cores: `map`, or the `map` of a thread pool, for the work that is left to the CPU
+    arrays: whether to return the arrays of cache entries, too
+
+    The operators are views of tensors of the whole group. All meshes are left to the CPU if the device has too little
+    memory for the group, or if one of them can't be solved for.
+    """
+    results: list[Result] = [None] * len(meshes)
+    found = discretize_on(device, meshes, options)
+    for position, error in found.errors.items():
+        results[position] = error
+    if found.packed is not None:
+        served = [meshes[i] for i in found.served]
+        try:
+            computed = _solve(found.packed, served, options, on_cores, arrays)
+        except RuntimeError:  # one mesh can't be solved for, or there is too little memory for all
+            return results
+        for position, result in zip(found.served, computed, strict=True):
+            results[position] = result
+    return results
+
+
+def _solve(
+    packed: PackedDiscretization, meshes: Sequence[Mesh], options: Options, on_cores: Map, arrays: bool
+) -> list[Result]:
+    operators, laplacian, lengths = packed.operators, packed.laplacian, tuple(len(mesh.verts) for mesh in meshes)
+    rows = torch.arange(len(packed.mass), device=operators.device).repeat_interleave(laplacian.indptr.diff())
+    positions = torch.from_numpy(np.concatenate([mesh.verts.astype(np.float32) for mesh in meshes]))
+    positions = positions.to(operators.device)
+    problem = PackedProblem(lengths, rows, laplacian.indices, laplacian.values, packed.mass, positions)
+    evals, evecs = packed_eigenbases(problem, options.k, on_cores)
+    halves = options.basis != "float32"
+    evecs = evecs.float()
+    entries = entry_arrays(packed) if arrays or halves else None
+    vectors = np.split(on_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
+    values = torch.from_numpy(np.stack(evals).astype(np.float32)).to(operators.device)
+    operators = replace(operators, evals=values, evecs=evecs)
+    parts = operators.with_lengths(lengths, [len(mesh.faces) for mesh in meshes]).split()
+
+    def result(i: int) -> Result:
+        if options.k > 0 and not 0 < evals[i][-1] < MAX_SINGLE:
+            return None  # the CPU path warns of meshes that have only components, and refuses those that are tiny
+        if entries is None:
+            return Computed(_prepared(parts[i]), None)
+        try:
+            own = with_pairs(meshes[i].name, entries[i], (evals[i], vectors[i]), options.basis)
+        except MeshError as e:
+            return e
+        if halves:
+            return Computed(Operators(**assembled_fields(own, meshes[i].faces)).to(operators.device), own)
+        return Computed(_prepared(parts[i]), own)
+
+    return [result(i) for i in range(len(meshes))]
+
+
+def _prepared(operators: Operators) -> Operators:
+    """Operators whose patterns know all that products and their backward passes need, see `assembled_fields`."""
+    for matrix in (operators.laplacian, operators.gradient):
+        matrix.pattern.prepare()
+    return operators
