@@ -28,9 +28,9 @@ def prepare(
     cache_dir: str | os.PathLike[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Mesh, Operators]:
-    """A mesh at normalized positions, and its operators on the CPU.
+    """A mesh at normalized positions, and its operators.
 
-    device: device that computes the eigenbasis, see `precompute`
+    device: the device that computes the operators and that they are on, see `precompute`
 
     Raises MeshError for a mesh that can't be used.
     """
@@ -60,8 +60,7 @@ def fill_cache(
 
     jobs: number of worker processes; by default one for each core
     advance: called once for each mesh, usable or not, when it is done
-    device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
-        on which meshes these are.
+    device: the device that computes the operators of large meshes, see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.

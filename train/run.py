@@ -199,7 +199,7 @@ def _run_data(
     variants = _variants(train_items, data.labels_at, options, jobs, console)
     items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
     backs = dict(enumerate((back for _, back in tests), len(train_items)))
-    samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+    samples = preprocess(items, options, cache_dir, jobs, console, statistics, device)
     samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
     samples = keep_on_device(samples, device, task.basis_dtype(options, device))
     rest = iter(samples)
@@ -306,13 +306,19 @@ def preprocess(
     cache_dir: Path,
     jobs: int | None,
     console: Console,
-    statistics: Statistics | None = None,
+    statistics: Statistics | None,
+    device: torch.device,
 ) -> list[Sample]:
-    """Samples from the cache, filling it first, with a progress bar. Raises DataError for meshes that can't be used."""
+    """Samples on the CPU from the cache, filling it first, with a progress bar.
+
+    device: the device that computes operators, see `fill_cache`
+
+    Raises DataError for meshes that can't be used.
+    """
     chosen, meshes = options.preprocessing, [item.mesh for item in items]
     failed, samples = load_meanwhile(
         lambda i: make_sample(items[i], chosen, cache_dir, statistics),
-        lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, ready=ready),
+        lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, device, ready),
     )
     if failed:
         lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
@@ -326,7 +332,7 @@ def fill_cache_with_bar(
     cache_dir: str | os.PathLike[str],
     jobs: int | None,
     console: Console,
-    device: torch.device | str = "cpu",
+    device: torch.device,
     ready: Callable[[int], Any] = lambda position: None,
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar."""

@@ -149,7 +149,7 @@ def run_ablation(
         return
     decisive = {(job.data, options_of(job.data, job.configuration).preprocessing): None for job in pending}
     for name, options in decisive:
-        failed = fill_cache_with_bar([item.mesh for item in sets[name].train], options, cache, None, console)
+        failed = fill_cache_with_bar([item.mesh for item in sets[name].train], options, cache, None, console, device)
         if failed:
             raise SystemExit(f"{name}: {len(failed)} meshes can't be used: {next(iter(failed.values()))}")
     if not table.exists():

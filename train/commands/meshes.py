@@ -18,6 +18,7 @@ from diffnet.train.commands.options import (
     MESH_FILES,
     BasisOption,
     CacheOption,
+    DeviceOption,
     JobsOption,
     JoinOption,
     KOption,
@@ -37,7 +38,7 @@ def precompute(
     operators: OperatorsOption = "diffnet",
     normalize: NormalizeOption = "radius",
     jobs: JobsOption = None,
-    device: Annotated[str, typer.Option(help="Device that computes eigenvectors: cpu, cuda or cuda:N.")] = "cpu",
+    device: DeviceOption = "auto",
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
 

@@ -68,7 +68,7 @@ def run_evaluation(
     if expected.normalize:
         taken = decimated_items(decimated_to_score, standardized, expected.labels_at, options, cache_dir, jobs, console)
         small = [item for item, _ in taken]
-        meshes = preprocess(small, options, cache_dir, jobs, console, expected.statistics)
+        meshes = preprocess(small, options, cache_dir, jobs, console, expected.statistics, device)
         meshes = [scored_on(sample, back) for sample, (_, back) in zip(meshes, taken, strict=True)]
     else:
         meshes = [
