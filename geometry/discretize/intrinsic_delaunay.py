@@ -94,9 +94,9 @@ def _cotangents(lengths: Array) -> Array:
 
 def _glued(verts: Array, faces: Indices) -> _Halfedges | None:
     tail, head = faces.reshape(-1), faces[:, [1, 2, 0]].reshape(-1)
-    number, shape = np.arange(len(tail)), (len(verts), len(verts))
-    along = scipy.sparse.csr_matrix((number, (tail, head)), shape)
-    against = scipy.sparse.csr_matrix((number, (head, tail)), shape)
+    number = np.arange(len(tail))
+    along = scipy.sparse.csr_matrix((number, (tail, head)), (len(verts), len(verts)))
+    against = along.T.tocsr()
     same = np.array_equal(along.indptr, against.indptr) and np.array_equal(along.indices, against.indices)
     if along.nnz != len(tail) or not same:
         return None

@@ -41,13 +41,16 @@ class ShiftInvert:
         self.rank = len(mass) - 1
         self.constant = self.root / np.sqrt(mass.sum())
         # Scale the matrix once instead of the vectors of each solve. The scaling doesn't change Cholesky's rounding.
-        scale = scipy.sparse.diags(1 / self.root)
-        self.matrix = (scale @ laplacian @ scale + shift * scipy.sparse.eye(len(mass))).tocsr()
-        # COO, because cholespy 2.2 reallocates the arrays of compressed matrices, which belong to NumPy.
-        entries = self.matrix.tocoo()
-        places = entries.row.astype(np.int32), entries.col.astype(np.int32)
+        row, column = np.repeat(np.arange(len(mass)), np.diff(laplacian.indptr)), laplacian.indices
+        values = laplacian.data / (self.root[row] * self.root[column])
+        self.scaled = scipy.sparse.csr_matrix((values, column, laplacian.indptr), laplacian.shape)
+        # COO, because cholespy 2.2 reallocates the arrays of compressed matrices, which belong to NumPy. It adds up
+        # entries at the same place.
+        diagonal = np.arange(len(mass), dtype=np.int32)
+        places = (np.concatenate([ends.astype(np.int32), diagonal]) for ends in (row, column))
+        values = np.concatenate([values, np.full(len(mass), shift)])
         try:
-            self.factor = cholespy.CholeskySolverD(len(mass), *places, entries.data, cholespy.MatrixType.COO)
+            self.factor = cholespy.CholeskySolverD(len(mass), *places, values, cholespy.MatrixType.COO)
         except ValueError as e:
             raise ArithmeticError(str(e)) from e
 
@@ -62,7 +65,7 @@ class ShiftInvert:
 
     def apply_inverse(self, rows: Rows) -> Rows:
         """The inverse of the operator times rows."""
-        return (self.matrix @ rows.T).T
+        return (self.scaled @ rows.T).T + self.shift * rows
 
     def start(self, count: int) -> Rows:
         """Random rows orthogonal to the constant, the same at every call."""
