@@ -13,6 +13,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,16 @@ from diffnet.geometry.mesh.content import is_binary_stl, stl_count
 from diffnet.geometry.mesh.gltf import read_gltf
 from diffnet.geometry.mesh.normals import mean_normals, unit_normals
 from diffnet.geometry.mesh.ply import Columns, Lists, read_ply
-from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, table, whole, without_comments
+from diffnet.geometry.mesh.text import (
+    Line,
+    integer,
+    lines_with_content,
+    numbered_lines,
+    real,
+    table,
+    whole_table,
+    without_comments,
+)
 from diffnet.geometry.mesh.vtk_files import read_vtk
 
 
@@ -132,10 +142,10 @@ def _read_off(data: bytes) -> Content:
     _, vertices, faces, header_lines = read_off_header(data)
 
     def lines_after_header() -> Iterator[Line]:
-        return islice(without_comments(numbered_lines(data)), header_lines, None)
+        return islice(lines_with_content(data), header_lines, None)
 
     lines = lines_after_header()
-    points = table((line for _, line in islice(lines, vertices)), 3)
+    points = table(map(itemgetter(1), islice(lines, vertices)), 3)
     polygons = _off_table(lines, faces)
     if points is not None and polygons is not None and len(points) == vertices:
         sizes, corners = polygons
@@ -183,10 +193,10 @@ def _off_table(lines: Iterator[Line], count: int) -> tuple[NDArray[np.int64], ND
     size = first[1].split(None, 1)[0]
     if not re.fullmatch("[0-9]{1,4}", size):
         return None
-    rows = table((line for _, line in chain([first], islice(lines, count - 1))), 1 + int(size))
-    if rows is None or len(rows) != count or not whole(rows) or (rows[:, 0] != int(size)).any():
+    rows = whole_table([line for _, line in chain([first], islice(lines, count - 1))], 1 + int(size))
+    if rows is None or len(rows) != count or (rows[:, 0] != int(size)).any():
         return None
-    return rows[:, 0].astype(np.int64), rows[:, 1:].astype(np.int64).reshape(-1)
+    return rows[:, 0], rows[:, 1:].reshape(-1)
 
 
 def _read_polygons(lines: Iterator[Line], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 Line: TypeAlias = "tuple[int, str]"
 
 MAX_LINE = 2**26  # characters; the words of a line need many times its memory
+_SHAPE = bytes(ord("0" if i in b"0123456789" else " " if i in b" \t" else "x") for i in range(256))  # for `translate`
 
 
 def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False, errors: str = "replace") -> Iterator[Line]:
@@ -46,6 +48,13 @@ def without_comments(lines: Iterable[Line]) -> Iterator[Line]:
             yield number, text
 
 
+def lines_with_content(data: bytes) -> Iterator[Line]:
+    """`without_comments` of `numbered_lines`. Text without comments is read in less than half of the time."""
+    if len(data) > MAX_LINE or b"#" in data or b"\r" in data or not data.isascii():
+        return without_comments(numbered_lines(data))
+    return filter(itemgetter(1), enumerate(map(str.strip, data.decode().split("\n")), 1))
+
+
 def real(word: str) -> float:
     """The number that a word stands for. Raises ValueError, also for digits grouped as in `1_0` or of other scripts.
 
@@ -72,7 +81,7 @@ def integer(word: str) -> int:
     return int(value)
 
 
-def table(lines: Iterable[str], columns: int | None = None) -> NDArray[np.float64] | None:
+def table(lines: Iterable[str], columns: int | None = None, dtype: type = np.float64) -> NDArray[Any] | None:
     """The numbers in the first columns of each line, by NumPy: (N, columns). None if a line holds something else.
 
     columns: None means all columns. Each line then has the same number of them.
@@ -83,9 +92,20 @@ def table(lines: Iterable[str], columns: int | None = None) -> NDArray[np.float6
         return None
     used: Any = None if columns is None else range(columns)
     try:
-        return np.loadtxt(chain([first], rest), np.float64, comments=None, usecols=used, ndmin=2, encoding=None)
+        return np.loadtxt(chain([first], rest), dtype, comments=None, usecols=used, ndmin=2, encoding=None)
     except ValueError:
         return None
+
+
+def whole_table(lines: Sequence[str], columns: int) -> NDArray[np.int64] | None:
+    """As `table`, for whole numbers, which may be written as floats."""
+    # NumPy reads digits as integers seven times faster than as floats. It accepts other words and numbers beyond 64
+    # bits, too, and rounds them, so these are looked for.
+    shape = " ".join(lines).encode().translate(_SHAPE)
+    if b"x" not in shape and b"0" * 19 not in shape:
+        return table(lines, columns, np.int64)
+    values = table(lines, columns)
+    return None if values is None or not whole(values) else values.astype(np.int64)
 
 
 def whole(values: NDArray[np.float64]) -> bool:
