@@ -79,7 +79,8 @@ def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     ends = np.minimum(tail, head), np.maximum(tail, head)
     count = scipy.sparse.csr_matrix((np.ones(len(tail)), ends), (vertices, vertices))  # sorts them, and adds up
     start = np.repeat(np.arange(vertices), np.diff(count.indptr))
-    return np.stack([start, count.indices], axis=1)[count.data == 1]
+    edges: NDArray[np.int64] = np.stack([start, count.indices], axis=1)[count.data == 1]
+    return edges
 
 
 def components(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:

@@ -59,7 +59,7 @@ def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
     corners = corner_positions(mesh.verts, mesh.faces)
     edges = corners[1:] - corners[0]
     edges /= np.abs(edges).max() or 1.0
-    cross = np.cross(*edges, axis=0)
+    cross = np.cross(edges[0], edges[1], axis=0)
     area = np.linalg.norm(cross, axis=0)
     total = np.stack([sums_at_vertices(values, mesh.faces, len(mesh.verts)) for values in cross], axis=1)
     size = np.linalg.norm(total, axis=1)

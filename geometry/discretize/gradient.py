@@ -73,7 +73,8 @@ def gradient_values(
     # One contiguous row for each coordinate, which is several times faster.
     positions, axes = (np.ascontiguousarray(np.moveaxis(array, 0, -1)) for array in (verts, frames[:, :2]))
     x, y = np.einsum("icn,cn->in", at_rows(axes), positions.take(pattern.indices, axis=1) - at_rows(positions))
-    to_x, both, to_y = (at_rows(entry) for entry in _inverse(*map(per_vertex, (x * x, x * y, y * y)), regularizer))
+    inverse = _inverse(per_vertex(x * x), per_vertex(x * y), per_vertex(y * y), regularizer)
+    to_x, both, to_y = (at_rows(entry) for entry in inverse)
     values = np.stack([to_x * x + both * y, both * x + to_y * y])
     on_diagonal = np.flatnonzero(rows == pattern.indices)
     for component in values:

@@ -93,8 +93,10 @@ def laplacian_and_mass(
     mass = np.maximum(mass, MIN_MASS * mass.mean())
 
     if not used.all():
-        laplacian, mass = _spread(laplacian, used), np.bincount(np.flatnonzero(used), mass, len(used))
-    return laplacian, mass * scale**2
+        laplacian = _spread(laplacian, used)
+    areas = np.zeros(len(used))
+    areas[used] = mass * scale**2
+    return laplacian, areas
 
 
 def _with_zero_sums(laplacian: scipy.sparse.csc_matrix) -> scipy.sparse.csr_matrix:

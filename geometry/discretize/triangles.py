@@ -31,5 +31,6 @@ def scaled_normals(verts: Array, faces: Indices) -> tuple[Array, Array]:
 
 def sums_at_vertices(values: Array, faces: Indices, vertices: int) -> Array:
     """For each vertex (V,), the sum of the values (F,) of the faces (F, 3) around it."""
-    sums: Array = sum(np.bincount(corner, values, vertices) for corner in faces.T).astype(np.float64)
+    first, second, third = (np.bincount(corner, values, vertices).astype(np.float64) for corner in faces.T)
+    sums: Array = first + second + third
     return sums

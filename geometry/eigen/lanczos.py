@@ -169,14 +169,10 @@ class KrylovSpace:
             lower = np.linalg.cholesky(self.operator.to_host(rows @ transpose(1.0 * rows)))
             inverse = np.linalg.inv(lower)
             rows, upper = self.operator.from_host(inverse) @ rows, transpose(lower) @ upper
-            if (_size(lower) * _size(inverse)).max() < WELL_CONDITIONED:
+            squares = (lower * lower).sum((-2, -1)) * (inverse * inverse).sum((-2, -1))
+            if squares.max() < WELL_CONDITIONED**2:
                 break
         return rows, upper
-
-
-def _size(matrix: Array) -> Array:
-    """The Frobenius norm."""
-    return np.sqrt(np.einsum("...ij,...ij->...", matrix, matrix))
 
 
 def _diagonal(matrix: Array) -> Array:
