@@ -7,6 +7,7 @@ numbers that the CPU would have to read. The CPU queues all steps at once, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from diffnet.geometry.eigen.gpu.shift_invert import CHUNK, BatchedShiftInvert
 from diffnet.geometry.eigen.problem import Array, Pairs
+from diffnet.ops.common.backend import HAS_TRITON
+from diffnet.ops.functional_maps import reference
 
 Map: TypeAlias = Callable[..., Iterator[Any]]
 
@@ -99,15 +102,21 @@ def _orthogonalized(count: int, known: Tensor, columns: Tensor) -> tuple[Tensor,
 
 def _orthonormalized(count: int, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Q and R of columns = Q R, by Cholesky QR, repeated once for accuracy. Not a number where that fails."""
-    identity = torch.eye(columns.shape[1], dtype=columns.dtype, device=columns.device)
-    upper = identity.expand(count, -1, -1)
+    upper = torch.eye(columns.shape[1], dtype=columns.dtype, device=columns.device).expand(count, -1, -1)
     for _ in range(2):
-        factor, failed = torch.linalg.cholesky_ex(_products(count, columns, columns), upper=True)
-        factor = torch.where(failed[:, None, None] != 0, torch.nan, factor)
-        inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=True)
-        columns = (_split(columns, count) @ inverse).flatten(0, 1)
-        upper = factor @ upper
+        gram = _products(count, columns, columns)
+        inverse = _kernels(columns).inverse_factors(gram)
+        columns = (_split(columns, count) @ inverse.mT).flatten(0, 1)
+        upper = inverse @ gram @ upper
     return columns, upper
+
+
+def _kernels(columns: Tensor) -> ModuleType:
+    if HAS_TRITON and columns.is_cuda:
+        from diffnet.ops.functional_maps import kernels
+
+        return kernels
+    return reference
 
 
 def _products(count: int, one: Tensor, other: Tensor) -> Tensor:

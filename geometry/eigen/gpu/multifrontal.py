@@ -7,6 +7,7 @@ of batched products on about ten levels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import pad
 
 from diffnet.geometry.eigen.gpu.nested_dissection import Dissection, nested_dissection
 from diffnet.ops.common.backend import HAS_TRITON
+from diffnet.ops.common.cuda_graph import replayed
 from diffnet.ops.fronts import reference
 from diffnet.ops.fronts.level import FrontLevel
 
@@ -52,23 +54,33 @@ class MultifrontalCholesky:
             found, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
             self.failed |= set(graph[level.own[failed][:, 0]].tolist())
             self._levels.append(found)
-        self._solve: ModuleType = reference
+        self._solve_for: dict[int, Callable[[Tensor], Tensor]] = {}
+        self._fronts: ModuleType = reference
         if HAS_TRITON and values.is_cuda:
             from diffnet.ops.fronts import kernels
 
-            self._solve = kernels
+            self._fronts = kernels
 
     def solve(self, right: Tensor) -> Tensor:
-        """The solutions (n, count) for right-hand sides (n, count), float64."""
+        """The solutions (n, count) for right-hand sides (n, count), float64.
+
+        On a GPU, the next solve with the same count overwrites the result.
+        """
+        count = right.shape[1]
+        if count not in self._solve_for:
+            self._solve_for[count] = replayed(self._solve, right.contiguous())
+        return self._solve_for[count](right)
+
+    def _solve(self, right: Tensor) -> Tensor:
         right = right.contiguous()
         updates = right.new_zeros(1, right.shape[1])
         halfway = []
         for level in self._levels:
-            own, updates = self._solve.forward(level, right, updates)
+            own, updates = self._fronts.forward(level, right, updates)
             halfway.append(own)
         solution = torch.zeros_like(right)
         for level, own in zip(reversed(self._levels), reversed(halfway), strict=True):
-            self._solve.backward(level, own, solution)
+            self._fronts.backward(level, own, solution)
         return solution
 
 

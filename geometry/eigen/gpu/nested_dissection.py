@@ -16,7 +16,7 @@ LANDMARKS = 6  # in each graph
 # and twice as many cuts would be compared.
 DIRECTIONS = [(1.0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 1, -1), (1, -1, 1), (-1, 1, 1)]
 MAX_STEPS = 2**20  # to which the values of a function in a graph are rounded before they are sorted
-LEAF = 32  # vertices; regions up to this size aren't cut
+LEAF = 64  # vertices; regions up to this size aren't cut
 
 
 class Dissection(NamedTuple):
