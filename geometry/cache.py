@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from diffnet.geometry.phases import phase
+
 FORMAT = 8  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -144,7 +146,8 @@ def write_later(path: Path, arrays: Arrays, written: Callable[[], Any] = lambda:
 
     def write() -> None:
         try:
-            write_entry(path, arrays)
+            with phase("write"):
+                write_entry(path, arrays)
         finally:
             _pending.pop(path, None)
         written()

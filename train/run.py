@@ -58,6 +58,7 @@ from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.phases import take_phases
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
@@ -121,8 +122,10 @@ def run_training(
         if resume:
             check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
         started = time.perf_counter()
+        take_phases()  # of earlier runs of this process
         run = _run_data(task, data, options, **where)
         preprocessing_seconds = time.perf_counter() - started
+        phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 
         with progress_bar(console) as bar:
             shown = bar.add_task("training", total=options.epochs)
@@ -158,6 +161,7 @@ def run_training(
             "train_meshes": len(data.train),
             "test_meshes": len(data.test),
             "preprocessing_seconds": round(preprocessing_seconds, 2),
+            "preprocessing_phases": phases,  # seconds, added up over threads and processes
             "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
             **surroundings(device),
             "options": options.as_dict(),

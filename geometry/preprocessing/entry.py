@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 
@@ -35,12 +36,19 @@ def stored_arrays(
     """
     if cache_dir is None:
         return computed_arrays(mesh, options, device)
-    path = operators_path(mesh, options, cache_dir)
-    arrays = read_operators(path, mesh, options)
+    path, arrays = find_operators(mesh, options, cache_dir)
     if arrays is None:
         arrays = computed_arrays(mesh, options, device)
-        write_entry(path, arrays)
+        with phase("write"):
+            write_entry(path, arrays)
     return arrays
+
+
+def find_operators(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> tuple[Path, Arrays | None]:
+    """The file of the entry of a mesh, and the arrays that it holds; see `read_operators`."""
+    with phase("check"):
+        path = operators_path(mesh, options, cache_dir)
+        return path, read_operators(path, mesh, options)
 
 
 def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> Path:

@@ -16,6 +16,7 @@ from diffnet.geometry.eigen.gpu.packed import PackedProblem
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.on_device import PackedDiscretization, discretize_on, entry_arrays, on_host
 from diffnet.geometry.preprocessing.options import Options
@@ -47,7 +48,8 @@ def compute_on(
     memory for the group, or if one of them can't be solved for.
     """
     results: list[Result] = [None] * len(meshes)
-    found = discretize_on(device, meshes, options)
+    with phase("assemble"):
+        found = discretize_on(device, meshes, options)
     for position, error in found.errors.items():
         results[position] = error
     if found.packed is not None:
@@ -69,7 +71,8 @@ def _solve(
     positions = torch.from_numpy(np.concatenate([mesh.verts.astype(np.float32) for mesh in meshes]))
     positions = positions.to(operators.device)
     problem = PackedProblem(lengths, rows, laplacian.indices, laplacian.values, packed.mass, positions)
-    evals, evecs = packed_eigenbases(problem, options.k, on_cores)
+    with phase("solve"):
+        evals, evecs = packed_eigenbases(problem, options.k, on_cores)
     halves = options.basis != "float32"
     evecs = evecs.float()
     entries = entry_arrays(packed) if arrays or halves else None

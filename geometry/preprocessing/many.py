@@ -22,6 +22,7 @@ from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.phases import add_phases, with_phases
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
 from diffnet.geometry.preprocessing.group import Computed
@@ -283,20 +284,21 @@ def _in_processes(
     if jobs == 0:
         return
     lost: list[int] = []
-    running: dict[Future[T | str], int] = {}
+    running: dict[Future[tuple[T | str, dict[str, float]]], int] = {}
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         while waiting or running:
             # At most one call for each process, because results wait here while `done` waits for a GPU.
             while waiting and len(running) < jobs:
                 position = waiting.popleft()
-                running[pool.submit(work, sources[position])] = position
+                running[pool.submit(with_phases, work, sources[position])] = position
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 position = running.pop(future)
                 try:
-                    result = future.result()
+                    result, seconds = future.result()
                 except BrokenProcessPool:
                     lost.append(position)
                 else:
+                    add_phases(seconds)
                     done(position, result)
     if not lost:
         return
@@ -304,7 +306,8 @@ def _in_processes(
     with WorkerPool(1, available_cores()) as pool:
         for position in lost:
             try:
-                result = pool.submit(work, sources[position]).result()
+                result, seconds = pool.submit(with_phases, work, sources[position]).result()
+                add_phases(seconds)
             except BrokenProcessPool:
                 result = f"{source_name(sources[position])}: preprocessing it killed its process (out of memory?)"
             done(position, result)

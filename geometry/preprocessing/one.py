@@ -22,7 +22,7 @@ from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import operators_path, read_operators, stored_arrays
+from diffnet.geometry.preprocessing.entry import find_operators, stored_arrays
 from diffnet.geometry.preprocessing.group import compute_on
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
@@ -122,8 +122,7 @@ def operators_of(
     if device.type == "cpu" or not suits_gpu(mesh, options):
         arrays = stored_arrays(mesh, options, cache_dir, device)
     else:
-        path = None if cache_dir is None else operators_path(mesh, options, cache_dir)
-        stored = None if path is None else read_operators(path, mesh, options)
+        path, stored = (None, None) if cache_dir is None else find_operators(mesh, options, cache_dir)
         found = _computed_on_gpu(mesh, options, path, device) if stored is None else stored
         if isinstance(found, Operators):
             return found

@@ -26,6 +26,7 @@ from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ def computed_arrays(mesh: Mesh, options: Options, device: torch.device | str = "
 
     Raises the errors of `discretize`, `solve` and `complete`.
     """
-    discretization = discretize(mesh, options)
-    return complete(discretization, solve(discretization, options.k, device), options.basis)
+    with phase("assemble"):
+        discretization = discretize(mesh, options)
+    with phase("solve"):
+        pairs = solve(discretization, options.k, device)
+    return complete(discretization, pairs, options.basis)
 
 
 def discretize(mesh: Mesh, options: Options) -> Discretization:

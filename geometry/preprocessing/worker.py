@@ -6,18 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from diffnet.geometry.eigen.problem import MIN_VERTICES
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.normals import NormalsRule
-from diffnet.geometry.preprocessing.entry import operators_path, read_operators, stored_arrays
+from diffnet.geometry.phases import phase
+from diffnet.geometry.preprocessing.entry import find_operators, operators_path, stored_arrays
 from diffnet.geometry.preprocessing.options import Options, ScaleRule
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 Unsolved: TypeAlias = "tuple[Path, Mesh]"  # the path of an entry, and the mesh that it is computed from
@@ -38,7 +36,8 @@ class CacheJob:
 
     def read(self, source: MeshLike) -> Mesh:
         """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
-        return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
+        with phase("read"):
+            return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
 
 
 def has_entry(source: MeshLike, job: CacheJob) -> bool:
@@ -49,11 +48,11 @@ def has_entry(source: MeshLike, job: CacheJob) -> bool:
         return False  # `fill_entry` reports the error
 
 
-def fill_entry(source: MeshLike, job: CacheJob, device: torch.device | str = "cpu") -> str | None:
+def fill_entry(source: MeshLike, job: CacheJob) -> str | None:
     """Compute and store the operators of a mesh unless the cache has them. Returns an error message or None."""
 
     def fill() -> None:
-        stored_arrays(job.read(source), job.options, job.cache_dir, device)
+        stored_arrays(job.read(source), job.options, job.cache_dir)
 
     return _error_or_result(fill, source)
 
@@ -63,12 +62,11 @@ def fill_unless_for_gpu(source: MeshLike, job: CacheJob) -> Unsolved | str | Non
 
     def fill() -> Unsolved | None:
         mesh = job.read(source)
-        path = operators_path(mesh, job.options, job.cache_dir)
         if not suits_gpu(mesh, job.options):
             stored_arrays(mesh, job.options, job.cache_dir)
-        elif read_operators(path, mesh, job.options) is None:
-            return path, mesh
-        return None
+            return None
+        path, arrays = find_operators(mesh, job.options, job.cache_dir)
+        return (path, mesh) if arrays is None else None
 
     return _error_or_result(fill, source)
 

@@ -16,6 +16,7 @@ import torch
 from shapes import ellipsoid
 
 from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
+from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import gpu_groups, group, many
 from diffnet.geometry.preprocessing.many import fill_cache
 from diffnet.geometry.preprocessing.options import Options
@@ -267,3 +268,13 @@ def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
         # An ellipsoid's eigenvectors have equal peaks on both sides, so rounding decides their signs.
         along = (cached.evecs * fresh.evecs * fresh.mass[:, None]).sum(0)
         torch.testing.assert_close(along.abs(), torch.ones(8), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
+def test_phases_add_up_over_processes(tmp_path: Path, jobs: int) -> None:
+    sources = [ellipsoid(i, 2) for i in range(3)]
+    take_phases()
+    fill_cache(sources, OPTIONS, tmp_path, jobs)
+    assert set(take_phases()) == {"read", "check", "assemble", "solve", "write"}
+    fill_cache(sources, OPTIONS, tmp_path, jobs)
+    assert set(take_phases()) <= {"read", "check"}  # the cache has all of them

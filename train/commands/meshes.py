@@ -10,6 +10,7 @@ from rich.table import Table
 
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.files import make_folder
+from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.mesh_files import find_meshes
@@ -39,6 +40,7 @@ def precompute(
     normalize: NormalizeOption = "radius",
     jobs: JobsOption = None,
     device: DeviceOption = "auto",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print how long each phase took.")] = False,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
 
@@ -54,6 +56,9 @@ def precompute(
     options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
     failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device))
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
+    if verbose:
+        seconds = ", ".join(f"{name} {taken:.1f} s" for name, taken in take_phases().items())
+        console.print(f"added up over processes and threads: {seconds}", highlight=False)
     for reason in failed.values():
         complain(reason)
     if failed:
