@@ -44,10 +44,13 @@ def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> ND
     if missing.any():
         normals = np.where(missing, _normals(mesh), normals)
     # The coordinate axis farthest from the normal gives the best conditioned cross product.
-    axis = np.eye(3)[np.argmin(np.abs(normals), axis=1)]
-    tangent = axis - (axis * normals).sum(1, keepdims=True) * normals
-    tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
-    return np.stack([tangent, np.cross(normals, tangent), normals], axis=1)
+    normal = np.ascontiguousarray(normals.T)  # one row for each coordinate
+    axis = np.argmin(np.abs(normal), axis=0), np.arange(len(normals))
+    tangent = -normal[axis] * normal
+    tangent[axis] += 1
+    tangent /= np.linalg.norm(tangent, axis=0)
+    frames = np.stack([tangent, np.cross(normal, tangent, axis=0), normal])
+    return np.ascontiguousarray(np.moveaxis(frames, -1, 0))
 
 
 def _normals(mesh: Mesh) -> NDArray[np.float64]:

@@ -109,7 +109,7 @@ def _smallest_pairs(
             evecs[:, count : count + len(columns)] = vectors
         else:
             for column, vector in zip(columns, vectors.T, strict=True):
-                evecs[members[c], column] = vector
+                evecs.T[column][members[c]] = vector  # an index of one dimension takes half the time
     warn_of_rounding(evals, count, [fault for fault in faults.values() if fault is not None])
     return evals, evecs
 
