@@ -7,6 +7,7 @@ surface don't touch, so one sheet is enough here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -112,15 +113,48 @@ def _glued(verts: Array, faces: Indices) -> _Halfedges | None:
 
 
 def _make_delaunay(halfedges: _Halfedges) -> bool:
-    """Flip edges until all are Delaunay, in rounds of edges that share no triangle. False if flips don't end."""
+    """Flip edges until all are Delaunay. False if flips don't end.
+
+    Where the corners of several triangles lie on one circle, their edges are a matter of choice. Where flips led there,
+    all of them go to the vertex of the smallest number, so the result doesn't depend on the order of flips.
+    """
+    changed = _flip_while(halfedges, halfedges.edges(), _is_bad)
+    if changed is None:
+        return False
+    sides = halfedges.edges()
+    edges = sides[changed[sides // 3] | changed[halfedges.twin[sides] // 3]]
+    return _flip_while(halfedges, edges, _could_reach_smaller) is not None
+
+
+def _is_bad(halfedges: _Halfedges, edges: Indices) -> NDArray[np.bool_]:
+    return halfedges.weights(edges) < MIN_COTANGENT
+
+
+def _could_reach_smaller(halfedges: _Halfedges, edges: Indices) -> NDArray[np.bool_]:
+    """Whether the other diagonal is Delaunay, too, and has an end of a smaller number."""
+    due = np.abs(halfedges.weights(edges)) <= -MIN_COTANGENT
+    edges = edges[due]
+    both = np.stack([edges, halfedges.twin[edges]])
+    ends, others = halfedges.tail[both], halfedges.tail[both - both % 3 + (both + 2) % 3]
+    due[due] = (others.min(0) < ends.min(0)) & (others[0] != others[1])
+    return due
+
+
+def _flip_while(
+    halfedges: _Halfedges, edges: Indices, is_due: Callable[[_Halfedges, Indices], NDArray[np.bool_]]
+) -> NDArray[np.bool_] | None:
+    """Flip edges that are due until none is, in rounds of edges that share no triangle.
+
+    Returns which triangles changed (F,), or None if flips don't end.
+    """
     rng = np.random.default_rng(0)
     owner = np.empty(len(halfedges.twin) // 3, np.int64)
     place = np.arange(len(halfedges.twin))
-    edges = halfedges.edges()
+    changed = np.zeros(len(owner), bool)
     for _ in range(MAX_ROUNDS):
-        edges = edges[halfedges.weights(edges) < MIN_COTANGENT]
+        edges = edges[is_due(halfedges, edges)]
         if len(edges) == 0:
-            return True
+            return changed
         # An edge is flipped in this round if it is the last edge of both its triangles. The order is random; otherwise
         # a row of n neighboring edges could take n rounds.
         rng.shuffle(edges)
@@ -128,8 +162,9 @@ def _make_delaunay(halfedges: _Halfedges) -> bool:
         number = np.arange(len(edges))
         owner[triangles.reshape(-1)] = np.repeat(number, 2)
         apart = (owner[triangles] == number[:, None]).all(1)
+        changed[triangles[apart]] = True
         edges = np.concatenate([edges[~apart], _flip(halfedges, edges[apart], place)])
-    return False
+    return None
 
 
 def _flip(halfedges: _Halfedges, edges: Indices, place: Indices) -> Indices:

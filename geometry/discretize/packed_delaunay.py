@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ class DelaunayLaplacian(NamedTuple):
 
     rows, columns, values: of its entries, row by row, with a full diagonal
     areas: (V,), a third of the area of the faces around each vertex
-    unclear: (B,), whether the cover of a mesh is unclear or its flips don't end
+    unclear: (B,), whether `robust_laplacian` may find another Laplacian or other areas: the cover of a mesh is unclear,
+        its flips don't end, or flips of two sheets led to edges that are a matter of choice
     """
 
     rows: Tensor
@@ -57,8 +59,10 @@ def packed_delaunay_laplacian(c: Connectivity, positions: Tensor) -> DelaunayLap
     cover = tufted_cover(c, positions)
     start = cover.length.detach()
     halfedges = Halfedges(cover.tail, cover.twin, start.clone(), _of_triangles(start), _mixed(cover.number))
-    rounds, rest = _make_delaunay(halfedges)
+    rounds, free, rest = _make_delaunay(halfedges)
+    of_free = c.mesh[halfedges.tail[free]]
     unclear = cover.unclear
+    unclear[of_free[cover.sheets[of_free] > 1]] = True
     unclear[c.mesh[halfedges.tail[rest]]] = True
     lengths = _through_flips(cover.length, rounds) if cover.length.requires_grad else halfedges.length
 
@@ -113,15 +117,60 @@ def _of_triangles(lengths: Tensor) -> Tensor:
     return _cotangents(lengths.view(-1, 3).T).T.reshape(-1)
 
 
-def _make_delaunay(h: Halfedges) -> tuple[list[Tensor], Tensor]:
-    """Flip edges until all are Delaunay, in rounds of edges that share no triangle.
+def _make_delaunay(h: Halfedges) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Flip edges until all are Delaunay, and then those that are a matter of choice, as `delaunay_laplacian` does.
 
-    Returns both halfedges (2, N) of the edges of each round, and the edges that would still have to be flipped after
-    MAX_ROUNDS.
+    Returns both halfedges (2, N) of the edges of each round, the edges that flips made a matter of choice, and those
+    that would still have to be flipped after MAX_ROUNDS.
     """
-    rounds: list[Tensor] = []
+    edges = (h.twin > torch.arange(len(h.twin), device=h.twin.device)).nonzero().squeeze(1)
+    rounds, rest = _flip_while(h, edges, _is_bad)
+    if not rounds:
+        return rounds, edges[:0], rest
+    changed = torch.zeros(len(h.twin) // 3, dtype=torch.bool, device=edges.device)
+    changed[torch.cat(rounds, 1) // 3] = True
+    around = changed.repeat_interleave(3).nonzero().squeeze(1)
+    free = around[_is_free(h, torch.stack([around, h.twin[around]]))]
+    further, others = _flip_while(h, free, _could_reach_smaller)
+    return rounds + further, free, torch.cat([rest, others])
+
+
+def _is_bad(h: Halfedges, both: Tensor) -> Tensor:
+    one, other = h.cotangent[both]
+    bad: Tensor = one + other < 2 * MIN_COTANGENT
+    return bad
+
+
+def _other_ends(h: Halfedges, both: Tensor) -> tuple[Tensor, Tensor]:
+    """The corners opposite to edges, which their triangles would join after a flip."""
+    one, other = h.tail[both - both % 3 + (both + 2) % 3]
+    return one, other
+
+
+def _is_free(h: Halfedges, both: Tensor) -> Tensor:
+    """Whether both diagonals of the triangles at an edge are Delaunay, and don't join the same vertices."""
+    (a, b), (c, d) = h.tail[both], _other_ends(h, both)
+    one, other = h.cotangent[both]
+    same = (torch.minimum(a, b) == torch.minimum(c, d)) & (torch.maximum(a, b) == torch.maximum(c, d))
+    free: Tensor = ((one + other).abs() <= -2 * MIN_COTANGENT) & ~same
+    return free
+
+
+def _could_reach_smaller(h: Halfedges, both: Tensor) -> Tensor:
+    """Whether the other diagonal is Delaunay, too, and has an end of a smaller number."""
+    c, d = _other_ends(h, both)
+    return _is_free(h, both) & (torch.minimum(c, d) < h.tail[both].amin(0)) & (c != d)
+
+
+def _flip_while(
+    h: Halfedges, edges: Tensor, is_due: Callable[[Halfedges, Tensor], Tensor]
+) -> tuple[list[Tensor], Tensor]:
+    """Flip edges that are due until none is, in rounds of edges that share no triangle.
+
+    Returns both halfedges of the edges of each round, and the edges that are due after MAX_ROUNDS.
+    """
     device = h.twin.device
-    edges = (h.twin > torch.arange(len(h.twin), device=device)).nonzero().squeeze(1)
+    rounds: list[Tensor] = []
     lowest = torch.iinfo(torch.int64).min
     owner = torch.full((len(h.twin) // 3,), lowest, device=device)
     listed = torch.full_like(h.twin, -1)
@@ -132,13 +181,13 @@ def _make_delaunay(h: Halfedges) -> tuple[list[Tensor], Tensor]:
         place = torch.arange(seen, seen + len(edges), device=device)
         seen += len(edges)
         listed.scatter_reduce_(0, edges, place, "amax")
-        is_bad = h.cotangent[edges] + h.cotangent[h.twin[edges]] < 2 * MIN_COTANGENT
-        edges = edges[is_bad & (listed[edges] == place)]
+        both = torch.stack([edges, h.twin[edges]])
+        both = both[:, is_due(h, both) & (listed[edges] == place)]
+        edges = both[0]
         if len(edges) == 0 or number == MAX_ROUNDS:
             break
         # An edge is flipped if it has the highest priority in both its triangles. Priorities are random and new in each
         # round; otherwise a row of n neighboring edges could take n rounds.
-        both = torch.stack([edges, h.twin[edges]])
         priority = (h.priority[edges] ^ _constant(number)).expand(2, -1)
         owners = both // 3
         owner[owners] = lowest

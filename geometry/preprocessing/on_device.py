@@ -79,9 +79,7 @@ def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: O
     meshes: see `mesh_for_operators`
 
     Values differ from those of `discretize` by rounding. They have the same bits in every run, whatever other meshes
-    are in the list. Entries of the Laplacian that are exactly 0 are kept. Where the corners of two triangles lie on one
-    circle and flips lead there, either diagonal is Delaunay; the areas of the four vertices then depend on the order of
-    flips, which `discretize` chooses differently.
+    are in the list. Entries of the Laplacian that are exactly 0 are kept.
 
     These meshes are left: point clouds, meshes with given normals, all meshes for the original's operators, meshes some
     of whose vertices may have to be joined, and meshes whose robust Laplacian is unclear, see `DelaunayLaplacian`.

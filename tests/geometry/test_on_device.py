@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.spatial
 import torch
 import trimesh
 from operator_checks import assert_same
@@ -185,6 +186,34 @@ def test_bad_meshes_get_the_errors_of_one_mesh_and_the_others_go_on(kind: Laplac
     assert discretize_on("cpu", list(BROKEN.values()), options).packed is None
 
 
+def sheet() -> Arrays:
+    """A square grid of points in long triangles. Flips make squares, whose diagonals are a matter of choice."""
+    points = np.stack(np.meshgrid(np.arange(9.0), np.arange(9.0)), -1).reshape(-1, 2)
+    faces = scipy.spatial.Delaunay(points @ [[1, 0], [0.5, 0.25]]).simplices.astype(np.int64)
+    (x, y), (u, v) = ((points[faces[:, i]] - points[faces[:, 0]]).T for i in (1, 2))
+    faces[x * v < y * u] = faces[x * v < y * u][:, ::-1]
+    return np.pad(points, ((0, 0), (0, 1))), faces
+
+
+def slab() -> Arrays:
+    """Two sheets with walls between their rims."""
+    verts, faces = sheet()
+    count = len(verts)
+    edges = {(a, b) for face in faces.tolist() for a, b in zip(face, face[1:] + face[:1], strict=True)}
+    rim = np.array(sorted((a, b) for a, b in edges if (b, a) not in edges))
+    a, b = rim.T
+    walls = np.concatenate([np.stack([b, a, a + count], 1), np.stack([b, a + count, b + count], 1)])
+    return np.concatenate([verts, verts - [0, 0, 1]]), np.concatenate([faces, faces[:, ::-1] + count, walls])
+
+
+def test_edges_that_are_a_matter_of_choice_are_chosen_alike() -> None:
+    mesh, options = checked(slab()), Options(4)
+    laplacian, mass = of_mesh(discretize_on("cpu", [mesh], options), 0)
+    expected = discretize(mesh, options)
+    assert abs(laplacian - expected.laplacian).max() < 1e-6
+    np.testing.assert_allclose(mass, expected.mass, rtol=1e-6)
+
+
 def fan() -> Arrays:
     """Three faces at one edge, two of them at the same angle."""
     return np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 2, 0.0], [0, 0, 1]]), np.array(
@@ -200,8 +229,9 @@ def fan() -> Arrays:
         (checked(soup(MESHES["crumpled"])), "cotan", "auto"),
         (checked(soup(MESHES["crumpled"])), "robust", "always"),
         (checked(fan()), "robust", "never"),
+        (checked(sheet()), "robust", "never"),
     ],
-    ids=["cloud", "normals", "auto", "always", "equal-angles"],
+    ids=["cloud", "normals", "auto", "always", "equal-angles", "choice-in-two-sheets"],
 )
 def test_meshes_that_are_left_to_the_host(mesh: Mesh, kind: LaplacianKind, join: JoinRule) -> None:
     found = discretize_on("cpu", [mesh, ellipsoid(0)], Options(4, kind, join=join))
