@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from diffnet.geometry.phases import phase
 
-FORMAT = 8  # increase when the meaning or the layout of entries changes
+FORMAT = 9  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
@@ -93,7 +93,16 @@ def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ..
         raise ValueError("it holds other arrays than it should")
 
 
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U16": "<u2", "I64": "<i8", "I32": "<i4"}
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "U8": "|u1",
+    "U16": "<u2",
+    "U32": "<u4",
+    "I64": "<i8",
+    "I32": "<i4",
+}
 
 
 def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:

@@ -15,6 +15,7 @@ from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.packing import MATRICES, check_half, half_keys, packed, unpacked
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ BASIS_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"
 def stored_arrays(
     mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str] | None, device: torch.device | str = "cpu"
 ) -> Arrays:
-    """The arrays of an entry. If the cache doesn't have it, it is computed and written.
+    """All arrays of the operators of a mesh. If the cache doesn't have them, they are computed and written.
 
     mesh: see `mesh_for_operators`
     cache_dir: None computes the arrays without a cache
@@ -40,15 +41,17 @@ def stored_arrays(
     if arrays is None:
         arrays = computed_arrays(mesh, options, device)
         with phase("write"):
-            write_entry(path, arrays)
+            # Restoring arrays takes more time than reading them, so this is for users who want small entries.
+            write_entry(path, arrays if options.basis == "float32" else packed(arrays, mesh.verts))
     return arrays
 
 
 def find_operators(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> tuple[Path, Arrays | None]:
-    """The file of the entry of a mesh, and the arrays that it holds; see `read_operators`."""
+    """The file of the entry of a mesh, and all arrays of its operators; None as in `read_operators`."""
     with phase("check"):
         path = operators_path(mesh, options, cache_dir)
-        return path, read_operators(path, mesh, options)
+        entry = read_operators(path, mesh, options)
+        return path, None if entry is None else unpacked(entry, mesh.verts)
 
 
 def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> Path:
@@ -60,7 +63,7 @@ def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[st
 
 
 def read_operators(path: Path, mesh: Mesh, options: Options) -> Arrays | None:
-    """The arrays of an entry.
+    """The content of an entry, see `packed`.
 
     None where there is no entry and, with a warning, where `read_entry` refuses it, where names, dtypes or shapes
     differ, or where indices are out of range.
@@ -68,8 +71,12 @@ def read_operators(path: Path, mesh: Mesh, options: Options) -> Arrays | None:
     return read_entry(path, lambda arrays: _check(arrays, len(mesh.verts), options))
 
 
-def _check(arrays: Arrays, vertices: int, options: Options) -> None:
-    """Raises ValueError for arrays that can't be the operators of a mesh with this number of vertices."""
+def _check(entry: Arrays, vertices: int, options: Options) -> None:
+    """Raises ValueError for an entry that can't hold the operators of a mesh with this number of vertices."""
+    arrays = dict(entry)
+    halves = [name for name in MATRICES if f"{name}_gaps" in arrays]
+    for name in halves:
+        check_half(name, {key: arrays.pop(key) for key in half_keys(name)}, vertices)
 
     def count(name: str) -> int:
         return arrays[name].size if name in arrays else 0
@@ -78,7 +85,7 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
         "evecs_scale": ("float32", (options.k,)),
         "row_order": ("int32", (vertices if count("row_order") else 0,)),
     }
-    stored = {name: kind for name, kind in FIELDS.items() if kind.stored}
+    stored = {name: kind for name, kind in FIELDS.items() if kind.stored and name not in halves}
     for name, kind in stored.items():
         sizes: dict[Any, int] = {"V": 0 if kind.optional and not count(name) else vertices, "K": options.k}
         shape = tuple(sizes.get(size, size) for size in kind.shape if size != "B")  # an entry has one mesh
@@ -87,6 +94,8 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
             shape = (*shape, entries)
             expected[f"{name}_indptr"] = "int32", (vertices + 1,)
             expected[f"{name}_indices"] = "int32", (entries,)
+        if name == "frames" and count(name) == 6 * vertices:
+            shape = (vertices, 2, 3)
         expected[name] = BASIS_DTYPES[options.basis] if kind.is_basis else kind.stored_dtype, shape
     check_arrays(arrays, expected)
     for name, kind in stored.items():

@@ -25,6 +25,7 @@ from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array
 from diffnet.geometry.preprocessing.assembly import assembled_fields
+from diffnet.geometry.preprocessing.packing import rounded_frames
 from diffnet.geometry.preprocessing.recipe import Discretization, complete, packed_arrays, solve
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_count
@@ -76,7 +77,7 @@ def fields_from_parts(
     else:
         cloud = mesh.is_point_cloud
         edges = pattern_with_diagonal(laplacian) if cloud else one_ring(usable_faces(mesh), vertices)
-        frames = tangent_frames(mesh) if frames is None else frames
+        frames = rounded_frames(tangent_frames(mesh)) if frames is None else frames
         gradient = gradient_values(mesh.verts, frames, edges)
 
     arrays = packed_arrays(NAME, laplacian, mass, frames, gradient, edges)

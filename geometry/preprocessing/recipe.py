@@ -28,6 +28,7 @@ from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
+from diffnet.geometry.preprocessing.packing import rounded_frames
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,7 @@ def discretize(mesh: Mesh, options: Options) -> Discretization:
 def _parts(mesh: Mesh, options: Options) -> Parts:
     given = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
     laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), given)
-    frames = tangent_frames(mesh) if given is None else given
+    frames = rounded_frames(tangent_frames(mesh) if given is None else given)
     edges = pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(mesh), len(mesh.verts))
     return Parts(laplacian, mass, frames, edges, gradient_values(mesh.verts, frames, edges), np.zeros(len(mass)))
 
