@@ -67,6 +67,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._starting = threading.Lock()
         self._stopped = False
+        self._failure: WorkerError | None = None  # of the first process that did not start
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -106,9 +107,15 @@ class WorkerPool:
         with self._starting:
             if self._stopped:
                 raise CancelledError
+            if self._failure is not None:  # others would fail, too
+                raise self._failure
             worker = _kept_worker() or _Worker()
             self._workers.append(worker)
-        worker.wait_until_ready()
+        try:
+            worker.wait_until_ready()
+        except WorkerError as e:
+            self._failure = e
+            raise
         return worker
 
 
