@@ -79,26 +79,21 @@ def _solve(
     vectors = np.split(on_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
     values = torch.from_numpy(np.stack(evals).astype(np.float32)).to(operators.device)
     operators = replace(operators, evals=values, evecs=evecs)
+    for matrix in (operators.laplacian, operators.gradient):
+        matrix.pattern.prepare()  # for all parts at once
     parts = operators.with_lengths(lengths, [len(mesh.faces) for mesh in meshes]).split()
 
     def result(i: int) -> Result:
         if options.k > 0 and not 0 < evals[i][-1] < MAX_SINGLE:
             return None  # the CPU path warns of meshes that have only components, and refuses those that are tiny
         if entries is None:
-            return Computed(_prepared(parts[i]), None)
+            return Computed(parts[i], None)
         try:
             own = with_pairs(meshes[i].name, entries[i], (evals[i], vectors[i]), options.basis)
         except MeshError as e:
             return e
         if halves:
             return Computed(Operators(**assembled_fields(own, meshes[i].faces)).to(operators.device), own)
-        return Computed(_prepared(parts[i]), own)
+        return Computed(parts[i], own)
 
     return [result(i) for i in range(len(meshes))]
-
-
-def _prepared(operators: Operators) -> Operators:
-    """Operators whose patterns know all that products and their backward passes need, see `assembled_fields`."""
-    for matrix in (operators.laplacian, operators.gradient):
-        matrix.pattern.prepare()
-    return operators

@@ -386,6 +386,8 @@ def check_blocks(patterns: Sequence[Pattern]) -> None:
 def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tuple[Pattern, slice]]:
     """Split a pattern into square diagonal blocks with these numbers of rows, the inverse of `block_diagonal_pattern`.
 
+    A transpose that the pattern has found is split, too.
+
     Returns the pattern of each block and the slice of its entries.
 
     Raises ValueError if an entry lies outside of the blocks, the lengths don't add up to the rows, or rows aren't
@@ -403,11 +405,23 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
     entries = pattern.stored_indptr[bounds].tolist()
     order = pattern.row_order
     _check_extents(pattern, bounds, entries)
+    # If no row of the pattern is long, none of a block is. If neighboring rows are similar, those of a block are, too,
+    # as a rule; products are right in any case.
+    known = {
+        name: found
+        for name in ("_long_pieces", "_by_length")
+        if (found := getattr(pattern, name)) is not None and len(found) == 0
+    }
     parts = []
     for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
         own = None if order is None else order[lo:hi] - lo
         indptr, indices = pattern.stored_indptr[lo : hi + 1] - first, pattern.stored_indices[first:last] - lo
-        parts.append((Pattern(indptr, indices, hi - lo, own, check=False), slice(first, last)))
+        part = remember(Pattern(indptr, indices, hi - lo, own, check=False), **known)
+        parts.append((part, slice(first, last)))
+    if pattern._transpose is not None:
+        transposed, position = pattern._transpose
+        for (part, own), (other, _) in zip(parts, split_diagonal_pattern(transposed, lengths), strict=True):
+            remember(part, _transpose=(other, position[own] - own.start))
     return parts
 
 

@@ -217,6 +217,11 @@ def test_block_diagonal_and_back() -> None:
         torch.testing.assert_close(again.values, part.values)
         torch.testing.assert_close(again.pattern.indptr, part.pattern.indptr)
         torch.testing.assert_close(again.pattern.indices, part.pattern.indices)
+        assert again.pattern._transpose is not None
+        for split, found in zip(again.pattern.transpose, part.pattern.transpose, strict=True):
+            arrays = [(x.indptr, x.indices) if isinstance(x, Pattern) else (x,) for x in (split, found)]
+            for x, y in zip(*arrays, strict=True):
+                assert torch.equal(x, y)
 
 
 def test_moving_a_pattern_moves_its_findings() -> None:
@@ -285,7 +290,14 @@ def square() -> Pattern:
 
 def test_splits_follow_blocks() -> None:
     for lengths in ([2, 0, 3], [2, 3], [5], [0, 2, 3, 0]):
-        parts = split_diagonal_pattern(square(), lengths)
+        whole = square().prepare()
+        parts = split_diagonal_pattern(whole, lengths)
+        for part, own in parts:
+            transposed, position = part.transpose
+            assert torch.equal(part.row_indices[position], transposed.column_indices)
+            assert torch.equal(part.column_indices[position], transposed.row_indices)
+            assert len(part.long_pieces) == len(whole.long_pieces) == 0
+            assert part.nnz == own.stop - own.start
         assert [p.shape for p, _ in parts] == [(n, n) for n in lengths]
         together = block_diagonal_pattern([p for p, _ in parts])
         assert torch.equal(together.row_indices, square().row_indices)
