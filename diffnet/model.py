@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from diffnet.arguments import check_features, check_operators, has_plain_modules, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Plan
@@ -60,7 +62,9 @@ class DiffusionNet(nn.Module):
 
     Its arguments are the fields of `NetworkOptions`; `help(DiffusionNet)` explains each. `DiffusionNetBlock` says more
     about the options of blocks. The arguments are attributes of the network, except `blocks`, which is the list of the
-    blocks. `metadata` is a dictionary of values that belong to the network; `save` and `load` keep it.
+    blocks. `metadata` is a dictionary of values that belong to the network; `save` and `load` keep it. Set
+    `recompute_activations = True` to train on meshes of millions of vertices with less memory: of each block, only the
+    input is kept for the backward pass, which computes the block again. Results are the same.
 
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
 
@@ -105,6 +109,7 @@ class DiffusionNet(nn.Module):
         for name, value in given.items():
             setattr(self, name, value)
         self.metadata: dict[str, Any] = {}
+        self.recompute_activations = False
 
     @property
     def in_channels(self) -> int:
@@ -164,9 +169,13 @@ class DiffusionNet(nn.Module):
         prepared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
         for block, plan in zip(self.blocks, plans[1:-1], strict=True):
             if plan is not None and isinstance(block, DiffusionNetBlock):
-                x = block.run(x, prepared, plan)
+                run: Callable[[Tensor], Tensor] = partial(block.run, operators=prepared, plan=plan)
             else:
-                x = block(x, prepared)
+                run = partial(block, operators=prepared)
+            if self.recompute_activations and torch.is_grad_enabled():
+                x = checkpoint(run, x, use_reentrant=False, preserve_rng_state=self.training and self.dropout > 0)
+            else:
+                x = run(x)
         return self._outputs(self._linear(self.last, x, plans[-1]), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, plan: Plan | None) -> Tensor:

@@ -420,8 +420,8 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
         parts.append((part, slice(first, last)))
     if pattern._transpose is not None:
         transposed, position = pattern._transpose
-        for (part, own), (other, _) in zip(parts, split_diagonal_pattern(transposed, lengths), strict=True):
-            remember(part, _transpose=(other, position[own] - own.start))
+        for (part, mine), (other, _) in zip(parts, split_diagonal_pattern(transposed, lengths), strict=True):
+            remember(part, _transpose=(other, position[mine] - mine.start))
     return parts
 
 
