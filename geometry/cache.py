@@ -147,8 +147,8 @@ def write_entry(path: Path, arrays: Arrays) -> None:
         warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
 
 
-def write_later(path: Path, arrays: Arrays, written: Callable[[], Any] = lambda: None) -> Future[None]:
-    """`write_entry` in another thread, which calls `written` afterwards.
+def write_later(path: Path, content: Callable[[], Arrays], written: Callable[[], Any] = lambda: None) -> Future[None]:
+    """Call write_entry(path, content()) in another thread, which calls `written` afterwards.
 
     This process waits for the entry before it reads it, and before it ends.
     """
@@ -156,7 +156,7 @@ def write_later(path: Path, arrays: Arrays, written: Callable[[], Any] = lambda:
     def write() -> None:
         try:
             with phase("write"):
-                write_entry(path, arrays)
+                write_entry(path, content())
         finally:
             _pending.pop(path, None)
         written()

@@ -41,9 +41,14 @@ def stored_arrays(
     if arrays is None:
         arrays = computed_arrays(mesh, options, device)
         with phase("write"):
-            # Restoring arrays takes more time than reading them, so this is for users who want small entries.
-            write_entry(path, arrays if options.basis == "float32" else packed(arrays, mesh.verts))
+            write_entry(path, entry_of(mesh, arrays, options))
     return arrays
+
+
+def entry_of(mesh: Mesh, arrays: Arrays, options: Options) -> Arrays:
+    """The content of the entry that holds these arrays of the operators of a mesh."""
+    # Restoring arrays takes more time than reading them, so this is for users who want small entries.
+    return arrays if options.basis == "float32" else packed(arrays, mesh.verts)
 
 
 def find_operators(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> tuple[Path, Arrays | None]:

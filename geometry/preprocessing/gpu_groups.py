@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from threading import Semaphore
 from typing import TypeAlias
 
@@ -16,25 +15,25 @@ from threadpoolctl import threadpool_limits
 from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.group import Computed, compute_on
+from diffnet.geometry.preprocessing.one import operators_from
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.recipe import computed_arrays
+from diffnet.geometry.preprocessing.worker import Unsolved
 
 POSITIONS = 32  # consecutive meshes whose operators are computed together
 MAX_WAITING = 4  # groups of meshes; with more, the worker processes wait
-Waiting: TypeAlias = tuple[int, Path, Mesh]  # position of the mesh, path of its cache entry
-Finished: TypeAlias = Callable[[int, Path, "Computed | str"], None]
+Waiting: TypeAlias = tuple[int, Unsolved]  # the position of a mesh, and the mesh
+Finished: TypeAlias = Callable[[int, Unsolved, "Computed | str"], None]
 
 
 @contextmanager
 def gpu_groups(
     device: torch.device, options: Options, jobs: int, finished: Finished, *, arrays: bool
 ) -> Iterator[Callable[[Sequence[Waiting]], None]]:
-    """A function that queues meshes: the position of each, the path of its cache entry, and the mesh.
+    """A function that queues a group of meshes.
 
-    Threads compute their operators and call finished(position, path, operators or error message) for each mesh. All
+    Threads compute their operators and call finished(position, mesh, operators or error message) for each mesh. All
     calls are made when the context ends. The context then raises the first error that isn't one of a mesh.
 
     jobs: number of threads for the work that is left to the CPU
@@ -54,13 +53,15 @@ def gpu_groups(
             try:
                 for part in _that_fit(meshes, options.k, device):
                     with batch_stream(device) as stream, torch.cuda.stream(stream):
-                        results = compute_on(device, [mesh for *_, mesh in part], options, helpers.map, arrays=arrays)
+                        results = compute_on(
+                            device, [unsolved.mesh for _, unsolved in part], options, helpers.map, arrays=arrays
+                        )
                         if stream is not None:
                             stream.synchronize()
                     alone = partial(_computed_alone, options=options, device=device)
-                    for (position, path, mesh), result in zip(part, results, strict=True):
-                        found = alone(mesh) if result is None else result
-                        finished(position, path, str(found) if isinstance(found, MeshError) else found)
+                    for (position, unsolved), result in zip(part, results, strict=True):
+                        found = alone(unsolved.mesh) if result is None else result
+                        finished(position, unsolved, str(found) if isinstance(found, MeshError) else found)
             finally:
                 room.release()
 
@@ -89,7 +90,7 @@ def _that_fit(meshes: Sequence[Waiting], k: int, device: torch.device) -> Iterat
     group: list[Waiting] = []
     size = 0
     for waiting in meshes:
-        vertices = len(waiting[2].verts)
+        vertices = len(waiting[1].mesh.verts)
         if group and size + vertices > room:
             yield group
             group, size = [], 0
@@ -105,4 +106,4 @@ def _computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Compu
         arrays = computed_arrays(mesh, options, device)
     except MeshError as e:
         return e
-    return Computed(Operators(**assembled_fields(arrays, mesh.faces)).to(device), arrays)
+    return Computed(operators_from(mesh, arrays, options, device), arrays)

@@ -7,10 +7,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -24,9 +22,10 @@ from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.phases import add_phases, with_phases
 from diffnet.geometry.preprocessing.device import usable_device
+from diffnet.geometry.preprocessing.entry import entry_of
 from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
 from diffnet.geometry.preprocessing.group import Computed
-from diffnet.geometry.preprocessing.one import operators_of
+from diffnet.geometry.preprocessing.one import operators_from, operators_of
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -37,9 +36,9 @@ from diffnet.geometry.preprocessing.options import (
 )
 from diffnet.geometry.preprocessing.worker import (
     CacheJob,
+    Known,
     Unsolved,
-    fill_entry,
-    fill_unless_for_gpu,
+    compute_entry,
     has_entry,
     source_name,
 )
@@ -75,8 +74,7 @@ def precompute_all(
     """`precompute` for each mesh, on several cores and a GPU.
 
     meshes: each is a mesh for `load_mesh`; arrays are tuples (verts, faces)
-    k, laplacian, cache_dir, basis, join, normalize, operators: see `precompute`. Without a cache, a temporary folder
-        holds the entries until they are read.
+    k, laplacian, cache_dir, basis, join, normalize, operators: see `precompute`.
     normals: None, "file" or "geometry"; see `precompute`. `make_mesh` makes meshes with own normals, which count as
         those of the file.
     device: the device that the operators are on, and that computes those of large meshes; the cores compute the others.
@@ -94,18 +92,29 @@ def precompute_all(
     scale_rule(normalize)  # checks it
     device = usable_device(device)
     check_normals_rule(normals)
-    with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
-        job = CacheJob(options, folder, normalize, normals)
-        computed: dict[int, Operators] = {}
-        failed, loaded = load_meanwhile(
-            lambda i: operators_of(job.read(meshes[i]), options, folder, device),
-            lambda ready: _fill(meshes, job, jobs, device, ready, computed, write=cache_dir is not None),
-        )
-        if failed:
-            reasons = "; ".join(list(failed.values())[:MAX_REASONS])
-            more = "; …" if len(failed) > MAX_REASONS else ""
-            raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {reasons}{more}")
-        return [computed[i] if i in computed else loaded[i].result() for i in range(len(meshes))]
+    job = CacheJob(options, cache_dir, normalize, normals)
+    loaded: dict[int, Operators | Future[Operators]] = {}
+
+    def load(position: int, found: Known | None) -> Operators:
+        if found is None:
+            return operators_of(job.read(meshes[position]), options, cache_dir, device)
+        return operators_from(*found, options, device)
+
+    with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
+
+        def ready(position: int, found: Known | Computed | None) -> None:
+            if isinstance(found, Computed):
+                loaded[position] = found.operators
+            else:
+                loaded[position] = loader.submit(load, position, found)
+
+        failed = _fill(meshes, job, jobs, device, ready, keep=True)
+    if failed:
+        reasons = "; ".join(list(failed.values())[:MAX_REASONS])
+        more = "; …" if len(failed) > MAX_REASONS else ""
+        raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {reasons}{more}")
+    results = (loaded[i] for i in range(len(meshes)))
+    return [found if isinstance(found, Operators) else found.result() for found in results]
 
 
 def fill_cache(
@@ -133,8 +142,9 @@ def fill_cache(
 
     Raises OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
     """
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
     job = CacheJob(options, cache_dir, normalize, normals)
-    return _fill(sources, job, jobs, torch.device(device), ready, None, advance)
+    return _fill(sources, job, jobs, torch.device(device), lambda i, found: ready(i), keep=False, advance=advance)
 
 
 def _fill(
@@ -142,67 +152,58 @@ def _fill(
     job: CacheJob,
     jobs: int | None,
     device: torch.device,
-    ready: Callable[[int], Any],
-    computed: dict[int, Operators] | None,
+    ready: Callable[[int, Known | Computed | None], Any],
+    *,
+    keep: bool,
     advance: Callable[[], Any] = lambda: None,
-    write: bool = True,
 ) -> dict[int, str]:
     """See `fill_cache`.
 
-    computed: takes operators from the GPU by position. These aren't waited for in the cache, and aren't ready there.
-    write: whether to write entries of the operators that are computed on a GPU
+    ready: called with the position of each mesh and, with `keep`, with its operators, or None if the cache has them
+    keep: pass operators on as soon as they are computed. Otherwise they are ready when the cache has them.
     """
-    Path(job.cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
     failed: dict[int, str] = {}
 
-    def done(position: int, error: str | None) -> None:
-        if error is None:
-            ready(position)
+    def done(position: int, result: Known | Computed | str | None) -> None:
+        if isinstance(result, str):
+            failed[position] = result
         else:
-            failed[position] = error
+            ready(position, result)
         advance()
 
-    def on_cores(
-        work: Callable[[MeshLike], T | str], waiting: deque[int], done: Callable[[int, T | str], None]
-    ) -> None:
-        if jobs > 1:
-            _in_processes(work, sources, waiting, jobs, done)
-            return
-        for position in waiting:
-            done(position, work(sources[position]))
-
     waiting = deque(range(len(sources))) if jobs <= 1 else _without_entry(sources, job, done)
-    if device.type == "cpu" or not waiting:
-        on_cores(partial(fill_entry, job=job), waiting, done)
+    on_gpu = device.type != "cpu" and len(waiting) > 0
+    work: Callable[[MeshLike], Any] = partial(compute_entry, job=job, keep=keep, for_gpu=on_gpu)
+    if not on_gpu:
+        _on_cores(work, sources, waiting, jobs, done)
         return dict(sorted(failed.items()))
 
     writing: list[Future[None]] = []
 
-    def finished(position: int, path: Path, found: Computed | str) -> None:
+    def finished(position: int, unsolved: Unsolved, found: Computed | str) -> None:
         if isinstance(found, str):
             done(position, found)
-        elif computed is None:
-            assert found.arrays is not None
-            writing.append(write_later(path, found.arrays, lambda: done(position, None)))
-        else:
-            computed[position] = found.operators
-            advance()
-            if write and found.arrays is not None:
-                write_later(path, found.arrays)
+            return
+        mesh, path = unsolved
+        if keep:
+            done(position, found)
+        if path is not None and found.arrays is not None:
+            entry = partial(entry_of, mesh, found.arrays, job.options)
+            writing.append(write_later(path, entry, (lambda: None) if keep else partial(done, position, None)))
 
-    with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=write) as compute:
+    with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=job.cache_dir is not None) as compute:
         add = _in_blocks(waiting, compute)
 
-        def looked_at(position: int, result: Unsolved | str | None) -> None:
-            if isinstance(result, tuple):
+        def looked_at(position: int, result: Known | Unsolved | str | None) -> None:
+            if isinstance(result, Unsolved):
                 add(position, result)
             else:
                 add(position, None)
                 done(position, result)
 
-        on_cores(partial(fill_unless_for_gpu, job=job), waiting, looked_at)
-    for entry in writing:
+        _on_cores(work, sources, waiting, jobs, looked_at)
+    for entry in () if keep else writing:
         entry.result()
     return dict(sorted(failed.items()))
 
@@ -222,20 +223,22 @@ def _in_blocks(
         own = block[position]
         missing[own] -= 1
         if unsolved is not None:
-            groups.setdefault(own, []).append((position, *unsolved))
+            groups.setdefault(own, []).append((position, unsolved))
         if missing[own] == 0 and own in groups:
             compute(sorted(groups.pop(own), key=lambda waiting: waiting[0]))
 
     return add
 
 
-def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, str | None], None]) -> deque[int]:
+def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, None], None]) -> deque[int]:
     """The positions of the meshes for which workers should look into the cache. Calls done for the others.
 
     Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They also
     read the files of meshes that are not in the cache, which takes more time.
     """
     waiting = deque(range(len(sources)))
+    if job.cache_dir is None:
+        return waiting
     with ThreadPoolExecutor(LOADERS) as threads:
         together = 1
         while waiting:
@@ -270,6 +273,21 @@ def load_meanwhile(
             loaded[position] = loader.submit(load, position)
 
         return fill(ready), loaded
+
+
+def _on_cores(
+    work: Callable[[MeshLike], T | str],
+    sources: Sequence[MeshLike],
+    waiting: deque[int],
+    jobs: int,
+    done: Callable[[int, T | str], None],
+) -> None:
+    """Call done(position, work(source)) for each waiting position. Worker processes do the work, if jobs > 1."""
+    if jobs > 1:
+        _in_processes(work, sources, waiting, jobs, done)
+        return
+    for position in waiting:
+        done(position, work(sources[position]))
 
 
 def _in_processes(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import reprlib
 import warnings
-from pathlib import Path
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import find_operators, stored_arrays
+from diffnet.geometry.preprocessing.entry import entry_of, find_operators, stored_arrays
 from diffnet.geometry.preprocessing.group import compute_on
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
@@ -121,26 +121,27 @@ def operators_of(
 ) -> Operators:
     """The operators of a mesh, see `mesh_for_operators`, and the warning of `precompute`."""
     if device.type == "cpu" or not suits_gpu(mesh, options):
-        arrays = stored_arrays(mesh, options, cache_dir, device)
-    else:
-        path, stored = (None, None) if cache_dir is None else find_operators(mesh, options, cache_dir)
-        found = _computed_on_gpu(mesh, options, path, device) if stored is None else stored
-        if isinstance(found, Operators):
-            return found
-        arrays = found
-    _warn_of_components(mesh, arrays, options)
-    return Operators(**assembled_fields(arrays, mesh.faces)).to(device)
-
-
-def _computed_on_gpu(mesh: Mesh, options: Options, path: Path | None, device: torch.device) -> Operators | Arrays:
-    """The operators of a mesh, or the arrays of its entry where the CPU has computed them. Writes the entry later."""
+        return operators_from(mesh, stored_arrays(mesh, options, cache_dir, device), options, device)
+    path, arrays = (None, None) if cache_dir is None else find_operators(mesh, options, cache_dir)
+    if arrays is not None:
+        return operators_from(mesh, arrays, options, device)
     (found,) = compute_on(device, [mesh], options, map, arrays=path is not None)
     if isinstance(found, MeshError):
         raise found
-    arrays = computed_arrays(mesh, options, device) if found is None else found.arrays
+    if found is None:
+        arrays = computed_arrays(mesh, options, device)
+        operators = operators_from(mesh, arrays, options, device)
+    else:
+        operators, arrays = found
     if path is not None and arrays is not None:
-        write_later(path, arrays)
-    return cast(Arrays, arrays) if found is None else found.operators
+        write_later(path, partial(entry_of, mesh, arrays, options))
+    return operators
+
+
+def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:
+    """Operators from all their arrays, and the warning of `precompute`."""
+    _warn_of_components(mesh, arrays, options)
+    return Operators(**assembled_fields(arrays, mesh.faces)).to(device)
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:
@@ -183,5 +184,5 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
     warnings.warn(
         f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "
         f"components, and k is {k}. Use k > {count}, or a mesh with fewer components{hint}",
-        stacklevel=5,  # the caller of `precompute`, which is wrapped once
+        stacklevel=6,  # the caller of `precompute`, which is wrapped once
     )

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
+from diffnet.geometry.cache import Arrays
 from diffnet.geometry.eigen.problem import MIN_VERTICES
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
@@ -18,19 +19,32 @@ from diffnet.geometry.preprocessing.entry import find_operators, operators_path,
 from diffnet.geometry.preprocessing.options import Options, ScaleRule
 
 T = TypeVar("T")
-Unsolved: TypeAlias = "tuple[Path, Mesh]"  # the path of an entry, and the mesh that it is computed from
+
+
+class Known(NamedTuple):
+    """All arrays of the operators of a mesh."""
+
+    mesh: Mesh
+    arrays: Arrays
+
+
+class Unsolved(NamedTuple):
+    """A mesh whose operators a GPU should compute, and the path of their cache entry, if there is a cache."""
+
+    mesh: Mesh
+    path: Path | None
 
 
 @dataclass(frozen=True)
 class CacheJob:
-    """The options that decide the cache entry of each mesh, and the folder of the cache.
+    """The options that decide the cache entry of each mesh, and the folder of the cache, if there is one.
 
     normalize: whether and how positions are normalized before the operators are computed; see `precompute`
     normals: see `precompute_all`
     """
 
     options: Options
-    cache_dir: str | os.PathLike[str]
+    cache_dir: str | os.PathLike[str] | None
     normalize: bool | ScaleRule
     normals: NormalsRule | None = None
 
@@ -42,33 +56,32 @@ class CacheJob:
 
 def has_entry(source: MeshLike, job: CacheJob) -> bool:
     """Whether the cache has an entry for this mesh. The content of the entry isn't checked."""
+    if job.cache_dir is None:
+        return False
     try:
         return operators_path(job.read(source), job.options, job.cache_dir).is_file()
     except MeshError:
-        return False  # `fill_entry` reports the error
+        return False  # `compute_entry` reports the error
 
 
-def fill_entry(source: MeshLike, job: CacheJob) -> str | None:
-    """Compute and store the operators of a mesh unless the cache has them. Returns an error message or None."""
+def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:
+    """Compute and store the operators of a mesh, unless the cache has them. Returns an error message for a bad mesh.
 
-    def fill() -> None:
-        stored_arrays(job.read(source), job.options, job.cache_dir)
+    keep: whether to return the arrays, too
+    for_gpu: whether a mesh that suits a GPU is returned if the cache doesn't have its operators
+    """
 
-    return _error_or_result(fill, source)
-
-
-def fill_unless_for_gpu(source: MeshLike, job: CacheJob) -> Unsolved | str | None:
-    """As `fill_entry`, but a mesh that suits a GPU is returned if the cache doesn't have its operators."""
-
-    def fill() -> Unsolved | None:
+    def compute() -> Known | Unsolved | None:
         mesh = job.read(source)
-        if not suits_gpu(mesh, job.options):
-            stored_arrays(mesh, job.options, job.cache_dir)
-            return None
-        path, arrays = find_operators(mesh, job.options, job.cache_dir)
-        return (path, mesh) if arrays is None else None
+        if for_gpu and suits_gpu(mesh, job.options):
+            path, arrays = (None, None) if job.cache_dir is None else find_operators(mesh, job.options, job.cache_dir)
+            if arrays is None:
+                return Unsolved(mesh, path)
+        else:
+            arrays = stored_arrays(mesh, job.options, job.cache_dir)
+        return Known(mesh, arrays) if keep else None
 
-    return _error_or_result(fill, source)
+    return _error_or_result(compute, source)
 
 
 def suits_gpu(mesh: Mesh, options: Options) -> bool:

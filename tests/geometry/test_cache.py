@@ -24,7 +24,7 @@ from diffnet.geometry import MeshError, cache, load_mesh, precompute
 from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.worker import CacheJob, fill_entry
+from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
 from diffnet.geometry.processes import WorkerPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -344,7 +344,8 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     meshes = [ellipsoid(seed) for seed in range(4)]
     job = CacheJob(Options(K), tmp_path, normalize=False)
     with WorkerPool(2, 1) as pool:
-        running = [pool.submit(fill_entry, mesh, job) for mesh in meshes for _ in range(2)]
+        fill = partial(compute_entry, job=job, keep=False, for_gpu=False)
+        running = [pool.submit(fill, mesh) for mesh in meshes for _ in range(2)]
         assert [future.result() for future in running] == [None] * 8
     assert len(entries(tmp_path)) == 4  # no temporary files
     with warnings.catch_warnings():

@@ -111,12 +111,12 @@ def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
     script = """
 import sys
 from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.worker import CacheJob, fill_entry, fill_unless_for_gpu
+from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
 from diffnet.geometry.processes import WorkerPool
 
 ball = ([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]])
-print(fill_entry(ball, CacheJob(Options(3, "robust", "bfloat16"), "cache", normalize=True)))
-print(fill_unless_for_gpu(ball, CacheJob(Options(2, "cotan"), "cache", normalize=False)))
+for options, for_gpu in ((Options(3, "robust", "bfloat16"), False), (Options(2, "cotan"), True)):
+    print(compute_entry(ball, CacheJob(options, "cache", normalize=True), keep=False, for_gpu=for_gpu))
 print("torch" in sys.modules)
 if __name__ == "__main__":
     with WorkerPool(1, 1) as pool:
