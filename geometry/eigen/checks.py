@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import scipy.sparse
 
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Searched
-from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, transpose
+from diffnet.geometry.eigen.shift_invert import Rows, random_rows, transpose, without_constant
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 
 
@@ -16,16 +17,28 @@ class MissedError(ArithmeticError):
     """Some vectors of a multiple eigenvalue are missing. Wider blocks may find all of them."""
 
 
-def checked_pairs(
-    components: Sequence[Searched], operator: ShiftInvert, values: Array, rows: Rows, block: int
-) -> tuple[Array, Rows, list[ArithmeticError | None]]:
-    """Eigenpairs of components, from those of their shift-inverted operators, and a fault or None for each component.
+class Inverse(Protocol):
+    """What checks need of a `ShiftInvert`, or of a `BatchedShiftInvert`; its arrays have a leading batch dimension."""
 
-    operator: of one component, or of a batch of components; arrays then have a leading batch dimension
-    values, rows: eigenvalues (k,) and eigenvectors (k, V) of the operator; `rows` is overwritten
+    block: int
+    shift: Array
+    constant: Rows
+
+    def apply(self, rows: Rows) -> Rows: ...
+    def apply_inverse(self, rows: Rows) -> Rows: ...
+    def to_host(self, rows: Rows) -> Array: ...
+    def from_host(self, rows: Array) -> Rows: ...
+
+
+def checked_pairs(
+    components: Sequence[Searched], operator: Inverse, values: Array, rows: Rows, block: int
+) -> tuple[Array, Rows, list[ArithmeticError | None]]:
+    """Eigenvalues of components, from pairs of their shift-inverted operators, and a fault or None for each component.
+
+    values, rows: eigenvalues (k,) and eigenvectors (k, V) of the operator
     block: the block size of the iteration that found them
 
-    Returns λ (k,), orthonormal φ (k, V) whose peaks are positive, and the faults.
+    Returns λ (k,), the rows, orthonormal up to rounding, and the faults.
     Raises LinAlgError if the vectors are too far from orthonormal to be corrected.
     """
     evals = 1 / values - operator.shift[..., None]
@@ -36,14 +49,7 @@ def checked_pairs(
         _fault(component, own[: component.k], float(shift[0]), float(off[0]), float(inaccurate[0]), block)
         for component, own, shift, off, inaccurate in zip(components, *together, strict=True)
     ]
-    rows /= operator.root
-    rows *= operator.from_host(signs(*operator.extremes(rows)))[..., None]
     return np.maximum(evals, 0), rows, faults
-
-
-def signs(smallest: Array, largest: Array) -> Array:
-    """Factors ±1 that make the peak of each eigenvector positive. The peak is the entry of largest magnitude."""
-    return np.where(-smallest > largest, -1.0, 1.0)
 
 
 def _fault(
@@ -61,7 +67,7 @@ def _fault(
     return None
 
 
-def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
+def _orthonormalized(rows: Rows, operator: Inverse) -> tuple[Rows, Array]:
     """Orthonormalize rows that are almost orthonormal.
 
     Also returns how far the result is from being orthonormal and orthogonal to the constant.
@@ -71,11 +77,11 @@ def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
     if np.abs(gram - identity).max() > 1e-10:
         rows = operator.from_host(np.linalg.inv(np.linalg.cholesky(gram))) @ rows
         gram = operator.to_host(rows @ transpose(rows))
-    along_constant = operator.to_host(operator.along_constant(rows))
-    return rows, np.maximum(np.abs(gram - identity).max((-2, -1)), np.abs(along_constant).max(-1))
+    along_constant = operator.to_host(rows @ transpose(operator.constant))
+    return rows, np.maximum(np.abs(gram - identity).max((-2, -1)), np.abs(along_constant).max((-2, -1)))
 
 
-def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
+def _inaccuracy(scale: Array, rows: Rows, operator: Inverse) -> Array:
     """The relative error of vectors y, for which the operator's inverse times y should be `scale` times y.
 
     A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to the gaps of the inverse's spectrum. The size
@@ -85,7 +91,8 @@ def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
     mixture = random_rows(operator.block, rows.shape[-2])
     mixed = operator.from_host(mixture) @ rows
     residual = operator.apply_inverse(mixed) - operator.from_host(mixture * scale[..., None, :]) @ rows
-    residual = operator.without_constant(operator.apply(operator.without_constant(residual)))
+    residual = operator.apply(without_constant(residual, operator.constant))
+    residual = without_constant(residual, operator.constant)
     squares = (operator.to_host((part * part).sum((-2, -1))) for part in (residual, mixed))
     return np.sqrt(np.divide(*squares))
 

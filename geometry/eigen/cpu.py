@@ -13,7 +13,7 @@ import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
 
-from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
+from diffnet.geometry.eigen.checks import MissedError, checked_pairs
 from diffnet.geometry.eigen.dense import smallest_pairs
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import (
@@ -119,7 +119,8 @@ def _block_lanczos(component: Component, sigma: float, tolerated_loss: float) ->
         evals, rows, (fault,) = checked_pairs([component], operator, values, rows, block)
         if fault is not None:
             raise fault
-        return evals, rows.T
+        rows /= operator.root
+        return _signed(evals, rows)
 
     with suppress(MissedError):
         return with_blocks_of(operator.block)
@@ -169,4 +170,6 @@ def scipy_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pair
 
 
 def _signed(evals: Array, rows: Array) -> Pairs:
-    return np.maximum(evals, 0), (signs(rows.min(1), rows.max(1))[:, None] * rows).T
+    """λ ≥ 0, and φ with positive peaks from rows, which are overwritten. The peak is the entry of largest magnitude."""
+    rows *= np.where(-rows.min(1) > rows.max(1), -1.0, 1.0)[:, None]
+    return np.maximum(evals, 0), rows.T

@@ -279,8 +279,10 @@ def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map
         evals, rows, faults = checked_pairs(searched, operator, values, rows, operator.block)
     except np.linalg.LinAlgError:
         return {}
-    checked = rows[:, :PAIRS_CHECKED] * operator.root
+    checked = rows[:, :PAIRS_CHECKED]
     quotients = operator.to_host((checked * operator.apply_inverse(checked)).sum(-1)) - operator.shift[:, None]
+    rows /= operator.root
+    rows *= torch.where(-rows.amin(-1) > rows.amax(-1), -1.0, 1.0)[..., None]  # as on the CPU
     found = {}
     for i, s in enumerate(searched):
         if faults[i] is None:

@@ -34,7 +34,8 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
     """
     block, count = operator.block, len(operator.sizes)
     enough = wanted * 5 // 2 + 14 * block  # usually; there is room for a quarter more
-    capacity = max(min(enough * 5 // 4 + 4 * block, operator.rank - block), wanted + 2 * block) // block * block
+    rank = min(operator.sizes) - 1
+    capacity = max(min(enough * 5 // 4 + 4 * block, rank - block), wanted + 2 * block) // block * block
     basis = torch.empty(count * operator.size, 1 + capacity + block, dtype=torch.float64, device=operator.device)
     basis[:, :1] = operator.constant.view(-1, 1)
     first = operator.apply(operator.start(block)).mT.reshape(-1, block)

@@ -13,13 +13,13 @@ from torch import Tensor
 from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
 from diffnet.geometry.eigen.gpu.packed import PackedProblem
 from diffnet.geometry.eigen.problem import Array
-from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, transpose
+from diffnet.geometry.eigen.shift_invert import random_rows, without_constant
 from diffnet.ops.sparse.reference import csr_tensor
 
 CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
 
 
-class BatchedShiftInvert(ShiftInvert):
+class BatchedShiftInvert:
     """`ShiftInvert` for several components at once, with tensors on a device.
 
     Vectors are rows (components, count, size) or columns (components · size, count). The size is that of the largest
@@ -34,7 +34,6 @@ class BatchedShiftInvert(ShiftInvert):
     def __init__(self, problem: PackedProblem, shifts: Sequence[float]) -> None:
         self.device = device = problem.mass.device
         self.sizes = problem.lengths
-        self.rank = min(self.sizes) - 1
         self.shift = np.array(shifts)
         self.size = -(-max(self.sizes) // CHUNK) * CHUNK
         count = len(self.sizes) * self.size
@@ -79,25 +78,12 @@ class BatchedShiftInvert(ShiftInvert):
     def _as_one(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """Apply a function of columns to rows."""
         components, count, size = rows.shape
-        return function(transpose(rows).reshape(-1, count)).view(components, size, count).mT.contiguous()
+        return function(rows.mT.reshape(-1, count)).view(components, size, count).mT.contiguous()
 
-    def start(self, count: int) -> Rows:
+    def start(self, count: int) -> Tensor:
+        """Random rows orthogonal to the constant, the same at every call."""
         rows = self.from_host(random_rows(count, self.size))
-        return self.without_constant(torch.where(self.constant > 0, rows, 0))
-
-    def along_constant(self, rows: Tensor) -> Rows:
-        return (rows @ transpose(self.constant))[..., 0]
-
-    def orthogonalize(self, rows: Tensor, known: Tensor) -> Rows:
-        overlap = known @ transpose(rows)
-        rows -= transpose(overlap) @ known
-        return overlap
-
-    def extremes(self, rows: Tensor) -> tuple[Array, Array]:
-        return self.to_host(rows.amin(-1)), self.to_host(rows.amax(-1))
-
-    def empty(self, count: int) -> Tensor:
-        return torch.empty(len(self.sizes), count, self.size, dtype=torch.float64, device=self.device)
+        return without_constant(torch.where(self.constant > 0, rows, 0), self.constant)  # type: ignore[no-any-return]
 
     def to_host(self, rows: Tensor) -> Array:
         return rows.cpu().numpy()
