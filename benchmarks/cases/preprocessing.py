@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -43,6 +43,7 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 MESHES = 20  # meshes taken from a folder, or generated for a data set
 TORUS = 5_000  # vertices of a mesh of the generated data set
 SET = 64  # Laplacians solved at once
+SMALL = 400  # small meshes
 MAX_ORIGINAL = 150_000  # vertices; beyond, the original's factorization and loop take many minutes
 
 
@@ -83,28 +84,69 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
     """The k smallest eigenpairs of each of 64 Laplacians in memory.
 
     The meshes are tori with the same connectivity and different random offsets of the vertices. Peers that take one
-    mesh after another take only the first few meshes, and their times are scaled up as their names say. The other peers
-    start their processes in every run. The server that these processes are forked from starts only once.
+    mesh after another take only the first few meshes, and their times are scaled up as their names say.
     """
     k = options.k or 128
     gpu = options.device.type == "cuda"
     for size in options.vertices or (15_000,):
         meshes = [bumpy_torus(size, seed) for seed in range(SET)]
         problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
-        first, quarter = problems[: SET // 16], problems[: SET // 4]
+        first = problems[: SET // 16]
         peers: dict[str, Run] = {
             "eigsh, 4 meshes × 16": partial(_eigsh, first, k),
-            "block Lanczos, 16 meshes × 4": partial(_one_by_one, quarter, k, "cpu"),
+            "block Lanczos, 4 meshes × 16": partial(_one_by_one, first, k, "cpu"),
             "block Lanczos, all cores": partial(eigenbases, problems, k),
         }
         if gpu:
-            peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, quarter, k, options.device)
+            peers["block Lanczos, GPU, 4 meshes × 16"] = partial(_one_by_one, first, k, options.device)
             peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
         yield Case(
             _mesh_parameters("torus", meshes, k),
             peers,
-            times={name: 16 if name.endswith("× 16") else 4 for name in peers if "×" in name},
+            times={name: 16 for name in peers if name.endswith("× 16")},
         )
+
+
+@benchmark("operators")
+def operators_cases(options: Options) -> Iterator[Case]:
+    """From meshes to operators on the device, in a process whose workers run and whose kernels are compiled.
+
+    The cases are the files of a folder, 400 small meshes in memory, and large meshes one by one. The original's recipe
+    takes one mesh after another, only the first few of each case, and its time is scaled up as its name says.
+    """
+    k, device = options.k or 128, options.device
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.meshes is not None:
+            files = _files(options.meshes)
+            load = partial(precompute_all, files, k, normalize=True)
+            peers = _on_cores_and_device(load, device)
+            peers["diffnet, warm cache"] = partial(load, cache_dir=scratch, device=device)
+            yield _scaled_case(options.meshes.name, [_connected(load_mesh(file)) for file in files], k, peers)
+    rng = np.random.default_rng(0)
+    small = [bumpy_torus(int(size), seed) for seed, size in enumerate(rng.integers(250, 751, SMALL))]
+    yield _scaled_case("small torus", small, k, _on_cores_and_device(partial(precompute_all, small, k), device))
+    for size in options.vertices or (32_000, 200_000, 512_000, 1_000_000):
+        mesh = bumpy_torus(size)
+        yield _scaled_case("torus", [mesh], k, {"diffnet": partial(_precompute, [mesh], k, "robust", device)})
+
+
+def _on_cores_and_device(load: Callable[..., list[Operators]], device: torch.device) -> dict[str, Run]:
+    peers: dict[str, Run] = {"diffnet, all cores": load}
+    if device.type == "cuda":
+        peers["diffnet, cores and GPU"] = partial(load, device=device)
+    return peers
+
+
+def _scaled_case(name: str, meshes: Sequence[Mesh], k: int, peers: dict[str, Run]) -> Case:
+    """A case of these meshes, with the original's recipe on one of fifty of them, or on the only one."""
+    few = max(1, len(meshes) // 50)
+    share = len(meshes) / few
+    original = "original" if share == 1 else f"original, {few} meshes × {share:.0f}"
+    return Case(
+        _mesh_parameters(name, meshes, k),
+        {original: partial(_original, meshes[:few], k), **peers},
+        times={original: share},
+    )
 
 
 @benchmark("data-set", x="meshes")

@@ -55,6 +55,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(preprocessing, "MESHES", 2)
     monkeypatch.setattr(preprocessing, "TORUS", 40)
     monkeypatch.setattr(preprocessing, "SET", 16)
+    monkeypatch.setattr(preprocessing, "SMALL", 2)
     monkeypatch.setattr(training_loop, "MESHES", 2)
     monkeypatch.setattr(training_loop, "BATCH", 2)
     monkeypatch.setattr(training_loop, "PASSES", 2)
