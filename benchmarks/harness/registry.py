@@ -79,7 +79,7 @@ class Case:
     bytes: float | None = None
     executed_flops: Mapping[str, float] = field(default_factory=dict)
     kind: Arithmetic | None = None
-    times: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
     wall_clock: bool = False
     calls: int = 1
     warm_up: int = 3
