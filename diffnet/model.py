@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -169,13 +168,14 @@ class DiffusionNet(nn.Module):
         prepared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
         for block, plan in zip(self.blocks, plans[1:-1], strict=True):
             if plan is not None and isinstance(block, DiffusionNetBlock):
-                run: Callable[[Tensor], Tensor] = partial(block.run, operators=prepared, plan=plan)
+                run: Callable[..., Tensor] = block.run
+                inputs: tuple[Any, ...] = x, prepared, plan
             else:
-                run = partial(block, operators=prepared)
+                run, inputs = block, (x, prepared)
             if self.recompute_activations and torch.is_grad_enabled():
-                x = checkpoint(run, x, use_reentrant=False, preserve_rng_state=self.training and self.dropout > 0)
+                x = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=self.training and self.dropout > 0)
             else:
-                x = run(x)
+                x = run(*inputs)
         return self._outputs(self._linear(self.last, x, plans[-1]), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, plan: Plan | None) -> Tensor:
