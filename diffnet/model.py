@@ -173,7 +173,8 @@ class DiffusionNet(nn.Module):
             else:
                 run, inputs = block, (x, prepared)
             if self.recompute_activations and torch.is_grad_enabled():
-                x = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=self.training and self.dropout > 0)
+                draws = plan is None or plan.dropout > 0  # a CUDA graph can't record that a random state is restored
+                x = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=draws)
             else:
                 x = run(*inputs)
         return self._outputs(self._linear(self.last, x, plans[-1]), operators)
