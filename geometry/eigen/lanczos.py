@@ -13,7 +13,7 @@ from diffnet.geometry.eigen.shift_invert import ShiftInvert, random_rows, withou
 MAX_RESTARTS = 20
 ROUNDING = 1e-15
 WELL_CONDITIONED = 30  # rows of at most this condition are orthonormal to 1e-13 after one Cholesky QR
-TILE_LENGTH = 8192  # entries of a row in a tile, see `_orthogonalize`
+TILE_LENGTH = 8192  # entries of a row in a tile
 TILE_PRODUCTS = 10**6  # multiplications for a tile; above this number, OpenBLAS copies matrices before it multiplies
 
 
@@ -65,7 +65,9 @@ class KrylovSpace:
             residuals = np.linalg.norm(self.coupling @ coordinates[-self.block :, : self.wanted], axis=0)
             missing = self.wanted - int((residuals <= tolerance * values[: self.wanted]).sum())
             if missing == 0:
-                return values[: self.wanted], self._vectors(coordinates[:, : self.wanted])
+                self._combine(coordinates[:, : self.wanted])
+                self.basis.resize(self.wanted, self.basis.shape[1], refcheck=False)  # frees the rest
+                return values[: self.wanted], self.basis
             if self.size > self.capacity - self.block:
                 if restarts == MAX_RESTARTS or not np.isfinite(self.coupling).all():
                     raise ArithmeticError(f"{missing} of {self.wanted} pairs haven't converged")
@@ -74,9 +76,12 @@ class KrylovSpace:
             # The last pairs converge quickly. On small meshes, a check takes longer than several blocks.
             check = self.size + max(3 * self.block, missing // 2)
 
-    def _vectors(self, coordinates: Array) -> Array:
-        """Linear combinations (count, V) of the basis, one for each column of `coordinates` (size, count)."""
-        return np.ascontiguousarray(coordinates.T) @ self.basis[: self.size]
+    def _combine(self, coordinates: Array) -> None:
+        """Replace the first vectors by combinations of all, one for each column of `coordinates` (size, count)."""
+        combinations = np.ascontiguousarray(coordinates.T)
+        for left in range(0, self.basis.shape[1], TILE_LENGTH):  # in place, since large bases fill the memory
+            tile = self.basis[:, left : left + TILE_LENGTH]
+            tile[: len(combinations)] = combinations @ tile[: self.size]
 
     def _extend(self) -> None:
         """Apply the operator to the next block.
@@ -118,10 +123,8 @@ class KrylovSpace:
     def _restart(self, values: Array, coordinates: Array) -> None:
         """Reduce the space to its first Ritz vectors: the wanted ones and a third of the others."""
         keep = min(self.wanted + (self.capacity - self.wanted) // 3, self.size)
-        kept = self._vectors(coordinates[:, :keep])
-        # A copy, since source and target may overlap.
-        self.basis[keep : keep + self.block] = self.basis[self.size : self.size + self.block].copy()
-        self.basis[:keep] = kept
+        self._combine(coordinates[:, :keep])
+        self.basis[keep : keep + self.block] = self.basis[self.size : self.size + self.block]
         self.projected[:] = 0
         np.fill_diagonal(self.projected[:keep, :keep], values[:keep])
         self.size, self.local, self.loss = keep, 0, ROUNDING
