@@ -27,6 +27,7 @@ from diffnet.geometry.eigen.gpu.lanczos import Map, largest_pairs
 from diffnet.geometry.eigen.gpu.packed import PackedProblem, connected_components, packed
 from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
 from diffnet.geometry.eigen.problem import (
+    MIN_VERTICES,
     TOLERANCE,
     USUAL_SHIFT,
     Array,
@@ -42,7 +43,6 @@ from diffnet.geometry.eigen.resolution import PAIRS_CHECKED, deviation_fault, ro
 T = TypeVar("T")
 Indices: TypeAlias = NDArray[np.int64]
 
-MIN_VERTICES = 4096  # vertices; the CPU solves smaller components before a GPU has launched its kernels
 MAX_TOGETHER = 64  # problems in a batch
 BATCHES_AT_ONCE = 2  # batches; the cores work on one while the GPU works on the other
 
