@@ -13,7 +13,7 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.memo import memoized, remember
+from diffnet.ops.common.memo import can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
@@ -343,6 +343,11 @@ def product_arrays(pattern: Pattern, triton: bool, long: bool = False) -> list[T
 def _find_product_arrays(pattern: Pattern, triton: bool, long: bool) -> list[Tensor]:
     transposed, order = pattern.transpose
     own = csr_arrays(pattern, triton, by_length=True)
+    same_arrays = (
+        transposed.stored_indptr is pattern.stored_indptr and transposed.stored_indices is pattern.stored_indices
+    )
+    if same_arrays and can_remember():
+        remember(transposed, _long_pieces=pattern._long_pieces, _by_length=pattern._by_length)
     return [*(map(Tensor.long, own) if long else own), *csr_arrays(transposed, triton, by_length=True), order]
 
 
