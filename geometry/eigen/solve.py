@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,4 +89,13 @@ def _on_gpu(problems: Sequence[Problem], k: int, device: torch.device | str, job
 
     from diffnet.geometry.eigen.gpu.batches import eigenbases_on_gpu
 
-    return eigenbases_on_gpu(problems, k, torch.device(device), jobs)
+    try:
+        return eigenbases_on_gpu(problems, k, torch.device(device), jobs)
+    except torch.OutOfMemoryError:
+        largest = max(laplacian.shape[0] for laplacian, _ in problems)
+        warnings.warn(
+            f"{device} has too little free memory for eigenbases of {largest} vertices and k = {k}, so the CPU "
+            "computes them. A smaller k takes less",
+            stacklevel=3,
+        )
+    return [eigenbasis(laplacian, mass, k) for laplacian, mass in problems]

@@ -13,7 +13,7 @@ from diffnet.geometry.cache import Arrays
 from diffnet.geometry.eigen.gpu.batches import packed_eigenbases
 from diffnet.geometry.eigen.gpu.lanczos import Map
 from diffnet.geometry.eigen.gpu.packed import PackedProblem
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import ConvergenceError, MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.phases import phase
@@ -48,18 +48,18 @@ def compute_on(
     memory for the group, or if one of them can't be solved for.
     """
     results: list[Result] = [None] * len(meshes)
-    with phase("assemble"):
-        found = discretize_on(device, meshes, options)
-    for position, error in found.errors.items():
-        results[position] = error
-    if found.packed is not None:
-        served = [meshes[i] for i in found.served]
-        try:
+    try:
+        with phase("assemble"):
+            found = discretize_on(device, meshes, options)
+        for position, error in found.errors.items():
+            results[position] = error
+        if found.packed is not None:
+            served = [meshes[i] for i in found.served]
             computed = _solve(found.packed, served, options, on_cores, arrays)
-        except RuntimeError:  # one mesh can't be solved for, or there is too little memory for all
-            return results
-        for position, result in zip(found.served, computed, strict=True):
-            results[position] = result
+            for position, result in zip(found.served, computed, strict=True):
+                results[position] = result
+    except (ConvergenceError, torch.OutOfMemoryError):
+        pass  # the meshes that have no result yet are computed alone, which may take longer and less memory
     return results
 
 

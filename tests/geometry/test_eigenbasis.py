@@ -215,6 +215,19 @@ def test_a_batch_in_which_a_check_fails(sphere: trimesh.Trimesh, monkeypatch: py
         np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
 
 
+def test_the_cpu_solves_where_a_gpu_has_too_little_memory(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(eigenbases_on_gpu, "eigenbases_on_gpu", full)
+    laplacian, mass = problem(sphere)
+    with pytest.warns(UserWarning, match="cuda has too little free memory for eigenbases of 642 vertices and k = 12"):
+        found = eigenbasis(laplacian, mass, 12, device="cuda")
+    np.testing.assert_array_equal(found[1], eigenbasis(laplacian, mass, 12)[1])
+
+
 @pytest.mark.gpu
 def test_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(trimesh.creation.icosphere(5))

@@ -201,7 +201,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
 
     def eigenbases(problem: Any, *rest: Any) -> Any:
         if len(problem.lengths) > 1:
-            raise RuntimeError("too little memory")  # so each mesh of the group is computed alone
+            raise torch.OutOfMemoryError("too little memory")  # so each mesh of the group is computed alone
         return solve(problem, *rest)
 
     def computed_alone(mesh: Any, options: Options, device: Any) -> Any:

@@ -7,11 +7,12 @@ of the iteration together.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from queue import SimpleQueue
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -40,7 +41,6 @@ from diffnet.geometry.eigen.problem import (
 )
 from diffnet.geometry.eigen.resolution import PAIRS_CHECKED, deviation_fault, rounding_fault
 
-T = TypeVar("T")
 Indices: TypeAlias = NDArray[np.int64]
 
 MAX_TOGETHER = 64  # problems in a batch
@@ -61,42 +61,22 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
     lengths = [len(mass) for _, mass in problems]
 
     def solved(chosen: Sequence[int], on_cores: Map) -> list[Pairs]:
-        evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
-        ends = np.cumsum([lengths[i] for i in chosen])[:-1]
-        return list(zip(evals, np.split(evecs.cpu().numpy(), ends), strict=True))
-
-    found = dict[int, Pairs]()
-    for chosen, pairs in in_batches(solved, lengths, k, device, jobs):
-        found.update(zip(chosen, pairs, strict=True))
-    return [found[i] for i in range(len(problems))]
-
-
-def in_batches(
-    solve: Callable[[Sequence[int], Map], T], lengths: Sequence[int], k: int, device: torch.device, jobs: int
-) -> Iterator[tuple[Sequence[int], T]]:
-    """Divide meshes into batches, and call solve(meshes of a batch, on_cores) for each. Two run at the same time.
-
-    lengths: the number of vertices of each mesh
-    solve: it gets the positions of the meshes, and `map` or a map that uses `jobs` threads, each with one BLAS thread
-
-    Yields the positions and the result of each batch.
-    """
-
-    def on_stream(chosen: Sequence[int], on_cores: Map) -> T:
         with batch_stream(device) as stream, torch.cuda.stream(stream):
-            return solve(chosen, on_cores)
+            evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
+            ends = np.cumsum([lengths[i] for i in chosen])[:-1]
+            return list(zip(evals, np.split(evecs.cpu().numpy(), ends), strict=True))
 
-    if len(lengths) <= 1:
-        for i in range(len(lengths)):
-            yield [i], on_stream([i], map)
-        return
+    if len(problems) == 1:
+        return solved([0], map)
     by_size = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     together = _batch_size(lengths, k, device)
     batches = [by_size[i : i + together] for i in range(0, len(lengths), together)]
     torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
     # Small matrices are solved in parallel, each by one thread.
     with threadpool_limits(1), ThreadPoolExecutor(jobs) as helpers, ThreadPoolExecutor(BATCHES_AT_ONCE) as pool:
-        yield from zip(batches, pool.map(lambda batch: on_stream(batch, helpers.map), batches), strict=True)
+        results = list(pool.map(lambda batch: solved(batch, helpers.map), batches))
+    found = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
+    return [found[i] for i in range(len(problems))]
 
 
 def _batch_size(lengths: Sequence[int], k: int, device: torch.device) -> int:
