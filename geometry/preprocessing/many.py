@@ -16,7 +16,7 @@ import torch
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import write_later
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.mesh import MeshLike, check_several
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
@@ -39,7 +39,7 @@ from diffnet.geometry.preprocessing.worker import (
     Known,
     Unsolved,
     compute_entry,
-    has_entry,
+    mesh_with_entry,
     source_name,
 )
 from diffnet.geometry.processes import WorkerPool, available_cores
@@ -95,18 +95,18 @@ def precompute_all(
     job = CacheJob(options, cache_dir, normalize, normals)
     loaded: dict[int, Operators | Future[Operators]] = {}
 
-    def load(position: int, found: Known | None) -> Operators:
-        if found is None:
-            return operators_of(job.read(meshes[position]), options, cache_dir, device)
+    def load(found: Known | Mesh) -> Operators:
+        if isinstance(found, Mesh):
+            return operators_of(found, options, cache_dir, device)
         return operators_from(*found, options, device)
 
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: int, found: Known | Computed | None) -> None:
+        def ready(position: int, found: Known | Computed | Mesh) -> None:
             if isinstance(found, Computed):
                 loaded[position] = found.operators
             else:
-                loaded[position] = loader.submit(load, position, found)
+                loaded[position] = loader.submit(load, found)
 
         failed = _fill(meshes, job, jobs, device, ready, keep=True)
     if failed:
@@ -152,20 +152,20 @@ def _fill(
     job: CacheJob,
     jobs: int | None,
     device: torch.device,
-    ready: Callable[[int, Known | Computed | None], Any],
+    ready: Callable[[int, Any], Any],
     *,
     keep: bool,
     advance: Callable[[], Any] = lambda: None,
 ) -> dict[int, str]:
     """See `fill_cache`.
 
-    ready: called with the position of each mesh and, with `keep`, with its operators, or None if the cache has them
+    ready: called with the position of each mesh and, with `keep`, with its operators, or the mesh if the cache has them
     keep: pass operators on as soon as they are computed. Otherwise they are ready when the cache has them.
     """
     jobs = min(jobs or available_cores(), len(sources))
     failed: dict[int, str] = {}
 
-    def done(position: int, result: Known | Computed | str | None) -> None:
+    def done(position: int, result: Known | Computed | Mesh | str | None) -> None:
         if isinstance(result, str):
             failed[position] = result
         else:
@@ -230,7 +230,7 @@ def _in_blocks(
     return add
 
 
-def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, None], None]) -> deque[int]:
+def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, Mesh], None]) -> deque[int]:
     """The positions of the meshes for which workers should look into the cache. Calls done for the others.
 
     Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They also
@@ -243,13 +243,13 @@ def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[i
         together = 1
         while waiting:
             looked_at = [waiting.popleft() for _ in range(min(together, len(waiting)))]
-            found = list(threads.map(lambda i: has_entry(sources[i], job), looked_at))
             missing = []
-            for position, has in zip(looked_at, found, strict=True):
-                if has:
-                    done(position, None)
-                else:
+            meshes = threads.map(lambda i: mesh_with_entry(sources[i], job), looked_at)
+            for position, mesh in zip(looked_at, meshes, strict=True):
+                if mesh is None:
                     missing.append(position)
+                else:
+                    done(position, mesh)
             if missing:
                 return deque([*missing, *waiting])
             together = LOOKED_AT_TOGETHER

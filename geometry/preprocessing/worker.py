@@ -54,14 +54,15 @@ class CacheJob:
             return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
 
 
-def has_entry(source: MeshLike, job: CacheJob) -> bool:
-    """Whether the cache has an entry for this mesh. The content of the entry isn't checked."""
+def mesh_with_entry(source: MeshLike, job: CacheJob) -> Mesh | None:
+    """The mesh, if the cache has an entry for it. The content of the entry isn't checked."""
     if job.cache_dir is None:
-        return False
+        return None
     try:
-        return operators_path(job.read(source), job.options, job.cache_dir).is_file()
+        mesh = job.read(source)
     except MeshError:
-        return False  # `compute_entry` reports the error
+        return None  # `compute_entry` reports the error
+    return mesh if operators_path(mesh, job.options, job.cache_dir).is_file() else None
 
 
 def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:
