@@ -141,7 +141,8 @@ def operators_of(
 def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:
     """Operators from all their arrays, and the warning of `precompute`."""
     _warn_of_components(mesh, arrays, options)
-    return Operators(**assembled_fields(arrays, mesh.faces)).to(device)
+    # Work on this stream follows the copy, and the arrays have left their memory when the call returns.
+    return Operators(**assembled_fields(arrays, mesh.faces)).to(device, non_blocking=True)
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:
