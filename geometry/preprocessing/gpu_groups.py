@@ -71,9 +71,10 @@ def gpu_groups(
 
         try:
             yield submit
-        finally:
+        except BaseException:  # such as Ctrl-C
             for group in running:
-                group.exception()  # waits
+                group.cancel()
+            raise
     for group in running:
         group.result()
 
