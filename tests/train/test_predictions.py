@@ -5,8 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import plyfile
@@ -19,6 +24,7 @@ from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_dataset
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
+from diffnet.train.inference import predict as predict_module
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -35,7 +41,8 @@ def write_ball(path: Path, seed: int = 0) -> Path:
 
 def write_network(path: Path, at: str = "vertices", **metadata: Any) -> Path:
     torch.manual_seed(1)
-    network = DiffusionNet(3, 3, width=8, blocks=1, outputs_at=at)  # type: ignore[arg-type]
+    channels = 4 if "file" in str(metadata.get("features")) else 3
+    network = DiffusionNet(channels, 3, width=8, blocks=1, outputs_at=at)  # type: ignore[arg-type]
     network.save(path, **{"features": "xyz", "k": 8, "normalize": True, **metadata})
     return path
 
@@ -205,6 +212,143 @@ def test_a_full_disk_fails_single_files(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ZeroDivisionError):
         diffnet(*predict)
     assert len((out / "report.csv").read_text().splitlines()) == 2
+
+
+# ---- calls that go on with an earlier one ----
+
+
+@pytest.mark.parametrize("at", ["vertices", "global_mean"])
+def test_a_killed_call_is_resumed(tmp_path: Path, at: str) -> None:
+    """A process that is killed loses the mesh in progress. Another call computes what is missing or has changed."""
+    checkpoint = write_network(tmp_path / "a.safetensors", at, features="xyz+file:q", **QUALITY)
+    meshes = [write_ball(tmp_path / "in" / f"m{i}.off", i) for i in range(4)]
+    for i in range(4):
+        np.save(tmp_path / "in" / f"m{i}.q.npy", np.arange(42.0))
+    out = tmp_path / ("t.csv" if at == "global_mean" else "out")
+    report = out.with_suffix(".report.csv") if out.suffix else out / "report.csv"
+    predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--cache", tmp_path / "cache", "--jobs", 1]
+    predict += ["--device", "cpu", "--out"]
+    output(*predict, tmp_path / "whole.csv" if out.suffix else tmp_path / "whole")
+    assert kill_at(3, *predict, out) == -signal.SIGKILL
+    assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes[:2]]
+    with report.open("a") as file:
+        file.write(f'{meshes[2]},ok,"half a')  # of a row
+    assert computed(*predict, out, "--resume") == ["m2.off", "m3.off"]
+    assert files_in(out) == files_in(tmp_path / "whole.csv" if out.suffix else tmp_path / "whole")
+    assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes]
+    assert computed(*predict, out, "--resume") == []
+    np.save(tmp_path / "in" / "m1.q.npy", np.arange(42.0)[::-1])  # of equal size
+    write_ball(meshes[3], 9)
+    assert computed(*predict, out, "--resume") == ["m1.off", "m3.off"]
+    if not out.suffix:
+        (out / "m0.ply").unlink()
+        assert computed(*predict, out, "--resume") == ["m0.off"]
+    assert computed(*predict, out) == [mesh.name for mesh in meshes]
+
+
+@pytest.mark.parametrize("at", ["vertices", "global_mean"])
+def test_meshes_are_not_kept(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_network(tmp_path / "a.safetensors", at)
+    for i in range(4):
+        write_ball(tmp_path / "in" / f"m{i}.off", i)
+    seen: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    predictor = predict_module.predictor
+
+    def watched(*arguments: Any) -> Any:
+        predicted_of = predictor(*arguments)
+
+        def predicted(source: Path) -> Any:
+            alive.append(sum(mesh() is not None for mesh in seen))
+            found = predicted_of(source)
+            seen.append(weakref.ref(found.mesh))
+            return found
+
+        return predicted
+
+    monkeypatch.setattr(predict_module, "predictor", watched)
+    out = tmp_path / ("t.csv" if at == "global_mean" else "out")
+    output("predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", out)
+    assert alive == [0] * 4
+
+
+def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    write_ball(tmp_path / "in" / "m.off")
+    predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", tmp_path / "out"]
+    output(*predict, "--resume")  # there is nothing to resume
+    refusal = (
+        f"{tmp_path / 'out' / 'report.csv'}: these results are of another network or other options; leave out "
+        "--resume to replace them"
+    )
+    before = (tmp_path / "out" / "report.csv").read_text()
+    assert complaint(*predict, "--resume", "--smooth", 1) == refusal
+    assert complaint(*predict, "--resume", "--format", "txt") == refusal
+    write_network(checkpoint, label_names=list("abc"))
+    assert complaint(*predict, "--resume") == refusal
+    assert (tmp_path / "out" / "report.csv").read_text() == before
+    assert complaint(*predict, "--resume", "--html", tmp_path / "p.html").startswith("--resume is for a folder")
+
+
+def test_workers_preprocess_meanwhile(tmp_path: Path) -> None:
+    """The results are the same files, and meshes that can't be used are in the report."""
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    for i in range(5):
+        write_ball(tmp_path / "in" / f"m{i}.off", i)
+    (tmp_path / "in" / "m1.off").write_text("OFF")
+    predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--out"]
+    code, _, alone = diffnet(*predict, tmp_path / "alone")
+    ahead = diffnet(*predict, tmp_path / "ahead", "--cache", tmp_path / "cache", "--jobs", 2)
+    assert (code, alone) == (ahead[0], ahead[2]) == (1, alone)
+    assert files_in(tmp_path / "alone") == files_in(tmp_path / "ahead")
+    reasons = [[(row["file"], row["reason"]) for row in report_rows(tmp_path / name / "report.csv")] for name in WAYS]
+    assert reasons[0] == reasons[1]
+
+
+QUALITY = {"statistics": {"q": {"mean": [0.0], "std": [1.0]}}}
+WAYS = ("alone", "ahead")
+
+
+def files_in(out: Path) -> dict[str, bytes]:
+    """The content of a table, or of the files in a folder except the report."""
+    files = [out] if out.is_file() else out.rglob("*.ply")
+    return {file.suffix if file == out else file.name: file.read_bytes() for file in files}
+
+
+def report_rows(report: Path) -> list[dict[str, str]]:
+    with report.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def computed(*arguments: object) -> list[str]:
+    """The meshes that a command computes."""
+    seen: list[str] = []
+    forward = predict_module.network_outputs
+
+    def seeing(network: Any, sample: Any, *rest: Any) -> torch.Tensor:
+        seen.extend(Path(name).name for name in sample.names)
+        return forward(network, sample, *rest)
+
+    with patch.object(predict_module, "network_outputs", seeing):
+        output(*arguments)
+    return seen
+
+
+def kill_at(mesh: int, *arguments: object) -> int:
+    """The exit code of a command that is killed while it works on a mesh, counted from 1."""
+    script = (
+        "import os, signal, sys\n"
+        "from diffnet.train.inference import predict\n"
+        "from diffnet.train import cli\n"
+        "forward, calls = predict.network_outputs, []\n"
+        "def killing(*arguments):\n"
+        "    calls.append(1)\n"
+        f"    if len(calls) == {mesh}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return forward(*arguments)\n"
+        "predict.network_outputs = killing\n"
+        "cli.main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", script, *map(str, arguments)], check=False).returncode
 
 
 # ---- input of other kinds ----

@@ -6,22 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
-
-REPORT_COLUMNS = ("file", "status", "reason", "seconds")
-
-
-class ReportRow(NamedTuple):
-    """A mesh in the report. reason: why it has no result, or None. seconds: the time for this mesh."""
-
-    file: Path
-    reason: str | None
-    seconds: float
+from diffnet.train.commands.many_files import REPORT_COLUMNS
 
 
 def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path]:
@@ -116,20 +105,16 @@ def is_batch(paths: Sequence[Path]) -> bool:
     return len(paths) > 1 or paths[0].is_dir()
 
 
-def report_file(out: Path) -> Path:
+def report_file(out: Path, columns: Sequence[str] = ("file",)) -> Path:
     """The file that lists what became of each mesh: report.csv in a folder, TABLE.report.csv beside a table.
+
+    columns: those that name the files
 
     Raises OptionError if there is such a file that is no report.
     """
     path = out.with_suffix(".report.csv") if out.suffix.lower() == ".csv" and not out.is_dir() else out / "report.csv"
     if path.is_file():
         with path.open("rb") as file:
-            if file.readline().strip() != ",".join(REPORT_COLUMNS).encode():
+            if file.readline().strip() != ",".join([*columns, *REPORT_COLUMNS]).encode():
                 raise OptionError(f"{path}: this file is no report of diffnet, and would be overwritten")
     return path
-
-
-def write_report(path: Path, rows: Sequence[ReportRow]) -> None:
-    """Write a row for each mesh, see REPORT_COLUMNS."""
-    lines = ((file, "ok" if reason is None else "failed", reason, f"{seconds:.3f}") for file, reason, seconds in rows)
-    write_atomically(path, csv_text([REPORT_COLUMNS, *lines]))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +14,9 @@ from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import complain, console, user_message
-from diffnet.train.commands.mesh_files import (
-    ReportRow,
-    find_meshes,
-    is_batch,
-    output_files,
-    report_file,
-    write_report,
-)
+from diffnet.train.commands.console import complain, console
+from diffnet.train.commands.many_files import GrowingTable, Item, complete_items, read_rows, settings_of, work_through
+from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
@@ -101,6 +94,14 @@ def predict(
         TargetsAt | None,
         typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Keep the results of an earlier call, also of a stopped one, with the same network and options.",
+        ),
+    ] = False,
+    jobs: JobsOption = None,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
 
@@ -108,9 +109,13 @@ def predict(
     the names in comments.
 
     Of several meshes, one that can't be used does not stop the others. It is listed at the end, and the exit code is 1.
-    report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times.
+    report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times. With --cache,
+    worker processes preprocess the next meshes meanwhile.
     """
     with ExitAtCtrlC():
+        from diffnet.data import fill_cache
+        from diffnet.data.arrays import array_files
+        from diffnet.data.feature_names import array_names
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
@@ -132,6 +137,11 @@ def predict(
     if smooth > 0 and expected.labels_at == "meshes":
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     views = [path for path in (html, png, probabilities) if path is not None]
+    if resume and (report is None or views):
+        raise OptionError(
+            "--resume is for a folder of meshes or several of them, without --html, --png and --probabilities, which "
+            "need all predictions"
+        )
     all_files = [*files, *views, *([] if report is None else [report])]
     check_outputs(all_files, [*sources, checkpoint])
     check_suffix("--html", html, ".html")
@@ -140,45 +150,79 @@ def predict(
     for folder in {path.parent for path in all_files}:
         check_folder_path(folder)
     remove_leftovers(all_files)
+    chosen = expected.options
+    settings = settings_of(
+        checkpoint, class_names=class_names, labels_at=labels_at, smooth=smooth, files=files[0].suffix
+    )
+    names = array_names(chosen.features)
     one_table = not task.formats(expected.labels_at)
+    results = files * len(sources) if one_table else files
+    items = [
+        Item((source,), result, tuple(place for name in names for place in array_files(source, name)))
+        for source, result in zip(sources, results, strict=True)
+    ]
+    header = task.table([], expected)[0]
+    is_resumed = resume and one_table and files[0].is_file()
+    earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
+
+    def has_result(item: Item) -> bool:
+        return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
+
+    kept = complete_items(items, report, settings, has_result=has_result) if resume and report is not None else {}
+    table = None
+    if one_table:
+        table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
     predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth)
     predictions: list[Predicted] = []
     written: list[Path] = []
-    rows: list[ReportRow] = []
-    try:
-        with progress_bar(console, disable=len(sources) == 1) as bar:
-            for i, source in enumerate(bar.track(sources, description="predicting")):
-                started, reason = time.perf_counter(), None
-                try:
-                    predicted = predicted_of(source)
-                    if not one_table:
-                        make_folder(files[i].parent)
-                        task.write_file(files[i], [predicted], expected)
-                        written.append(files[i])
-                    if one_table or views:
-                        predictions.append(predicted)
-                except Exception as error:
-                    reason = user_message(error)
-                    if reason is None:
-                        raise
-                rows.append(ReportRow(source, reason, time.perf_counter() - started))
-        if predictions:
-            for path in (*(files if one_table else ()), *views):
-                make_folder(path.parent)
-                written.append(path)
-            if one_table:
-                task.write_file(files[0], predictions, expected)
-            task.write_views(predictions, expected, html, png)
-            if probabilities is not None:
-                _write_probabilities(probabilities, predictions, expected.label_names)
-    finally:
-        if report is not None:
-            make_folder(report.parent)
-            write_report(report, rows)
-            written.append(report)
-    for path in written:
+
+    def work(i: int) -> None:
+        predicted = predicted_of(sources[i])
+        if table is not None:
+            table.add(i, task.table([predicted], expected)[1])
+        else:
+            make_folder(files[i].parent)
+            task.write_file(files[i], predicted, expected)
+            written.append(files[i])
+        if views:
+            predictions.append(predicted)
+
+    def ahead(positions: Sequence[int], one: Callable[[int], None]) -> dict[int, str]:
+        """Worker processes wait while the network runs, so at most one mesh for each of them is ready."""
+        assert cache is not None
+        waiting = [sources[i] for i in positions]
+        found = fill_cache(waiting, chosen.preprocessing, cache, jobs, ready=lambda n: one(positions[n]))
+        return {positions[n]: reason for n, reason in found.items()}
+
+    is_ahead = cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None
+    with progress_bar(console, disable=len(sources) == 1) as bar:
+        shown = bar.add_task("predicting", total=len(sources))
+        failed = work_through(
+            items,
+            work,
+            report,
+            settings=settings,
+            kept=kept,
+            in_turn=ahead if is_ahead else None,
+            advance=lambda: bar.advance(shown),
+        )
+    if table is not None and table.rows:
+        table.write()
+        written.append(table.path)
+    if predictions:
+        for path in views:
+            make_folder(path.parent)
+            written.append(path)
+        task.write_views(predictions, expected, html, png)
+        if probabilities is not None:
+            _write_probabilities(probabilities, predictions, expected.label_names)
+    end(written, report, failed)
+
+
+def end(written: Sequence[Path], report: Path | None, failed: Sequence[str]) -> None:
+    """List the files that were written and the reasons for those that were not. Raises Exit if there are any."""
+    for path in (*written, *(() if report is None else (report,))):
         console.print(f"wrote {path}", soft_wrap=True)
-    failed = [row.reason for row in rows if row.reason is not None]
     for reason in failed:
         complain(reason)
     if failed:

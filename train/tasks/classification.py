@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes
-from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
@@ -96,13 +96,13 @@ class Classification(LabelTask):
             elements="Meshes",
         )
 
-    def write_file(self, table: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
-        """A table with the columns file, label, and the probability of each class."""
+    def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:
+        """The columns are file, label, and the probability of each class."""
         rows = [["file", "label", *network.label_names]]
         for predicted in predictions:
             shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
             rows.append([predicted.mesh.name, network.label_names[int(predicted.values.argmax())], *shares])
-        write_atomically(table, csv_text(rows))
+        return rows
 
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None

@@ -59,18 +59,11 @@ def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str]
     if file.suffix.lower() == ".npy":
         write_atomically(file, npy_bytes(values))
     elif file.suffix.lower() == ".csv":
-        write_atomically(file, _table(names, values))
+        write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
     else:
         scale = make_scale(values[:, 0])
         colors = scale.table[(scale.shares(values[:, 0]) * (len(scale.table) - 1)).round().astype(np.int64)]
         write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), colors=colors, at=at)
-
-
-def _table(header: Sequence[str], values: NDArray[Any], first: Sequence[str] | None = None) -> str:
-    rows = [[f"{value:.9g}" for value in row] for row in values]
-    if first is not None:
-        rows = [[name, *row] for name, row in zip(first, rows, strict=True)]
-    return csv_text([header, *rows])
 
 
 def _ply_names(names: Sequence[str]) -> list[str]:
@@ -213,14 +206,9 @@ class Regression(MeshTask):
             return ()  # one table
         return (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
 
-    def write_file(self, file: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
+    def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The columns with their names."""
-        values = [predicted.values.numpy() for predicted in predictions]
-        if network.labels_at == "meshes":
-            names = [predicted.mesh.name for predicted in predictions]
-            write_atomically(file, _table(["file", *network.label_names], np.concatenate(values), names))
-        else:
-            _write_values(file, predictions[0].mesh, values[0], network.label_names, network.labels_at)
+        _write_values(file, predicted.mesh, predicted.values.numpy(), network.label_names, network.labels_at)
 
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None

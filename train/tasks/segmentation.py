@@ -140,11 +140,11 @@ class Segmentation(LabelTask):
         own = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
         return ".ply", ".txt", ".npy", ".csv", own[at]
 
-    def write_file(self, file: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
+    def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The labels as the numbers of the training files."""
         from diffnet.viz import write_ply
 
-        mesh, classes = predictions[0].mesh, predictions[0].values.numpy()
+        mesh, classes = predicted.mesh, predicted.values.numpy()
         names, numbers, at = network.label_names, network.label_numbers, _elements(network.labels_at)
         if file.suffix.lower() == ".ply":
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, at=at)

@@ -32,7 +32,7 @@ from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.device import matmul_dtype
@@ -274,9 +274,14 @@ class MeshTask(Task[LabeledMeshes, Scored]):
         Empty if it writes one table (.csv) of all meshes.
         """
 
-    @abstractmethod
-    def write_file(self, file: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
-        """Write the prediction of one mesh in the format of the file's extension, or the table of all meshes."""
+    def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:
+        """The header and the rows of the table of all meshes, by default with the predicted numbers."""
+        rows = [[one.mesh.name, *(f"{value:.9g}" for value in one.values.flatten().tolist())] for one in predictions]
+        return [["file", *network.label_names], *rows]
+
+    def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
+        """Write the prediction of one mesh in the format of the file's extension."""
+        write_atomically(file, csv_text(self.table([predicted], network)))
 
     @abstractmethod
     def write_views(

@@ -1,0 +1,185 @@
+"""Work through many files: results and rows of a report are written as they come, and a later call can go on."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import as_text, csv_text, make_folder, named, write_atomically
+from diffnet.train.commands.console import user_message
+
+REPORT_COLUMNS = ("status", "reason", "seconds", "state", "settings")  # after those that name the files
+
+
+class Item(NamedTuple):
+    """One result to make.
+
+    read: the files that the report names, one for each of its first columns
+    result: the file to write, or the table that gets a row
+    beside: further files that decide the result, whether they exist or not
+    """
+
+    read: tuple[Path, ...]
+    result: Path
+    beside: tuple[Path, ...] = ()
+
+
+class GrowingTable:
+    """A CSV file that gets its rows as they come. At the end they are in the order of their positions.
+
+    rows: the first ones, by position. `write` and the first `add` replace an older file.
+    """
+
+    def __init__(self, path: Path, header: Sequence[str], rows: Mapping[int, Sequence[Any]] | None = None) -> None:
+        self.path, self._header, self.rows = path, header, dict(rows or {})
+        self._started = False
+
+    def write(self) -> None:
+        make_folder(self.path.parent)
+        write_atomically(self.path, csv_text([self._header, *(self.rows[i] for i in sorted(self.rows))]))
+        self._started = True
+
+    def add(self, position: int, row: Sequence[Any]) -> None:
+        self.rows[position] = row
+        if not self._started:
+            self.write()
+            return
+        try:
+            with self.path.open("ab") as file:
+                file.write(as_text(csv_text([row])).encode())
+        except OSError as e:
+            raise named(e, self.path) from e
+
+
+def read_rows(path: Path, header: Sequence[str]) -> list[list[str]]:
+    """The complete rows of a `GrowingTable`, also of a process that was killed. Raises OptionError for another file."""
+    content = path.read_bytes()
+    try:
+        text = content[: content.rfind(b"\n") + 1].decode()
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except (UnicodeDecodeError, csv.Error) as e:
+        raise OptionError(f"{path}: the file is damaged ({e}); leave out --resume to begin again") from e
+    if rows[:1] != [[as_text(name) for name in header]]:
+        raise OptionError(f"{path}: this file is not of the same command; leave out --resume to replace it")
+    return [row for row in rows[1:] if len(row) == len(header)]
+
+
+def settings_of(checkpoint: Path, **options: Any) -> str:
+    """A hash of a network and of the options that decide results: 16 hexadecimal digits."""
+    digest = hashlib.sha256(checkpoint.read_bytes())
+    digest.update(repr(sorted(options.items())).encode(errors="backslashreplace"))
+    return digest.hexdigest()[:16]
+
+
+def complete_items(
+    items: Sequence[Item],
+    report: Path,
+    settings: str,
+    columns: Sequence[str] = ("file",),
+    has_result: Callable[[Item], bool] = lambda item: item.result.is_file(),
+) -> dict[int, Sequence[str]]:
+    """The rows of items that are complete in the report of an earlier call, by position.
+
+    Their result is there, and the files that it was made from have the sizes and times that they had.
+
+    Raises OptionError for a report of other settings.
+    """
+    if not report.is_file():
+        return {}
+    before = {tuple(row[: len(columns)]): row for row in read_rows(report, [*columns, *REPORT_COLUMNS])}
+    if any(row[-1] != settings for row in before.values()):
+        raise OptionError(
+            f"{report}: these results are of another network or other options; leave out --resume to replace them"
+        )
+    rows = {i: before.get(tuple(as_text(str(path)) for path in item.read)) for i, item in enumerate(items)}
+    return {
+        i: row
+        for i, row in rows.items()
+        if row is not None and row[-5] == "ok" and row[-2] == _state(items[i]) and has_result(items[i])
+    }
+
+
+def work_through(
+    items: Sequence[Item],
+    work: Callable[[int], None],
+    report: Path | None,
+    settings: str,
+    columns: Sequence[str] = ("file",),
+    *,
+    kept: Mapping[int, Sequence[str]] | None = None,
+    in_turn: Callable[[Sequence[int], Callable[[int], None]], dict[int, str]] | None = None,
+    advance: Callable[[], Any] = lambda: None,
+) -> list[str]:
+    """Call work(i) for each item. One that can't be used does not stop the others.
+
+    work: writes the result, and leaves a complete file or none
+    report: the file that gets a row for each item when its result is complete
+    settings: see `settings_of`
+    columns: the names of the columns for `Item.read`
+    kept: the result of `complete_items`. These are left out.
+    in_turn: calls its second argument with each of these positions, and returns reasons for those that it can't
+    advance: called for each item when it is done
+
+    Returns the reasons of the items that failed.
+    """
+    kept = kept or {}
+    header = [*columns, *REPORT_COLUMNS]
+    states: dict[int, str] = {}
+    table = None if report is None else GrowingTable(report, header, kept)
+    if table is not None:
+        table.write()
+    failed: dict[int, str] = {}
+
+    def end(i: int, reason: str | None, started: float) -> None:
+        if reason is not None:
+            failed[i] = reason
+        if table is not None:
+            seconds = f"{time.perf_counter() - started:.3f}"
+            status = "ok" if reason is None else "failed"
+            table.add(i, [*items[i].read, status, reason, seconds, states.pop(i, ""), settings])
+        advance()
+
+    def one(i: int) -> None:
+        started, reason = time.perf_counter(), None
+        states[i] = _state(items[i])
+        try:
+            work(i)
+        except Exception as error:
+            reason = user_message(error)
+            if reason is None:
+                raise
+        end(i, reason, started)
+
+    for _ in kept:
+        advance()
+    todo = [i for i in range(len(items)) if i not in kept]
+    try:
+        if in_turn is None:
+            for i in todo:
+                one(i)
+        else:
+            for i, reason in in_turn(todo, one).items():
+                end(i, reason, time.perf_counter())
+    finally:
+        if table is not None:
+            table.write()
+    return [failed[i] for i in sorted(failed)]
+
+
+def _state(item: Item) -> str:
+    """A hash of the name of the result, and of the sizes and times of the files that it is made from."""
+    found: list[Any] = [str(item.result)]
+    for path in (*item.read, *item.beside):
+        try:
+            status = path.stat()
+        except OSError:  # a missing file; if it is needed, reading it gives the reason
+            found.append(None)
+        else:
+            found.append((status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(repr(found).encode(errors="backslashreplace")).hexdigest()[:16]
