@@ -31,6 +31,7 @@ from .features import (
     rotate_vectors,
 )
 from .folders.classes import load_classes
+from .folders.indexed import IndexedDataset, IndexedMeshes, index_dataset
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .folders.targets import load_targets
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
@@ -40,7 +41,7 @@ from .pairs.samples import PairSample, collate_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
 from .parallel import computed_for_all
-from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .samples import Interpolation, MeshBatches, MeshSamples, Sample, collate_samples, epoch_seed, make_sample
 from .synthetic.classes import shapes
 from .synthetic.dataset import curved_figure, figure, figures
 from .synthetic.pairs import figure_pairs
@@ -56,6 +57,8 @@ __all__ = [
     "DataError",
     "FeatureKind",
     "FeaturePart",
+    "IndexedDataset",
+    "IndexedMeshes",
     "Interpolation",
     "LabeledMesh",
     "LabeledMeshes",
@@ -63,6 +66,7 @@ __all__ = [
     "Layout",
     "MeshBatches",
     "MeshPairs",
+    "MeshSamples",
     "PairErrors",
     "PairSample",
     "PairShape",
@@ -92,6 +96,7 @@ __all__ = [
     "figure_pairs",
     "figures",
     "fill_cache",
+    "index_dataset",
     "input_features",
     "interpolation_weights",
     "labels_at",

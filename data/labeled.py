@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -58,8 +58,8 @@ class LabeledMeshes:
     label_numbers: the number of each class in the label files, or None if these have no numbers
     """
 
-    train: list[LabeledMesh]
-    test: list[LabeledMesh]
+    train: Sequence[LabeledMesh]
+    test: Sequence[LabeledMesh]
     label_names: list[str]
     labels_at: TargetsAt
     label_numbers: list[int] | None = None

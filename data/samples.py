@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from diffnet.data.decimation import Weights
 from diffnet.data.feature_names import Statistics
@@ -130,6 +132,37 @@ def make_sample(
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
 
 
+class MeshSamples(Dataset[Sample]):
+    """The samples of labeled meshes for a DataLoader. Each is made by `make_sample` when it is asked for.
+
+    items: the meshes, such as `train` of `index_dataset`, which reads them when they are needed. Nothing is kept
+        between items.
+    options, cache_dir, statistics: see `make_sample`. With operators in the cache, an item takes the time to read them;
+        `fill_cache` computes those of many meshes on all cores.
+
+    Worker processes of a DataLoader get a copy of the items. Those of `index_dataset` are small. Raises the errors of
+    `make_sample` and of the items.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[LabeledMesh],
+        options: Preprocessing,
+        cache_dir: str | os.PathLike[str] | None = None,
+        statistics: Statistics | None = None,
+    ) -> None:
+        self.items = items
+        self.options = options
+        self.cache_dir = cache_dir
+        self.statistics = statistics
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Sample:
+        return make_sample(self.items[index], self.options, self.cache_dir, self.statistics)
+
+
 def collate_samples(samples: Sequence[Sample]) -> Sample:
     """Pack samples into one. Pass this function to a DataLoader as `collate_fn`.
 
@@ -170,7 +203,7 @@ class MeshBatches(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | NDArray[np.integer[Any]],
         *,
         meshes: int | None = None,
         max_vertices: int | None = None,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +21,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 MESH_FOLDERS = (".", "off", "meshes")
 NAMES = "label_names.txt"
+_DIGITS = re.compile("([0-9]+)")
 _NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
 
 Parts: TypeAlias = tuple[list[Path], list[Path]]
@@ -34,7 +37,7 @@ def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = 
         parts = meshes_in(root / "train"), meshes_in(root / "test")
         check_parts(root, parts, needs_train)
         return parts
-    folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
+    folder = next((root / name for name in MESH_FOLDERS if has_meshes(root / name)), root)
     return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train, min_tests)
 
 
@@ -140,12 +143,13 @@ def pair_beside(
     train: whether the training part needs labels; if not, it gets none
     """
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
-    stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in meshes_in(meshes[0].parent)}
-    labels = {file: None for folders in places for folder in folders for file in label_files(folder, suffixes)}
+    stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in _mesh_names(meshes[0].parent)}
+    found = {folder: label_files(folder, suffixes) for folder in dict.fromkeys(chain(*places))}
+    labels = {file: None for files in found.values() for file in files}
     if in_meshes and not any(labeled_stem(file, stems) in stems for file in labels):
         return [list(parts[0]) if train else [], list(parts[1])]
     wanted = zip(parts if train else ([], parts[1]), places, strict=True)
-    paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in wanted]
+    paired = [_paired(meshes, {folder: found[folder] for folder in folders}, suffixes) for meshes, folders in wanted]
     orphans = [file for file in labels if _is_orphan(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
@@ -153,7 +157,7 @@ def pair_beside(
     if orphans:
         names = listing(str(file.relative_to(root)) for file in orphans)
         # The warning points at the call of `load_dataset`.
-        warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=3)
+        warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=4)
     return paired
 
 
@@ -180,16 +184,21 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
 
     A JSON file beside another label file is ignored, because it often describes the mesh.
     """
+    return _paired(meshes, {folder: label_files(folder, suffixes) for folder in folders}, suffixes)
+
+
+def _paired(meshes: list[Path], label_files: dict[Path, list[Path]], suffixes: tuple[str, ...]) -> list[Path]:
+    """See `pair_labels`. label_files: the label files of each folder"""
     found: dict[str, list[Path]] = {}
     stems = {mesh_stem(mesh) for mesh in meshes}
-    files = [file for folder in folders for file in label_files(folder, suffixes)]
+    files = [file for files in label_files.values() for file in files]
     for file in sorted(files, key=lambda file: mesh_suffix(file) == ".json"):
         stem = labeled_stem(file, stems)
         if mesh_suffix(file) != ".json" or all(mesh_suffix(other) == ".json" for other in found.get(stem, ())):
             found.setdefault(stem, []).append(file)
     missing = [mesh.name for mesh in meshes if mesh_stem(mesh) not in found]
     if missing:
-        places = ", ".join(str(folder) for folder in folders)
+        places = ", ".join(map(str, label_files))
         raise DataError(
             f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}"
         )
@@ -226,6 +235,15 @@ def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
     return meshes
 
 
+def has_meshes(folder: Path) -> bool:
+    """Whether a folder has visible meshes, also with .gz."""
+    return folder.is_dir() and any(_mesh_names(folder))
+
+
+def _mesh_names(folder: Path) -> Iterator[str]:
+    return (name for name in _names_in(folder, (*FORMATS, ".gz")) if mesh_suffix(name) in FORMATS)
+
+
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The visible files of a folder with these extensions, sorted by name. Empty if the folder does not exist.
 
@@ -233,15 +251,23 @@ def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """
     if not folder.is_dir():
         return []
-    files = [file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.name[0] != "."]
-    for file in files:
-        if not file.exists():
-            raise DataError(f"{file}: this link points to a file that is missing")
-    return sorted((file for file in files if file.is_file()), key=lambda file: (_natural(file.name), file.name))
+    return [folder / name for name in sorted(_names_in(folder, suffixes), key=lambda name: (_natural(name), name))]
+
+
+def _names_in(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """The names of `files_in`, in no order. Sets have many files, so this makes no Path of each."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] == "." or os.path.splitext(entry.name)[1].lower() not in suffixes:
+                continue
+            if entry.is_symlink() and not os.path.exists(entry):
+                raise DataError(f"{folder / entry.name}: this link points to a file that is missing")
+            if entry.is_file():
+                yield entry.name
 
 
 def _natural(name: str) -> list[str | int]:
-    return [int(part) if i % 2 else part.lower() for i, part in enumerate(re.split("([0-9]+)", name))]
+    return [int(part) if i % 2 else part.lower() for i, part in enumerate(_DIGITS.split(name))]
 
 
 def listing(names: Iterable[str]) -> str:

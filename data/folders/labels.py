@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,11 @@ from diffnet.data.folders.sources import MAX_COLORS, FileLabels
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
 
+# Class indices of the labels of each file, the names of the classes, and their numbers in the files or None.
+Classes: TypeAlias = tuple[list[NDArray[np.int64]], list[str], "list[int] | None"]
 
-def number_classes(
-    labels: Sequence[FileLabels], names_file: Path
-) -> tuple[list[NDArray[np.int64]], list[str], list[int] | None]:
+
+def number_classes(labels: Sequence[FileLabels], names_file: Path) -> Classes:
     """Class indices (int64, shapes unchanged) of the values of each file of a set, and the classes.
 
     The classes are their names, and their numbers in the files, or None for files with names.
@@ -160,13 +162,18 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
             )
         listed, labels = labels, np.full(mesh.polygon_count, UNLABELED, np.int64)
         labels[source.elements] = listed
-    if not fits(mesh, len(labels), at):
-        raise DataError(f"{file}: {len(labels)} labels, but {mesh.name} has {shown_size(mesh, at)}")
-    if at == "vertices":
-        check_vertex_numbers(mesh, file)
+    check_fit(mesh, len(labels), at, file)
     if at == "faces" and len(labels) == mesh.polygon_count:
         return labels[mesh.polygons]
     return labels
+
+
+def check_fit(mesh: Mesh, count: int, at: LabelsAt, file: Path) -> None:
+    """Raises DataError if the number of labels in a file does not fit, and for vertices of an STL file."""
+    if not fits(mesh, count, at):
+        raise DataError(f"{file}: {count} labels, but {mesh.name} has {shown_size(mesh, at)}")
+    if at == "vertices":
+        check_vertex_numbers(mesh, file)
 
 
 def fits(mesh: Mesh, count: int, at: LabelsAt) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.agreement import warn_of_scattered_labels
@@ -21,6 +21,7 @@ from diffnet.data.folders.files import (
     counts_train,
     divided,
     find_parts,
+    has_meshes,
     label_files,
     meshes_below,
     meshes_in,
@@ -28,7 +29,7 @@ from diffnet.data.folders.files import (
     pair_labels,
     parts_by_lists,
 )
-from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels
+from diffnet.data.folders.labels import Classes, find_labels_at, number_classes, place_labels
 from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.soft_labels import with_soft_labels
 from diffnet.data.folders.sources import FileLabels, read_source
@@ -40,9 +41,9 @@ Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "coseg", "fol
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _LABELS = (".txt", ".npy", ".seg", ".csv", ".json")
+_LABELED: dict[Layout, LabelsAt] = {"rna": "vertices", "meshcnn": "edges", "princeton": "faces", "coseg": "faces"}
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off(\.gz)?")
 
-_Values: TypeAlias = list[NDArray[np.int64]]
 _Folder: TypeAlias = "str | os.PathLike[str] | None"
 
 
@@ -118,6 +119,38 @@ def load_dataset(
     and for a single class; and MeshError for a mesh that can't be read.
     """
     root = Path(path)
+    files = find_files(root, layout, test_fraction, seed, needs_train)
+    data = _load(root, files, cache_dir, needs_train)
+    if files.layout == "meshcnn" and (root / "sseg").is_dir():
+        data = with_soft_labels(data, files.parts[1], root)
+    if needs_train:
+        check_classes(root, data.label_names)
+    warn_of_scattered_labels(data, root)
+    return data if labels_at is None else with_labels_at(data, labels_at)
+
+
+class SetFiles(NamedTuple):
+    """The files of a data set, found without reading labels or meshes.
+
+    layout: the layout, which is not "auto"
+    parts: the meshes for training and for testing
+    labels: the label files of both parts
+    at: the elements that are labeled, or None if the files decide
+    to_classes: numbers the classes
+    """
+
+    layout: Layout
+    parts: Parts
+    labels: list[list[Path]]
+    at: LabelsAt | None
+    to_classes: Callable[[Sequence[FileLabels]], Classes]
+
+
+def find_files(root: Path, layout: Layout, test_fraction: float, seed: int, needs_train: bool) -> SetFiles:
+    """The files of the data set in a folder, see `load_dataset`. Raises DataError.
+
+    Without `needs_train`, the training part is there only if its labels are needed to number the classes.
+    """
     if layout not in LAYOUTS:
         raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
     if not 0 < test_fraction < 1:
@@ -127,10 +160,19 @@ def load_dataset(
     if layout == "auto":
         layout = _detect(root, needs_train)
     train = counts_train(root, needs_train)
+    at = _LABELED.get(layout)
+    to_classes: Callable[[Sequence[FileLabels]], Classes] = partial(number_classes, names_file=root / NAMES)
     if layout == "rna":
-        data = _load_rna(root, cache_dir, needs_train)
+        parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off", needs_train)
+        train, to_classes = needs_train, _rna_classes  # the classes are always the same
+        parts = parts if train else ([], parts[1])
+        check_parts(root, parts, needs_train)
+        files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
     elif layout == "meshcnn":
-        data = _load_meshcnn(root, cache_dir, needs_train)
+        parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
+        check_parts(root, parts, needs_train)
+        parts = parts if train else ([], parts[1])
+        files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
     elif layout in ("teeth", "coseg"):
         meshes, folder = meshes_below(root), root
         if layout == "coseg":
@@ -139,22 +181,22 @@ def load_dataset(
         parts = divided(root, meshes, folder, test_fraction, seed, needs_train)
         parts = parts if train else ([], parts[1])
         files = [_beside(part) if layout == "teeth" else pair_labels(part, [root / "gt"], (".seg",)) for part in parts]
-        data = _load(root, parts, files, None if layout == "teeth" else "faces", cache_dir, needs_train)
     else:
         parts = find_parts(root, test_fraction, seed, needs_train)
         if layout == "princeton":
             files = pair_beside(root, parts, "seg", (".seg",), train=train)
-            at: LabelsAt | None = "faces"
         else:
-            files, at = pair_beside(root, parts, "labels", _LABELS, in_meshes=True, train=train), None
-        data = _load(root, parts if train else ([], parts[1]), files, at, cache_dir, needs_train)
-    if needs_train and len(data.label_names) == 1:
+            files = pair_beside(root, parts, "labels", _LABELS, in_meshes=True, train=train)
+        parts = parts if train else ([], parts[1])
+    return SetFiles(layout, parts, files, at, to_classes)
+
+
+def check_classes(root: Path, names: Sequence[str]) -> None:
+    """Raises DataError for a single class."""
+    if len(names) == 1:
         raise DataError(
-            f"{root}: {data.label_names[0]!r} is the only class; segmentation needs at least 2. "
-            "A negative label means unlabeled"
+            f"{root}: {names[0]!r} is the only class; segmentation needs at least 2. A negative label means unlabeled"
         )
-    warn_of_scattered_labels(data, root)
-    return data if labels_at is None else with_labels_at(data, labels_at)
 
 
 def _beside(meshes: list[Path]) -> list[Path]:
@@ -172,7 +214,7 @@ def _detect(root: Path, needs_train: bool) -> Layout:
         return "coseg"
     if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
-    if any(meshes_in(root / name) for name in (*MESH_FOLDERS, "train", "test")):
+    if any(has_meshes(root / name) for name in (*MESH_FOLDERS, "train", "test")):
         return "folder"
     if any(mesh.with_name(f"{mesh_stem(mesh)}.json").is_file() for mesh in meshes_below(root)):
         return "teeth"
@@ -194,50 +236,23 @@ def _is_rna(root: Path, needs_train: bool) -> bool:
     return all(_PDB_CHAIN.fullmatch(name) for file in lists for name in read_lines(file))
 
 
-def _load_rna(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
-    def shift(labels: Sequence[FileLabels]) -> tuple[_Values, list[str], list[int]]:
-        for file in labels:
-            bad = np.flatnonzero((file.values < -1) | (file.values > 258))
-            if len(bad):
-                raise DataError(f"{file.path}: label {file.values[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
-        numbers = list(range(-1, 259))
-        return [file.values + 1 for file in labels], [str(number) for number in numbers], numbers
-
-    parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off", needs_train)
-    parts = parts if needs_train else ([], parts[1])  # the classes are always the same
-    check_parts(root, parts, needs_train)
-    files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
-    return _load(root, parts, files, "vertices", cache_dir, needs_train, shift)
+def _rna_classes(labels: Sequence[FileLabels]) -> Classes:
+    for file in labels:
+        bad = np.flatnonzero((file.values < -1) | (file.values > 258))
+        if len(bad):
+            raise DataError(f"{file.path}: label {file.values[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
+    numbers = list(range(-1, 259))
+    return [file.values + 1 for file in labels], [str(number) for number in numbers], numbers
 
 
-def _load_meshcnn(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
-    parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
-    check_parts(root, parts, needs_train)
-    parts = parts if counts_train(root, needs_train) else ([], parts[1])
-    files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
-    data = _load(root, parts, files, "edges", cache_dir, needs_train)
-    if not (root / "sseg").is_dir():
-        return data
-    return with_soft_labels(data, parts[1], root)
-
-
-def _load(
-    root: Path,
-    parts: Parts,
-    label_files: Sequence[list[Path]],
-    at: LabelsAt | None,
-    cache_dir: _Folder,
-    needs_train: bool,
-    to_classes: Callable[[Sequence[FileLabels]], tuple[_Values, list[str], list[int]]] | None = None,
-) -> LabeledMeshes:
+def _load(root: Path, files: SetFiles, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
     """Read the labels of both parts, and the meshes of the parts that are needed.
 
     Labels come first: they load fast, so their faults show before minutes of reading meshes.
-
-    to_classes: numbers the classes; by default `number_classes`
     """
-    sources = [read_source(file) for part in label_files for file in part]
-    labels, names, numbers = number_classes(sources, root / NAMES) if to_classes is None else to_classes(sources)
+    parts, at = files.parts, files.at
+    sources = [read_source(file) for part in files.labels for file in part]
+    labels, names, numbers = files.to_classes(sources)
     if not needs_train:
         sources, labels = sources[len(parts[0]) :], labels[len(parts[0]) :]
         parts = [], parts[1]

@@ -40,7 +40,7 @@ def test_the_loop_of_the_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_the_loop_with_a_loader() -> None:
     """The code runs as it stands, for labels at vertices."""
-    (code,) = (b for b in blocks("docs/python.md") if "loader" in b)
+    (code,) = (b for b in blocks("docs/python.md") if "farthest_points" in b)
     assert len(code.splitlines()) <= 12
     meshes = [ellipsoid(seed, 2) for seed in range(3)]
     positions = [torch.from_numpy(m.verts).float() for m in meshes]
@@ -70,3 +70,23 @@ def test_the_loop_with_a_loader() -> None:
     turned = steps[1]
     assert not any(torch.allclose(turned, x, atol=1e-3) for x in positions)
     assert any(torch.allclose(turned.norm(dim=1), x.norm(dim=1), atol=1e-5) for x in positions)
+
+
+def test_the_loop_with_an_indexed_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The code runs on a CPU, with fewer eigenpairs, smaller batches and no worker processes."""
+    monkeypatch.chdir(tmp_path)
+    Path("scans").mkdir()
+    for seed in range(4):
+        mesh = ellipsoid(seed, 2)
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(f"scans/{seed}.ply")
+        np.savetxt(f"scans/{seed}.txt", mesh.verts[:, 0] > 0, fmt="%d")
+    (code,) = (b for b in blocks("docs/python.md") if "index_dataset" in b)
+    names = {"torch": torch, "model": DiffusionNet(16, 2, width=8, blocks=1), "__name__": "__main__"}
+    code = (
+        code.replace("50_000", "400")
+        .replace("k=128", "k=16")
+        .replace('"cuda"', '"cpu"')
+        .replace("workers=2", "workers=0")
+    )
+    exec(code, names)
+    assert names["loss"].isfinite()  # type: ignore[attr-defined]

@@ -1,0 +1,217 @@
+"""Data sets that are read when they are needed: their index, its faults, and their samples in a DataLoader."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from shapes import ellipsoid
+from torch.utils.data import DataLoader
+
+from diffnet.data import (
+    DataError,
+    MeshBatches,
+    MeshSamples,
+    Preprocessing,
+    array_statistics,
+    collate_samples,
+    index_dataset,
+    load_dataset,
+    make_sample,
+)
+from diffnet.data.folders import index
+from diffnet.data.folders.index import index_path
+from diffnet.geometry import mesh_edges
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZES = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 2}  # subdivisions; a, b and c are for training
+
+
+def write_set(root: Path, kind: str = "vertices") -> Path:
+    """A set of five ellipsoids whose labels are of one kind."""
+    for seed, (name, detail) in enumerate(SIZES.items()):
+        mesh = ellipsoid(seed, detail)
+        part = root / ("train" if name < "d" else "test")
+        part.mkdir(parents=True, exist_ok=True)
+        elements = {"edges": mesh_edges(mesh.faces), "vertices": np.arange(len(mesh.verts))[:, None]}
+        labels = (mesh.verts[elements.get(kind, mesh.faces), 0].mean(1) > 0) * 7 + 3 - 4 * (seed == 1)
+        solid = trimesh.Trimesh(mesh.verts, mesh.faces, process=False)
+        if kind == "colors":
+            colors = np.eye(3, dtype=np.uint8)[(mesh.verts[:, 2] > 0) * 1 + (seed == 2)] * 255
+            solid.visual = trimesh.visual.ColorVisuals(solid, vertex_colors=colors)
+        solid.export(part / f"{name}.{'obj' if kind == 'edges' else 'ply'}")
+        if kind == "parts":
+            split = len(mesh.faces) // 3
+            faces = [" ".join(map(str, range(*bounds))) for bounds in ((1, split), (split, len(mesh.faces)))]
+            part.joinpath(f"{name}_labels.txt").write_text(f"arm\n{faces[0]}\nhand {seed % 2}\n{faces[1]}\n")
+        elif kind == "edges":
+            (root / "seg").mkdir(exist_ok=True)
+            np.savetxt(root / "seg" / f"{name}.eseg", labels)
+        elif kind != "colors":
+            np.savetxt(part / f"{name}.txt", labels, fmt="%d")
+    return root
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were read for an index."""
+    names: list[str] = []
+    plain = index.describe_files
+
+    def noted(work: Any, cache_dir: Any) -> list[Any]:
+        names.extend(Path(path).name for _, path in work)
+        return plain(work, cache_dir)
+
+    monkeypatch.setattr(index, "describe_files", noted)
+    return names
+
+
+@pytest.mark.parametrize("kind", ["vertices", "faces", "edges", "parts", "colors"])
+def test_items_are_those_of_load_dataset(tmp_path: Path, read: list[str], kind: str) -> None:
+    root = write_set(tmp_path / "set", kind)
+    expected = load_dataset(root)
+    for stored in (False, True):
+        data = index_dataset(root, tmp_path / "cache")
+        assert (len(read) == 10) != stored
+        read.clear()
+        assert data.label_names == expected.label_names
+        assert (data.labels_at, data.label_numbers) == (expected.labels_at, expected.label_numbers)
+        for part, whole in ((data.train, expected.train), (data.test, expected.test)):
+            assert len(part) == len(whole)
+            assert part.vertex_counts.tolist() == [len(item.mesh.verts) for item in whole]
+            assert part.face_counts.tolist() == [len(item.mesh.faces) for item in whole]
+            for item, other in zip(part, whole, strict=True):
+                assert item.name == other.name
+                np.testing.assert_array_equal(item.labels, other.labels)
+                np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
+    assert [item.name for item in data.train[1:]] == ["b", "c"]
+
+
+def test_files_that_changed_are_read_again(tmp_path: Path, read: list[str]) -> None:
+    root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
+    old = index_dataset(root, cache)
+    read.clear()
+    labels = root / "train" / "b.txt"
+    labels.write_text(labels.read_text().replace("6", "5"))
+    shutil.copy(root / "train" / "a.ply", root / "train" / "new.ply")
+    shutil.copy(root / "train" / "a.txt", root / "train" / "new.txt")
+    data = index_dataset(root, cache)
+    assert read == ["new.ply", "b.txt", "new.txt"]
+    assert data.label_names == ["3", "5", "10"]
+    np.testing.assert_array_equal(data.train[1].labels, load_dataset(root).train[1].labels)
+    with pytest.raises(DataError, match=r"b\.txt: the file has changed since the data set was indexed"):
+        old.train[1]
+    (root / "train" / "c.ply").unlink()
+    with pytest.raises(DataError, match=r"c\.ply: the file can't be read \(No such file"):
+        data.train[2]
+
+
+def test_a_bad_file_is_named_and_the_others_are_known(tmp_path: Path, read: list[str]) -> None:
+    root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
+    (root / "train" / "b.ply").write_text("ply\nnothing")
+    (root / "test" / "e.txt").write_text("1\nx")
+    with pytest.raises(DataError, match=r"^2 of 10 files can't be used: .*b\.ply: .*; .*e\.txt, line 2: 'x' is not"):
+        index_dataset(root, cache)
+    write_set(root)
+    read.clear()
+    index_dataset(root, cache)
+    assert {"b.ply", "e.txt"} <= set(read)  # and files that were written again
+    (root / "test" / "e.txt").write_text("1\n2\n")
+    with pytest.raises(DataError, match=r"e\.txt: 2 labels, but .*e\.ply has 162 vertices and 320 faces"):
+        index_dataset(root, cache)
+
+
+def test_a_damaged_index_is_made_again(tmp_path: Path, read: list[str]) -> None:
+    root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
+    index_dataset(root, cache)
+    place = index_path(root, cache)
+    content = bytearray(place.read_bytes())
+    content[-40] ^= 1
+    place.write_bytes(content)
+    os.utime(place)
+    read.clear()
+    with pytest.warns(UserWarning, match=rf"{place.name} can't be read"):
+        assert len(index_dataset(root, cache).train) == 3
+    assert len(read) == 10
+    assert len(index_dataset(root, cache).train) == 3
+    assert len(read) == 10
+
+
+@pytest.mark.filterwarnings("ignore:.*mesh.safetensors can't be written")
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    root, blocked = write_set(tmp_path / "set"), tmp_path / "file"
+    blocked.write_text("")
+    with pytest.warns(UserWarning, match=r"index\.safetensors can't be written"):
+        data = index_dataset(root, blocked / "cache")
+    with pytest.warns(UserWarning, match="can't be written"):  # the parsed mesh
+        assert data.train[0].name == "a"
+
+
+def test_an_index_keeps_what_another_process_adds(tmp_path: Path, read: list[str]) -> None:
+    """Here, the other process indexes the test part while this one reads the files of the whole set."""
+    root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
+    (root / "test" / "more.ply").symlink_to(root / "test" / "e.ply")
+    (root / "test" / "more.txt").symlink_to(root / "test" / "e.txt")
+    index_dataset(root, cache, needs_train=False)
+    assert len(read) == 6
+    place = index_path(root, cache)
+    shutil.move(place, other := tmp_path / "other")
+    (root / "test" / "more.ply").rename(tmp_path / "more.ply")
+    (root / "test" / "more.txt").rename(tmp_path / "more.txt")
+    noted = index.describe_files
+
+    def meanwhile(work: Any, cache_dir: Any) -> list[Any]:
+        result = noted(work, cache_dir)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(other, place)
+        (tmp_path / "more.ply").rename(root / "test" / "more.ply")
+        (tmp_path / "more.txt").rename(root / "test" / "more.txt")
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "describe_files", meanwhile)
+        index_dataset(root, cache)
+    read.clear()
+    assert len(index_dataset(root, cache).test) == 3
+    assert read == []
+
+
+def test_worker_processes_build_the_same_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_set(tmp_path / "set")
+    expected = index_dataset(root, tmp_path / "one", jobs=1)
+    monkeypatch.setattr(index, "CHUNK", 3)
+    data = index_dataset(root, tmp_path / "two", jobs=2)
+    for part, whole in ((data.train, expected.train), (data.test, expected.test)):
+        assert part.vertex_counts.tolist() == whole.vertex_counts.tolist()
+        assert [item.labels.tolist() for item in part] == [item.labels.tolist() for item in whole]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
+    root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
+    for mesh in root.glob("*/*.ply"):
+        np.save(mesh.with_suffix(".shade.npy"), np.arange(len(trimesh.load(mesh).vertices)) % 5)
+    options = Preprocessing(k=8, features="xyz+file:shade")
+    train = index_dataset(root, cache).train
+    whole = load_dataset(root).train
+    statistics = array_statistics(train, options.features)
+    assert statistics == array_statistics(whole, options.features)
+    samples = MeshSamples(train, options, cache, statistics)
+    assert len(pickle.dumps(samples)) < 5000
+    batches = MeshBatches(train.vertex_counts, max_vertices=90, shuffle=True)
+    batches.set_epoch(3)
+    order = list(batches)
+    batches.set_epoch(3)
+    loader = DataLoader(samples, batch_sampler=batches, collate_fn=collate_samples, num_workers=workers)
+    for chosen, batch in zip(order, loader, strict=True):
+        expected = collate_samples([make_sample(whole[i], options, statistics=statistics) for i in chosen])
+        assert batch.names == expected.names
+        for name in ("features", "labels"):
+            torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0)
+        torch.testing.assert_close(batch.operators.evecs, expected.operators.evecs, rtol=0, atol=0)
