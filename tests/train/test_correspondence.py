@@ -438,6 +438,44 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     np.testing.assert_array_equal(known.points, found)
 
 
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_match_of_pairs_in_a_file(room: Path, tmp_path: Path, jobs: int | None) -> None:
+    """Each pair as in a set of pairs. One that can't be matched doesn't stop the others, and is tried again."""
+    scans, out = tmp_path / "scans", tmp_path / "out"
+    for name, seed in {"a.ply": 4, "x/m.off": 5, "y/m.off": 6}.items():
+        (scans / name).parent.mkdir(parents=True, exist_ok=True)
+        body(seed, 0.0).export(scans / name)
+    (scans / "bad.off").write_text("OFF")
+    (scans / "pairs.txt").write_text("x/m.off a.ply\ny/m.off, a.ply\na.ply bad.off\na.ply x/m.off\na.ply x/m.off\n")
+    checkpoint = ["--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
+    match = ["match", "--pairs", scans / "pairs.txt", *checkpoint, "--out", out]
+    match += [] if jobs is None else ["--cache", tmp_path / "cache", "--jobs", jobs]
+    assert "bad.off: the file can't be read" in complaint(*match)
+    names = {"x/m.off/a.ply.txt", "y/m.off/a.ply.txt", "a_m.txt"}
+    assert {str(path.relative_to(out)) for path in out.rglob("*.txt")} == names
+    output("match", scans / "a.ply", scans / "x" / "m.off", *checkpoint, "--out", tmp_path / "map.txt")
+    assert (out / "x" / "m.off" / "a.ply.txt").read_text() == (tmp_path / "map.txt").read_text()
+    with (out / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "ok"]
+    assert (rows[1]["first"], rows[1]["second"]) == (str(scans / "y" / "m.off"), str(scans / "a.ply"))
+    body(7, 0.0).export(scans / "bad.off")
+    (out / "a_m.txt").write_text("of an earlier call, which stays\n")
+    output(*match, "--resume")
+    assert (out / "a_m.txt").read_text() == "of an earlier call, which stays\n"
+    assert len((out / "a_bad.txt").read_text().splitlines()) == 162
+    assert complaint(*match, "--resume", "--zoomout").endswith("leave out --resume to replace them")
+
+
+def test_match_refuses_what_is_no_list_of_pairs(room: Path, tmp_path: Path) -> None:
+    checkpoint = ["--checkpoint", room / "run" / "last.pt", "--out", tmp_path / "out"]
+    assert complaint("match", *checkpoint) == "give two meshes, A and B, or a file with --pairs"
+    assert complaint("match", "a.off", "--pairs", "b", *checkpoint) == "--pairs is without A, B and --html"
+    (tmp_path / "pairs.txt").write_text("a.off b.off\nc.off\n")
+    line = complaint("match", "--pairs", tmp_path / "pairs.txt", *checkpoint)
+    assert line == f"{tmp_path / 'pairs.txt'}, line 2: expected two paths, got 'c.off'"
+
+
 def test_match_of_different_sizes_with_fine_tuning(room: Path) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     before = {name: weight.clone() for name, weight in network.state_dict().items()}

@@ -8,11 +8,16 @@ import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, csv_text, make_folder, named, write_atomically
-from diffnet.train.commands.console import user_message
+from diffnet.train.commands.console import complain, console, user_message
+
+if TYPE_CHECKING:
+    from diffnet.data import Preprocessing
 
 REPORT_COLUMNS = ("status", "reason", "seconds", "state", "settings")  # after those that name the files
 
@@ -170,6 +175,48 @@ def work_through(
         if table is not None:
             table.write()
     return [failed[i] for i in sorted(failed)]
+
+
+def end(written: Sequence[Path], report: Path | None, failed: Sequence[str]) -> None:
+    """List the files that were written and the reasons for those that were not. Raises Exit if there are any."""
+    for path in (*written, *(() if report is None else (report,))):
+        console.print(f"wrote {path}", soft_wrap=True)
+    for reason in failed:
+        complain(reason)
+    if failed:
+        raise typer.Exit(1)
+
+
+def preprocessed_ahead(
+    items: Sequence[Item], options: Preprocessing, cache: Path, jobs: int | None
+) -> Callable[[Sequence[int], Callable[[int], None]], dict[int, str]]:
+    """The argument `in_turn` of `work_through`: the cores preprocess the next meshes in `Item.read` into the cache.
+
+    Workers wait while an item is worked on, so each has at most one mesh ready.
+    """
+    from diffnet.data import fill_cache
+
+    def in_turn(positions: Sequence[int], one: Callable[[int], None]) -> dict[int, str]:
+        missing = {i: set(items[i].read) for i in positions}
+        items_of: dict[Path, list[int]] = {}
+        for i in positions:
+            for mesh in missing[i]:
+                items_of.setdefault(mesh, []).append(i)
+        meshes = list(dict.fromkeys(mesh for i in positions for mesh in items[i].read))
+
+        def ready(position: int) -> None:
+            mesh = meshes[position]
+            for i in items_of[mesh]:
+                missing[i].remove(mesh)
+                if not missing[i]:
+                    one(i)
+
+        failed = fill_cache(meshes, options, cache, jobs, ready=ready)
+        reasons = {meshes[position]: reason for position, reason in failed.items()}
+        first = {i: next((mesh for mesh in items[i].read if mesh in reasons), None) for i in positions}
+        return {i: reasons[mesh] for i, mesh in first.items() if mesh is not None}
+
+    return in_turn
 
 
 def _state(item: Item) -> str:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from diffnet.data.folders.numbers import read_lines
+from diffnet.data.labeled import DataError
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
-from diffnet.train.commands.options import MESH_FILES, DeviceOption, ZoomOutOption
+from diffnet.train.commands.many_files import (
+    Item,
+    complete_items,
+    end,
+    preprocessed_ahead,
+    settings_of,
+    work_through,
+)
+from diffnet.train.commands.mesh_files import report_file
+from diffnet.train.commands.options import MESH_FILES, DeviceOption, JobsOption, ResumeManyOption, ZoomOutOption
+
+COLUMNS = ("first", "second")  # of the report
 
 
 def match(
-    a: Annotated[Path, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another mesh, with any number of vertices.")],
     checkpoint: Annotated[
         Path,
         typer.Option(
@@ -24,8 +39,21 @@ def match(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="Text file to write: for each vertex of B, the number of a vertex of A, from 0.")
+        Path,
+        typer.Option(
+            help="Text file to write: for each vertex of B, the number of a vertex of A, from 0. A folder for --pairs."
+        ),
     ],
+    a: Annotated[Path | None, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")] = None,
+    b: Annotated[Path | None, typer.Argument(metavar="B", help="Another mesh, with any number of vertices.")] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of A and B: a text file with two meshes in each line, below its own folder. For each vertex "
+            "of the first, FIRST_SECOND.txt in --out has a vertex of the second.",
+        ),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with B and A, where B has the colors and texture of A.")
     ] = None,
@@ -37,11 +65,25 @@ def match(
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
     ] = None,
+    resume: ResumeManyOption = False,
+    jobs: JobsOption = None,
 ) -> None:
-    """Match two meshes: find a vertex of A for each vertex of B."""
+    """Match two meshes: find a vertex of A for each vertex of B.
+
+    Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
+    with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
+    """
+    if pairs is not None:
+        if a is not None or html is not None:
+            raise OptionError("--pairs is without A, B and --html")
+        match_pairs(pairs, checkpoint, out, zoomout, fine_tune, device, cache, resume, jobs)
+        return
+    if a is None or b is None:
+        raise OptionError("give two meshes, A and B, or a file with --pairs")
+    if resume:
+        raise OptionError("--resume is for --pairs")
     with ExitAtCtrlC():
         from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
-        from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
@@ -79,3 +121,84 @@ def match(
     console.print(matched, soft_wrap=True)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
+
+
+def match_pairs(
+    pairs: Path,
+    checkpoint: Path,
+    out: Path,
+    zoomout: bool,
+    fine_tune: int,
+    device: str,
+    cache: Path | None,
+    resume: bool,
+    jobs: int | None,
+) -> None:
+    """Match the pairs in a file, each as in a set of pairs: the first mesh is B of `diffnet match`, the second is A."""
+    with ExitAtCtrlC():
+        from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
+        from diffnet.train.commands.predicting import check_outputs, described_input
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.matching import load_matching_network, match_meshes
+        from diffnet.train.run import progress_bar
+
+    if out.suffix and not out.is_dir():
+        raise OptionError(f"--out should be a folder for --pairs, got {out}")
+    check_folder_path(out)
+    found = read_pairs(pairs)
+    report = report_file(out, COLUMNS)
+    items = [Item(pair, file) for pair, file in zip(found, pair_files(found, out), strict=True)]
+    written = [item.result for item in items]
+    check_outputs([*written, report], [*dict.fromkeys(mesh for pair in found for mesh in pair), checkpoint, pairs])
+    remove_leftovers([*written, report])
+    network = load_matching_network(checkpoint)
+    expected, chosen = described_input(checkpoint, network), pick_device(device)
+
+    def work(i: int) -> None:
+        first, second = found[i]
+        options = {"zoomout": zoomout, "fine_tune": fine_tune}
+        matches = match_meshes(second, first, network, chosen, **options, cache_dir=cache).matches
+        make_folder(written[i].parent)
+        write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matches.tolist()))
+
+    settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
+    kept = complete_items(items, report, settings, COLUMNS) if resume else {}
+    ahead = None
+    if cache is not None and expected.normalize:
+        ahead = preprocessed_ahead(items, expected.options.preprocessing, cache, jobs)
+    with progress_bar(console) as bar:
+        shown = bar.add_task("matching", total=len(items))
+        failed = work_through(
+            items, work, report, settings, COLUMNS, kept=kept, in_turn=ahead, advance=lambda: bar.advance(shown)
+        )
+    end([], report, failed)
+
+
+def read_pairs(path: Path) -> list[tuple[Path, Path]]:
+    """The pairs in a file, each once: two paths in each line, separated by blanks or a comma, from the file's folder.
+
+    Raises DataError for a line of another form, which the message names, and for an empty file.
+    """
+    found: dict[tuple[Path, Path], None] = {}
+    for number, line in enumerate(read_lines(path), 1):
+        names = line.replace(",", " ").split()
+        if len(names) != 2:
+            raise DataError(f"{path}, line {number}: expected two paths, got {line[:60]!r}")
+        found[path.parent / names[0], path.parent / names[1]] = None
+    return list(found)
+
+
+def pair_files(pairs: Sequence[tuple[Path, Path]], out: Path) -> list[Path]:
+    """The file of each pair: FIRST_SECOND.txt, or, if several pairs would have this name, PATH/PATH.txt.
+
+    PATH is the whole path below the folder that all meshes have in common.
+    """
+    short = [f"{mesh_stem(first)}_{mesh_stem(second)}.txt" for first, second in pairs]
+    count = Counter(short)
+    absolute = [tuple(Path(os.path.abspath(mesh)) for mesh in pair) for pair in pairs]
+    common = os.path.commonpath([mesh.parent for pair in absolute for mesh in pair])
+    files = []
+    for name, (first, second) in zip(short, absolute, strict=True):
+        long = first.relative_to(common) / second.relative_to(common)
+        files.append(out / (name if count[name] == 1 else long.with_name(f"{long.name}.txt")))
+    return files

@@ -154,6 +154,13 @@ SeedOption = Annotated[int, typer.Option(help="Seed of weights, order of meshes,
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Resume the run in --out with its options; --data is repeated.")
 ]
+ResumeManyOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Keep the results of an earlier call, also of a stopped one, with the same network and options.",
+    ),
+]
 CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
 AverageWeightsOption = Annotated[
     float,

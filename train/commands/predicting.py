@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,17 @@ from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import complain, console
-from diffnet.train.commands.many_files import GrowingTable, Item, complete_items, read_rows, settings_of, work_through
+from diffnet.train.commands.console import console
+from diffnet.train.commands.many_files import (
+    GrowingTable,
+    Item,
+    complete_items,
+    end,
+    preprocessed_ahead,
+    read_rows,
+    settings_of,
+    work_through,
+)
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
@@ -25,6 +34,7 @@ from diffnet.train.commands.options import (
     DeviceOption,
     JobsOption,
     PairsOption,
+    ResumeManyOption,
     TargetsOption,
     ZoomOutOption,
 )
@@ -94,13 +104,7 @@ def predict(
         TargetsAt | None,
         typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Keep the results of an earlier call, also of a stopped one, with the same network and options.",
-        ),
-    ] = False,
+    resume: ResumeManyOption = False,
     jobs: JobsOption = None,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
@@ -113,7 +117,6 @@ def predict(
     worker processes preprocess the next meshes meanwhile.
     """
     with ExitAtCtrlC():
-        from diffnet.data import fill_cache
         from diffnet.data.arrays import array_files
         from diffnet.data.feature_names import array_names
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
@@ -187,14 +190,9 @@ def predict(
         if views:
             predictions.append(predicted)
 
-    def ahead(positions: Sequence[int], one: Callable[[int], None]) -> dict[int, str]:
-        """Worker processes wait while the network runs, so at most one mesh for each of them is ready."""
-        assert cache is not None
-        waiting = [sources[i] for i in positions]
-        found = fill_cache(waiting, chosen.preprocessing, cache, jobs, ready=lambda n: one(positions[n]))
-        return {positions[n]: reason for n, reason in found.items()}
-
-    is_ahead = cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None
+    ahead = None
+    if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
+        ahead = preprocessed_ahead(items, chosen.preprocessing, cache, jobs)
     with progress_bar(console, disable=len(sources) == 1) as bar:
         shown = bar.add_task("predicting", total=len(sources))
         failed = work_through(
@@ -203,7 +201,7 @@ def predict(
             report,
             settings=settings,
             kept=kept,
-            in_turn=ahead if is_ahead else None,
+            in_turn=ahead,
             advance=lambda: bar.advance(shown),
         )
     if table is not None and table.rows:
@@ -217,16 +215,6 @@ def predict(
         if probabilities is not None:
             _write_probabilities(probabilities, predictions, expected.label_names)
     end(written, report, failed)
-
-
-def end(written: Sequence[Path], report: Path | None, failed: Sequence[str]) -> None:
-    """List the files that were written and the reasons for those that were not. Raises Exit if there are any."""
-    for path in (*written, *(() if report is None else (report,))):
-        console.print(f"wrote {path}", soft_wrap=True)
-    for reason in failed:
-        complain(reason)
-    if failed:
-        raise typer.Exit(1)
 
 
 def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_names: list[str]) -> None:

@@ -208,6 +208,7 @@ class Regression(MeshTask):
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The columns with their names."""
+        assert network.labels_at != "meshes"  # these are in a table
         _write_values(file, predicted.mesh, predicted.values.numpy(), network.label_names, network.labels_at)
 
     def write_views(
