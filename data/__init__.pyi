@@ -31,7 +31,7 @@ from .features import (
     rotate_vectors,
 )
 from .folders.classes import load_classes
-from .folders.indexed import IndexedDataset, IndexedMeshes, index_dataset
+from .folders.indexed import IndexedDataset, IndexedMeshes, index_classes, index_dataset
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .folders.targets import load_targets
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
@@ -96,6 +96,7 @@ __all__ = [
     "figure_pairs",
     "figures",
     "fill_cache",
+    "index_classes",
     "index_dataset",
     "input_features",
     "interpolation_weights",

@@ -20,7 +20,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 TABLE = "labels.csv"  # the name of a table in a folder
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """One mesh of a set. split: "train", "test" or "", which means not decided."""
 
     name: str
@@ -56,7 +56,18 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
-    root = Path(path)
+    parts, names = find_rows(Path(path), test_fraction, seed, needs_train)
+    place = {name: np.array(i, np.int64) for i, name in enumerate(names)}
+    train, test = (
+        [LabeledMesh(row.name, load_mesh(row.path, cache_dir), place[row.label]) for row in part] for part in parts
+    )
+    return LabeledMeshes(train, test, names, "meshes")
+
+
+def find_rows(
+    root: Path, test_fraction: float, seed: int, needs_train: bool
+) -> tuple[tuple[list[Row], list[Row]], list[str]]:
+    """The meshes for training and for testing, and the names of the classes, see `load_classes`. No mesh is read."""
     if not 0 < test_fraction < 1:
         raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
     if not root.exists():
@@ -70,10 +81,10 @@ def load_classes(
     test = [row for row in rows if row.split != "train"]
     if not test:
         raise DataError(f"{root}: there are no test meshes")
-    return LabeledMeshes(_load(train, names, cache_dir), _load(test, names, cache_dir), names, "meshes")
+    return (train, test), names
 
 
-def _checked(root: Path, rows: list[_Row], names: Sequence[str], test_fraction: float, seed: int) -> list[_Row]:
+def _checked(root: Path, rows: list[Row], names: Sequence[str], test_fraction: float, seed: int) -> list[Row]:
     """All rows with a split. Raises DataError for a single class, and for a class without a training or test mesh."""
     if len(names) < 2:
         raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
@@ -86,14 +97,7 @@ def _checked(root: Path, rows: list[_Row], names: Sequence[str], test_fraction: 
     return rows
 
 
-def _load(rows: Sequence[_Row], names: Sequence[str], cache_dir: str | os.PathLike[str] | None) -> list[LabeledMesh]:
-    return [
-        LabeledMesh(row.name, load_mesh(row.path, cache_dir), np.array(names.index(row.label), np.int64))
-        for row in rows
-    ]
-
-
-def _split(root: Path, rows: Sequence[_Row], names: Sequence[str], test_fraction: float, seed: int) -> list[_Row]:
+def _split(root: Path, rows: Sequence[Row], names: Sequence[str], test_fraction: float, seed: int) -> list[Row]:
     """A random part of each class is for testing. The meshes of a class decide, with the seed, which ones."""
     found = []
     for number, name in enumerate(names):
@@ -112,7 +116,7 @@ def _folders_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-def _read_folders(root: Path) -> list[_Row]:
+def _read_folders(root: Path) -> list[Row]:
     classes = _folders_in(root)
     if not classes:
         raise DataError(f"{root}: no classes found; expected one folder of meshes per class, or a table {TABLE}")
@@ -121,7 +125,7 @@ def _read_folders(root: Path) -> list[_Row]:
         for part in classes:
             _warn_of_strays(part)
         return [row for part in classes for row in _parted_above(part)]
-    rows: list[_Row] = []
+    rows: list[Row] = []
     for folder in classes:
         parts = [name for name in PARTS if (folder / name).is_dir()]
         places = [(folder / name, name) for name in parts] or [(folder, "")]
@@ -142,10 +146,10 @@ def _warn_of_strays(folder: Path) -> None:
     strays = [mesh.name for mesh in meshes_in(folder)]
     if strays:
         # The warning points at the call of `load_classes`.
-        warnings.warn(f"{folder}: the meshes of the set are in subfolders; ignored: {listing(strays)}", stacklevel=4)
+        warnings.warn(f"{folder}: the meshes of the set are in subfolders; ignored: {listing(strays)}", stacklevel=5)
 
 
-def _parted_above(part: Path) -> list[_Row]:
+def _parted_above(part: Path) -> list[Row]:
     """The meshes of `train/CLASS/*` or `test/CLASS/*`."""
     classes = _folders_in(part)
     if not classes:
@@ -153,14 +157,14 @@ def _parted_above(part: Path) -> list[_Row]:
     return [row for folder in classes for row in _class_rows(folder.name, folder, part.name)]
 
 
-def _class_rows(label: str, folder: Path, split: str) -> list[_Row]:
+def _class_rows(label: str, folder: Path, split: str) -> list[Row]:
     meshes = meshes_in(folder)
     if not meshes:
         raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
-    return [_Row(f"{label}/{mesh_stem(mesh)}", mesh, as_text(label), split) for mesh in meshes]
+    return [Row(f"{label}/{mesh_stem(mesh)}", mesh, as_text(label), split) for mesh in meshes]
 
 
-def _read_table(table: Path) -> list[_Row]:
+def _read_table(table: Path) -> list[Row]:
     lines = read_table(table, "file,label")
     if lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"]):
         lines = lines[1:]
@@ -170,7 +174,7 @@ def _read_table(table: Path) -> list[_Row]:
     return [_table_row(table, meshes, number, cells) for number, cells in lines]
 
 
-def _table_row(table: Path, meshes: TableMeshes, number: int, cells: list[str]) -> _Row:
+def _table_row(table: Path, meshes: TableMeshes, number: int, cells: list[str]) -> Row:
     if len(cells) not in (2, 3) or not cells[0] or not cells[1]:
         raise DataError(
             f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
@@ -178,4 +182,4 @@ def _table_row(table: Path, meshes: TableMeshes, number: int, cells: list[str]) 
     file, label, split = (*cells, "")[:3]
     path = meshes.path(number, file)
     meshes.check_split(number, split)
-    return _Row(file, path, label, split)
+    return Row(file, path, label, split)

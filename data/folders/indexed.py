@@ -6,19 +6,36 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.index import LabelFacts, MeshFacts, fingerprint, indexed
+from diffnet.data.folders.classes import find_rows
+from diffnet.data.folders.index import Fingerprint, LabelFacts, MeshFacts, fingerprint, indexed
 from diffnet.data.folders.labels import check_fit, find_labels_at, place_labels
 from diffnet.data.folders.layouts import Layout, SetFiles, check_classes, find_files
 from diffnet.data.folders.sources import FileLabels, read_source
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
+
+
+class Numbering(NamedTuple):
+    """How the labels in the files of a set become classes at elements of the meshes.
+
+    classes: the class of each number or name in the label files
+    """
+
+    classes: dict[int | str, int]
+    at: LabelsAt
+
+    def labels(self, mesh: Mesh, source: FileLabels) -> NDArray[np.int64]:
+        """The labels of a mesh, see `place_labels`."""
+        distinct, inverse = np.unique(source.values, return_inverse=True)
+        own = [self.classes[key] for key in _keys(distinct, source.names)]
+        return place_labels(mesh, np.array(own, np.int64)[inverse.reshape(-1)], self.at, source)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,11 +52,11 @@ class IndexedMeshes(Sequence[LabeledMesh]):
 
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
-    _files: NDArray[np.bytes_]  # (N, 2), the mesh and its labels; names in an array take less than strings
-    _fingerprints: NDArray[np.int64]  # (N, 2, 2)
-    _classes: dict[int | str, int]  # of the values in the label files
-    _at: LabelsAt
     _cache_dir: str
+    _names: NDArray[np.bytes_]  # an array takes less than strings
+    _files: NDArray[np.bytes_]  # (N, 1), the meshes, or (N, 2), the meshes and their labels
+    _fingerprints: NDArray[np.int64]  # (N, 1, 2) or (N, 2, 2)
+    _labels: NDArray[np.int64] | Numbering  # (N,), one label for each mesh, or how labels in files are numbered
 
     def __len__(self) -> int:
         return len(self._files)
@@ -50,20 +67,18 @@ class IndexedMeshes(Sequence[LabeledMesh]):
     def __getitem__(self, key: slice) -> IndexedMeshes: ...
     def __getitem__(self, key: int | slice) -> LabeledMesh | IndexedMeshes:
         if isinstance(key, slice):
-            parts = ("vertex_counts", "face_counts", "_files", "_fingerprints")
-            return replace(self, **{name: getattr(self, name)[key] for name in parts})
-        mesh, labels = (Path(os.fsdecode(name)) for name in self._files[key])
-        for path, own in zip((mesh, labels), self._fingerprints[key].tolist(), strict=True):
+            arrays = {name: x[key] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+            return replace(self, **arrays)
+        paths = [Path(os.fsdecode(name)) for name in self._files[key]]
+        for path, own in zip(paths, self._fingerprints[key].tolist(), strict=True):
             if fingerprint(path) != tuple(own):
                 raise DataError(f"{path}: the file has changed since the data set was indexed. Index it again")
-        source = read_source(labels)
-        loaded = load_mesh(mesh, self._cache_dir)
-        return LabeledMesh(mesh_stem(mesh), loaded, place_labels(loaded, self._numbered(source), self._at, source))
-
-    def _numbered(self, source: FileLabels) -> NDArray[np.int64]:
-        distinct, inverse = np.unique(source.values, return_inverse=True)
-        own = [self._classes[key] for key in _keys(distinct, source.names)]
-        return np.array(own, np.int64)[inverse.reshape(-1)]
+        mesh = load_mesh(paths[0], self._cache_dir)
+        if isinstance(self._labels, Numbering):
+            labels = self._labels.labels(mesh, read_source(paths[1]))
+        else:
+            labels = np.asarray(self._labels[key])
+        return LabeledMesh(os.fsdecode(self._names[key]), mesh, labels)
 
     def __repr__(self) -> str:
         return f"IndexedMeshes({counted(len(self), 'mesh', 'meshes')}, {int(self.vertex_counts.sum())} vertices)"
@@ -71,7 +86,7 @@ class IndexedMeshes(Sequence[LabeledMesh]):
 
 @dataclass(frozen=True, repr=False)
 class IndexedDataset(LabeledMeshes):
-    """A data set whose meshes and labels are read when they are needed, see `index_dataset`."""
+    """A data set whose meshes and labels are read when needed, see `index_dataset` and `index_classes`."""
 
     train: IndexedMeshes
     test: IndexedMeshes
@@ -116,17 +131,54 @@ def index_dataset(
     )
     if needs_train:
         check_classes(root, names)
-    everything = IndexedMeshes(
-        vertex_counts=np.array([own.vertices for _, own in found.meshes], np.int64),
-        face_counts=np.array([own.faces for _, own in found.meshes], np.int64),
-        _files=np.array([list(map(os.fsencode, pair)) for pair in zip(meshes, labels, strict=True)]),
-        _fingerprints=np.array([(a, b) for (a, _), (b, _) in zip(found.meshes, label_facts, strict=True)], np.int64),
-        _classes=classes,
-        _at=at,
-        _cache_dir=os.fspath(cache_dir),
+    items = _items(
+        list(map(mesh_stem, meshes)), [meshes, labels], found.meshes, label_facts, Numbering(classes, at), cache_dir
     )
-    count = len(parts[0])
-    return IndexedDataset(everything[:count], everything[count:], names, at, numbers)
+    return IndexedDataset(items[: len(parts[0])], items[len(parts[0]) :], names, at, numbers)
+
+
+def index_classes(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str],
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    needs_train: bool = True,
+    jobs: int | None = None,
+) -> IndexedDataset:
+    """The data set for classification that `load_classes` reads, with items that are read when needed.
+
+    path, test_fraction, seed, needs_train: see `load_classes`
+    cache_dir, jobs: see `index_dataset`, also for the index and what is raised
+    """
+    (train, test), names = find_rows(Path(path), test_fraction, seed, needs_train)
+    rows = [*train, *test]
+    meshes = [row.path for row in rows]
+    found = indexed(Path(path), meshes, [], cache_dir, jobs)
+    place = {name: i for i, name in enumerate(names)}
+    labels = np.array([place[row.label] for row in rows], np.int64)
+    items = _items([row.name for row in rows], [meshes], found.meshes, [], labels, cache_dir)
+    return IndexedDataset(items[: len(train)], items[len(train) :], names, "meshes")
+
+
+def _items(
+    names: Sequence[str],
+    files: Sequence[Sequence[Path]],
+    meshes: Sequence[tuple[Fingerprint, MeshFacts]],
+    sources: Sequence[tuple[Fingerprint, LabelFacts]],
+    labels: NDArray[np.int64] | Numbering,
+    cache_dir: str | os.PathLike[str],
+) -> IndexedMeshes:
+    prints = [[own for own, _ in part] for part in (meshes, sources)[: len(files)]]
+    return IndexedMeshes(
+        vertex_counts=np.array([own.vertices for _, own in meshes], np.int64),
+        face_counts=np.array([own.faces for _, own in meshes], np.int64),
+        _cache_dir=os.fspath(cache_dir),
+        _names=np.array(list(map(os.fsencode, names))),
+        _files=np.stack([np.array(list(map(os.fsencode, part))) for part in files], 1),
+        _fingerprints=np.stack([np.array(part, np.int64) for part in prints], 1),
+        _labels=labels,
+    )
 
 
 def _number(

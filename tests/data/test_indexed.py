@@ -20,7 +20,9 @@ from diffnet.data import (
     Preprocessing,
     array_statistics,
     collate_samples,
+    index_classes,
     index_dataset,
+    load_classes,
     load_dataset,
     make_sample,
 )
@@ -91,6 +93,34 @@ def test_items_are_those_of_load_dataset(tmp_path: Path, read: list[str], kind: 
                 np.testing.assert_array_equal(item.labels, other.labels)
                 np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
     assert [item.name for item in data.train[1:]] == ["b", "c"]
+
+
+@pytest.mark.parametrize("form", ["folders", "table"])
+def test_classes_are_those_of_load_classes(tmp_path: Path, read: list[str], form: str) -> None:
+    root = tmp_path / "set"
+    for seed in range(6):
+        mesh = ellipsoid(seed, 1 + seed % 2)
+        place = root / ("cat", "dog")[seed % 2] / f"{seed}.ply"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(place)
+    if form == "table":
+        root = root / "labels.csv"
+        root.write_text(
+            "".join(f"{('cat', 'dog')[i % 2]}/{i}.ply,{i // 2},{'train' if i % 2 else 'test'}\n" for i in range(6))
+        )
+    expected = load_classes(root)
+    for _ in range(2):
+        data = index_classes(root, tmp_path / "cache")
+        assert (data.label_names, data.labels_at, data.label_numbers) == (expected.label_names, "meshes", None)
+        for part, whole in ((data.train, expected.train), (data.test, expected.test)):
+            assert part.vertex_counts.tolist() == [len(item.mesh.verts) for item in whole]
+            for item, other in zip(part, whole, strict=True):
+                assert (item.name, item.labels) == (other.name, other.labels)
+                np.testing.assert_array_equal(item.mesh.faces, other.mesh.faces)
+    assert len(read) == 6
+    options = Preprocessing(k=8, features="xyz")
+    assert MeshSamples(data.test, options)[0].labels.tolist() == [int(expected.test[0].labels)]
+    assert [int(item.labels) for item in data.train[1:]] == [int(item.labels) for item in expected.train[1:]]
 
 
 def test_files_that_changed_are_read_again(tmp_path: Path, read: list[str]) -> None:
