@@ -67,7 +67,7 @@ class IndexedMeshes(Sequence[LabeledMesh]):
     def __getitem__(self, key: slice) -> IndexedMeshes: ...
     def __getitem__(self, key: int | slice) -> LabeledMesh | IndexedMeshes:
         if isinstance(key, slice):
-            arrays = {name: x[key] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+            arrays: dict[str, Any] = {name: x[key] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
             return replace(self, **arrays)
         paths = [Path(os.fsdecode(name)) for name in self._files[key]]
         for path, own in zip(paths, self._fingerprints[key].tolist(), strict=True):
@@ -79,6 +79,11 @@ class IndexedMeshes(Sequence[LabeledMesh]):
         else:
             labels = np.asarray(self._labels[key])
         return LabeledMesh(os.fsdecode(self._names[key]), mesh, labels)
+
+    @property
+    def paths(self) -> list[str]:
+        """The mesh files, for `fill_cache`."""
+        return [os.fsdecode(name) for name in self._files[:, 0]]
 
     def __repr__(self) -> str:
         return f"IndexedMeshes({counted(len(self), 'mesh', 'meshes')}, {int(self.vertex_counts.sum())} vertices)"

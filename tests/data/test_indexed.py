@@ -20,6 +20,7 @@ from diffnet.data import (
     Preprocessing,
     array_statistics,
     collate_samples,
+    fill_cache,
     index_classes,
     index_dataset,
     load_classes,
@@ -230,6 +231,8 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
     options = Preprocessing(k=8, features="xyz+file:shade")
     train = index_dataset(root, cache).train
     whole = load_dataset(root).train
+    assert fill_cache(train.paths, options, cache, jobs=1) == {}
+    assert len(list(cache.rglob("*.operators.*"))) == 3
     statistics = array_statistics(train, options.features)
     assert statistics == array_statistics(whole, options.features)
     samples = MeshSamples(train, options, cache, statistics)
@@ -245,3 +248,4 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
         for name in ("features", "labels"):
             torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0)
         torch.testing.assert_close(batch.operators.evecs, expected.operators.evecs, rtol=0, atol=0)
+    assert len(list(cache.rglob("*.operators.*"))) == 3  # those were used
