@@ -8,7 +8,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -324,10 +324,15 @@ def preprocess(
         lambda i: make_sample(items[i], chosen, cache_dir, statistics),
         lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, device, ready),
     )
+    check_filled(items, failed)
+    return [samples[i].result() for i in range(len(items))]
+
+
+def check_filled(items: Sequence[LabeledMesh], failed: Mapping[int, str]) -> None:
+    """Raises DataError for the result of `fill_cache` if there are meshes that can't be used."""
     if failed:
         lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
         raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-    return [samples[i].result() for i in range(len(items))]
 
 
 def fill_cache_with_bar(

@@ -21,7 +21,7 @@ import trimesh
 from command import complaint, diffnet, output
 
 from diffnet import DiffusionNet
-from diffnet.data import LabelsAt, load_dataset
+from diffnet.data import LabelsAt, load_dataset, make_sample
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.inference import predict as predict_module
@@ -270,6 +270,27 @@ def test_meshes_are_not_kept(tmp_path: Path, at: str, monkeypatch: pytest.Monkey
     out = tmp_path / ("t.csv" if at == "global_mean" else "out")
     output("predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", out)
     assert alive == [0] * 4
+
+
+def test_evaluation_keeps_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(4):
+        mesh = write_ball(tmp_path / "in" / f"m{i}.off", i)
+        np.savetxt(mesh.with_suffix(".txt"), trimesh.load(mesh, process=False).vertices[:, 2] > 0, fmt="%d")
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    seen: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def watched(*arguments: Any) -> Any:
+        alive.append(sum(sample() is not None for sample in seen))
+        sample = make_sample(*arguments)
+        seen.append(weakref.ref(sample.operators))
+        return sample
+
+    monkeypatch.setattr("diffnet.train.inference.scoring.make_sample", watched)
+    where = ["--data", tmp_path / "in", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--jobs", 1]
+    output("evaluate", "--checkpoint", checkpoint, *where, "--device", "cpu")
+    assert len(alive) == 4
+    assert max(alive) <= 1  # the one before, on which the network has just worked
 
 
 def test_other_settings_are_not_resumed(tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ def match_pairs(
 
     def work(i: int) -> None:
         first, second = found[i]
-        options = {"zoomout": zoomout, "fine_tune": fine_tune}
-        matches = match_meshes(second, first, network, chosen, **options, cache_dir=cache).matches
+        given = second, first, network, chosen
+        matches = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache).matches
         make_folder(written[i].parent)
         write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matches.tolist()))
 

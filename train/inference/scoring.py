@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     MeshPairs,
+    Sample,
     decimated_to_score,
+    make_sample,
     original_targets,
     own_arrays,
     standardized_targets,
@@ -26,7 +29,14 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import mesh_hash
-from diffnet.train.run import decimated_items, preprocess, scored_on, surroundings, write_results
+from diffnet.train.run import (
+    check_filled,
+    decimated_items,
+    fill_cache_with_bar,
+    scored_on,
+    surroundings,
+    write_results,
+)
 from diffnet.train.tasks.registry import task_named
 
 
@@ -67,14 +77,23 @@ def run_evaluation(
         own_arrays(item.mesh, options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
         taken = decimated_items(decimated_to_score, standardized, expected.labels_at, options, cache_dir, jobs, console)
-        small = [item for item, _ in taken]
-        meshes = preprocess(small, options, cache_dir, jobs, console, expected.statistics, device)
-        meshes = [scored_on(sample, back) for sample, (_, back) in zip(meshes, taken, strict=True)]
+        chosen, statistics = options.preprocessing, expected.statistics
+        check_filled(
+            [item for item, _ in taken],
+            fill_cache_with_bar([item.mesh for item, _ in taken], chosen, cache_dir, jobs, console, device),
+        )
+
+        def load(i: int) -> Sample:
+            item, back = taken[i]
+            return scored_on(make_sample(item, chosen, cache_dir, statistics), back)
     else:
-        meshes = [
-            replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
-            for item in standardized
-        ]
+
+        def load(i: int) -> Sample:
+            item = standardized[i]
+            sample = input_sample(item.mesh, expected, cache_dir, item.arrays)
+            return replace(sample, labels=torch.as_tensor(item.labels))
+
+    meshes = _LoadedSamples(len(items), load)
     samples = task.samples(tested, "test", meshes, options)
     predictions: list[Tensor] = []
     evaluate(task, network.to(device), samples, options, device, predictions)
@@ -102,6 +121,21 @@ def run_evaluation(
     summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
     task.write_report(out, scored, results, summary, None)
     return results
+
+
+class _LoadedSamples(Sequence[Sample]):
+    """Samples that are loaded whenever they are asked for, so that they need no memory in between."""
+
+    def __init__(self, count: int, load: Callable[[int], Sample]) -> None:
+        self._count, self._load = count, load
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        return self._load(i)
 
 
 def check_empty(out: Path) -> None:

@@ -48,9 +48,11 @@ class Correspondence(PairTask):
             raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
         return paired, options
 
-    def samples(self, data: PairedMeshes, part: Part, meshes: list[Sample], options: TrainOptions) -> list[PairSample]:
+    def samples(
+        self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
+    ) -> list[PairSample]:
         with_targets = part == "test" or options.method == "supervised"
-        return pair_samples(data.pairs, part, meshes, options.map_k, with_targets=with_targets)
+        return pair_samples(data.pairs, part, list(meshes), options.map_k, with_targets=with_targets)
 
     def inputs(self, network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
         return facing_alike(network, features, operators, options)

@@ -166,7 +166,7 @@ class Task(ABC, Generic[D, S]):
         """For each training and each test mesh, the array by which a resumed run recognizes its labels or pairs."""
         return [item.labels for item in data.train], [item.labels for item in data.test]
 
-    def samples(self, data: D, part: Part, meshes: list[Sample], options: TrainOptions) -> Sequence[AnySample]:
+    def samples(self, data: D, part: Part, meshes: Sequence[Sample], options: TrainOptions) -> Sequence[AnySample]:
         """The samples of a part, from its preprocessed meshes."""
         return meshes
 
