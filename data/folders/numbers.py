@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import Line, integer, numbered_lines, table, whole
 
 _INT64 = np.iinfo(np.int64)
+_INTEGERS = re.compile(rb"[0-9 \t\r\n-]*")  # most label files, for which `table` takes longer
 
 
 def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
@@ -62,6 +64,11 @@ def read_lines(path: Path) -> list[str]:
 
 def _read_text(path: Path) -> NDArray[np.int64]:
     is_table = mesh_suffix(path) == ".csv"
+    if not is_table and _INTEGERS.fullmatch(content := content_of(path)):
+        try:
+            return np.array([int(token) for token in content.split()], np.int64)
+        except (ValueError, OverflowError):
+            pass  # the loop below finds the line of the error
     values = table(line for _, line in _label_lines(path, is_table))
     if values is not None and whole(values):
         return values.astype(np.int64).reshape(-1)
