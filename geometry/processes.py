@@ -22,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ from diffnet.geometry.errors import WorkerError
 T = TypeVar("T")
 
 KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
+# cholespy 2.2 never frees 32 bytes for each vertex of a mesh, and the allocator keeps memory after large meshes.
+MAX_WORKER_BYTES = 128 << 20
 _kept: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
 
@@ -51,7 +54,8 @@ class WorkerPool:
     Afterwards, processes wait KEPT_SECONDS for the next pool. A pool starts others if the current folder or the search
     path of modules has changed.
 
-    A process that dies fails only the call it works on, with BrokenProcessPool. Another process replaces it. An
+    A process that dies fails only the call it works on, with BrokenProcessPool. Another process replaces it. One that
+    holds more than MAX_WORKER_BYTES after a call ends, and is replaced, too (where there is /proc). An
     exception in the ``with`` block, such as Ctrl-C, stops all processes at once, since running calls may take minutes.
 
     Processes import the main script. A script must therefore use a pool under ``if __name__ == "__main__":``; otherwise
@@ -96,7 +100,11 @@ class WorkerPool:
         worker = self._idle.get()
         try:
             worker = worker or self._take()
-            return worker.call(self._threads, function, arguments)
+            result = worker.call(self._threads, function, arguments)
+            if worker.own_bytes() > MAX_WORKER_BYTES:
+                self._end(worker)
+                worker = None
+            return result
         except BrokenProcessPool:
             worker = None
             raise
@@ -117,6 +125,11 @@ class WorkerPool:
             self._failure = e
             raise
         return worker
+
+    def _end(self, worker: _Worker) -> None:
+        with self._starting:
+            self._workers.remove(worker)
+        worker.close()
 
 
 def stop_workers() -> None:
@@ -202,6 +215,14 @@ class _Worker:
         if error is not None:
             raise error from WorkerTraceback(trace)
         return result
+
+    def own_bytes(self) -> int:
+        """The memory that the process doesn't share, in bytes. 0 where there is no /proc."""
+        try:
+            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        except OSError:
+            return 0
+        return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
     def close(self) -> None:
         """Let the process end after its current call, and wait for that."""

@@ -84,6 +84,28 @@ def test_processes_stay_for_later_pools(tmp_path: Path, monkeypatch: pytest.Monk
     assert not workers()
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of processes in /proc")
+def test_a_process_that_keeps_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkerPool(1, 1) as pool:
+        first = pool.submit(keep_bytes, 1000).result()
+        monkeypatch.setattr(processes, "MAX_WORKER_BYTES", 150 << 20)
+        assert pool.submit(keep_bytes, 200 << 20).result() == first
+        second = pool.submit(keep_bytes, 1000).result()
+        assert second != first
+        assert pool.submit(keep_bytes, 1000).result() == second
+        assert {worker.process.pid for worker in pool._workers} == {second}  # private: those to end with the pool
+    assert first not in workers()
+
+
+def keep_bytes(count: int) -> int:
+    """Keep memory for good, as a leak does. Returns the number of the process."""
+    _leak.append(b"1" * count)
+    return os.getpid()
+
+
+_leak: list[bytes] = []
+
+
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = """
 import os, signal
