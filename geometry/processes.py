@@ -34,8 +34,9 @@ from diffnet.geometry.errors import WorkerError
 T = TypeVar("T")
 
 KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
-# cholespy 2.2 never frees 32 bytes for each vertex of a mesh, and the allocator keeps memory after large meshes.
-MAX_WORKER_BYTES = 128 << 20
+# How much a process may grow after its first call, which imports modules. cholespy 2.2 never frees 32 bytes for each
+# vertex of a mesh, and the allocator keeps memory after large meshes.
+MAX_GROWTH = 256 << 20  # bytes
 _kept: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
 
@@ -55,7 +56,7 @@ class WorkerPool:
     path of modules has changed.
 
     A process that dies fails only the call it works on, with BrokenProcessPool. Another process replaces it. One that
-    holds more than MAX_WORKER_BYTES after a call ends, and is replaced, too (where there is /proc). An
+    has grown by more than MAX_GROWTH since its first call ends, and is replaced, too (where there is /proc). An
     exception in the ``with`` block, such as Ctrl-C, stops all processes at once, since running calls may take minutes.
 
     Processes import the main script. A script must therefore use a pool under ``if __name__ == "__main__":``; otherwise
@@ -101,7 +102,7 @@ class WorkerPool:
         try:
             worker = worker or self._take()
             result = worker.call(self._threads, function, arguments)
-            if worker.own_bytes() > MAX_WORKER_BYTES:
+            if worker.growth() > MAX_GROWTH:
                 self._end(worker)
                 worker = None
             return result
@@ -168,6 +169,7 @@ class _Worker:
         self._imports_from = os.getcwd(), tuple(sys.path)
         self._ready = False
         self._kept_since = 0.0
+        self._first_bytes: int | None = None
         self.is_sound = True
         context = _context()
         self._connection, theirs = context.Pipe()
@@ -216,7 +218,14 @@ class _Worker:
             raise error from WorkerTraceback(trace)
         return result
 
-    def own_bytes(self) -> int:
+    def growth(self) -> int:
+        """How many bytes more the process holds than when this was called first. 0 where there is no /proc."""
+        held = self._own_bytes()
+        if self._first_bytes is None:
+            self._first_bytes = held
+        return held - self._first_bytes
+
+    def _own_bytes(self) -> int:
         """The memory that the process doesn't share, in bytes. 0 where there is no /proc."""
         try:
             pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()

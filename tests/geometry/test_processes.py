@@ -88,7 +88,7 @@ def test_processes_stay_for_later_pools(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_process_that_keeps_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(1, 1) as pool:
         first = pool.submit(keep_bytes, 1000).result()
-        monkeypatch.setattr(processes, "MAX_WORKER_BYTES", 150 << 20)
+        monkeypatch.setattr(processes, "MAX_GROWTH", 150 << 20)
         assert pool.submit(keep_bytes, 200 << 20).result() == first
         second = pool.submit(keep_bytes, 1000).result()
         assert second != first
