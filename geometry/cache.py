@@ -175,6 +175,16 @@ def _writers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(WRITERS)
 
 
+def _forget_writing() -> None:
+    """In a forked process, which has none of the threads: don't wait for entries that the parent writes."""
+    _pending.clear()
+    _writers.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_writing)
+
+
 def _checksum(arrays: Arrays) -> int:
     """A number that depends on names, dtypes, shapes and content.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import shutil
 import sys
 import warnings
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -468,3 +470,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, "new")
     assert path.read_text(encoding="utf-8") == "old é"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "entry"
+    monkeypatch.setitem(cache._pending, path, Future())  # a private name: a write that takes forever
+    child = multiprocessing.get_context("fork").Process(target=cache.read_entry, args=(path,), daemon=True)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
