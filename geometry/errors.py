@@ -24,5 +24,13 @@ class ConvergenceError(DiffnetError, RuntimeError):
     """An iterative solver did not converge."""
 
 
+MAX_REASONS = 5  # in one error message
+
+
+def some_reasons(reasons: list[str]) -> str:
+    """The first reasons why meshes or files can't be used, for one error message."""
+    return "; ".join(reasons[:MAX_REASONS]) + ("; …" if len(reasons) > MAX_REASONS else "")
+
+
 class WorkerError(DiffnetError, RuntimeError):
     """Worker processes can't start."""

@@ -19,11 +19,10 @@ from diffnet.data.folders.sources import read_source
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
-from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.errors import DiffnetError, some_reasons
 from diffnet.geometry.processes import WorkerPool, available_cores
 
 CHUNK = 32  # files that a worker process reads in one call
-MAX_REASONS = 5  # reasons listed in one error message
 STORED_EVERY = 60.0  # seconds, so that a build that is killed loses no more
 
 Fingerprint: TypeAlias = tuple[int, int]  # the size of a file in bytes and its time of modification in nanoseconds
@@ -95,9 +94,8 @@ def indexed(
             if new:
                 _store(place, new)
         if failed:
-            reasons = "; ".join(failed[:MAX_REASONS]) + ("; …" if len(failed) > MAX_REASONS else "")
             count = "" if len(paths) == 1 else f"{len(failed)} of {len(paths)} files can't be used: "
-            raise DataError(count + reasons)
+            raise DataError(count + some_reasons(failed))
         known |= new
     found = [known[key] for key in wanted]
     return SetIndex(

@@ -12,13 +12,12 @@ from typing import TypeAlias
 import torch
 from threadpoolctl import threadpool_limits
 
-from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream
+from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream, load_library, vertex_bytes
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.group import Computed, compute_on
-from diffnet.geometry.preprocessing.one import operators_from
+from diffnet.geometry.preprocessing.one import computed_alone
 from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.recipe import computed_arrays
 from diffnet.geometry.preprocessing.worker import Unsolved
 
 POSITIONS = 32  # consecutive meshes whose operators are computed together
@@ -42,7 +41,7 @@ def gpu_groups(
     room = Semaphore(MAX_WAITING)
     running: list[Future[None]] = []
     if device.type == "cuda":
-        torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
+        load_library(device)
     with (
         threadpool_limits(1),
         ThreadPoolExecutor(jobs) as helpers,
@@ -58,7 +57,7 @@ def gpu_groups(
                         )
                         if stream is not None:
                             stream.synchronize()
-                    alone = partial(_computed_alone, options=options, device=device)
+                    alone = partial(_alone_or_error, options=options, device=device)
                     for (position, unsolved), result in zip(part, results, strict=True):
                         found = alone(unsolved.mesh) if result is None else result
                         finished(position, unsolved, str(found) if isinstance(found, MeshError) else found)
@@ -80,14 +79,11 @@ def gpu_groups(
 
 
 def _that_fit(meshes: Sequence[Waiting], k: int, device: torch.device) -> Iterator[Sequence[Waiting]]:
-    """Divide meshes into groups that fit into a quarter of the memory of the device, with at least one mesh each.
-
-    For each vertex, a group needs up to 8 k numbers for the iteration and about a thousand for the factor.
-    """
+    """Divide meshes into groups that fit into a quarter of the memory of the device, with at least one mesh each."""
     if device.type != "cuda":
         yield meshes
         return
-    room = torch.cuda.get_device_properties(device).total_memory // (4 * 8 * (8 * k + 1000))
+    room = torch.cuda.get_device_properties(device).total_memory // (4 * vertex_bytes(k))
     group: list[Waiting] = []
     size = 0
     for waiting in meshes:
@@ -101,10 +97,8 @@ def _that_fit(meshes: Sequence[Waiting], k: int, device: torch.device) -> Iterat
         yield group
 
 
-def _computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Computed | MeshError:
-    """The operators of a mesh that is computed on the CPU, except for its eigenbasis."""
+def _alone_or_error(mesh: Mesh, options: Options, device: torch.device) -> Computed | MeshError:
     try:
-        arrays = computed_arrays(mesh, options, device)
+        return computed_alone(mesh, options, device)
     except MeshError as e:
         return e
-    return Computed(operators_from(mesh, arrays, options, device), arrays)

@@ -68,9 +68,7 @@ def _solve(
 ) -> list[Result]:
     operators, laplacian, lengths = packed.operators, packed.laplacian, tuple(len(mesh.verts) for mesh in meshes)
     rows = torch.arange(len(packed.mass), device=operators.device).repeat_interleave(laplacian.indptr.diff())
-    positions = torch.from_numpy(np.concatenate([mesh.verts.astype(np.float32) for mesh in meshes]))
-    positions = positions.to(operators.device)
-    problem = PackedProblem(lengths, rows, laplacian.indices, laplacian.values, packed.mass, positions)
+    problem = PackedProblem(lengths, rows, laplacian.indices, laplacian.values, packed.mass, packed.positions)
     with phase("solve"):
         evals, evecs = packed_eigenbases(problem, options.k, on_cores)
     halves = options.basis != "float32"

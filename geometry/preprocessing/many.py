@@ -15,7 +15,7 @@ import torch
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import write_later
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import MeshError, some_reasons
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
@@ -48,7 +48,6 @@ T = TypeVar("T")
 
 LOADERS = 4  # threads; more would wait for Python's global lock
 LOOKED_AT_TOGETHER = 32
-MAX_REASONS = 5  # reasons listed in one error message
 
 
 @refuses(
@@ -93,28 +92,18 @@ def precompute_all(
     device = usable_device(device)
     check_normals_rule(normals)
     job = CacheJob(options, cache_dir, normalize, normals)
-    loaded: dict[int, Operators | Future[Operators]] = {}
 
-    def load(found: Known | Mesh) -> Operators:
+    def load(position: int, found: Known | Computed | Mesh) -> Operators:
+        if isinstance(found, Computed):
+            return found.operators
         if isinstance(found, Mesh):
             return operators_of(found, options, cache_dir, device)
         return operators_from(*found, options, device)
 
-    with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
-
-        def ready(position: int, found: Known | Computed | Mesh) -> None:
-            if isinstance(found, Computed):
-                loaded[position] = found.operators
-            else:
-                loaded[position] = loader.submit(load, found)
-
-        failed = _fill(meshes, job, jobs, device, ready, keep=True)
+    failed, loaded = load_meanwhile(load, lambda ready: _fill(meshes, job, jobs, device, ready, keep=True))
     if failed:
-        reasons = "; ".join(list(failed.values())[:MAX_REASONS])
-        more = "; …" if len(failed) > MAX_REASONS else ""
-        raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {reasons}{more}")
-    results = (loaded[i] for i in range(len(meshes)))
-    return [found if isinstance(found, Operators) else found.result() for found in results]
+        raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")
+    return [loaded[i].result() for i in range(len(meshes))]
 
 
 def fill_cache(
@@ -190,7 +179,10 @@ def _fill(
             done(position, found)
         if path is not None and found.arrays is not None:
             entry = partial(entry_of, mesh, found.arrays, job.options)
-            writing.append(write_later(path, entry, (lambda: None) if keep else partial(done, position, None)))
+            if keep:
+                write_later(path, entry)
+            else:
+                writing.append(write_later(path, entry, partial(done, position, None)))
 
     with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=job.cache_dir is not None) as compute:
         add = _in_blocks(waiting, compute)
@@ -203,7 +195,7 @@ def _fill(
                 done(position, result)
 
         _on_cores(work, sources, waiting, jobs, looked_at)
-    for entry in () if keep else writing:
+    for entry in writing:
         entry.result()
     return dict(sorted(failed.items()))
 
@@ -257,20 +249,20 @@ def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[i
 
 
 def load_meanwhile(
-    load: Callable[[int], T], fill: Callable[[Callable[[int], Any]], dict[int, str]]
+    load: Callable[..., T], fill: Callable[[Callable[..., Any]], dict[int, str]]
 ) -> tuple[dict[int, str], dict[int, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
     fill: a call of `fill_cache`, given its argument `ready`
-    load: called in a thread with each position that is ready
+    load: called in a thread with each position that is ready, and with what else `ready` gets
 
     Returns the result of `fill`, and the results of `load` by position.
     """
     loaded = dict[int, Future[T]]()
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: int) -> None:
-            loaded[position] = loader.submit(load, position)
+        def ready(position: int, *found: Any) -> None:
+            loaded[position] = loader.submit(load, position, *found)
 
         return fill(ready), loaded
 
@@ -312,11 +304,10 @@ def _in_processes(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 position = running.pop(future)
                 try:
-                    result, seconds = future.result()
+                    result = _taken(future)
                 except BrokenProcessPool:
                     lost.append(position)
                 else:
-                    add_phases(seconds)
                     done(position, result)
     if not lost:
         return
@@ -324,8 +315,14 @@ def _in_processes(
     with WorkerPool(1, available_cores()) as pool:
         for position in lost:
             try:
-                result, seconds = pool.submit(with_phases, work, sources[position]).result()
-                add_phases(seconds)
+                result = _taken(pool.submit(with_phases, work, sources[position]))
             except BrokenProcessPool:
                 result = f"{source_name(sources[position])}: preprocessing it killed its process (out of memory?)"
             done(position, result)
+
+
+def _taken(call: Future[tuple[T, dict[str, float]]]) -> T:
+    """The result of a call of `with_phases`. Its seconds count as those of this process."""
+    result, seconds = call.result()
+    add_phases(seconds)
+    return result

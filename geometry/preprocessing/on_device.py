@@ -49,12 +49,13 @@ class PackedDiscretization:
     """The operators of packed meshes without their eigenpairs, on one device.
 
     operators: in float32, with k = 0
-    laplacian, mass: in float64, for the eigensolver
+    laplacian, mass, positions: in float64, for the eigensolver
     """
 
     operators: Operators
     laplacian: Csr
     mass: Tensor
+    positions: Tensor
 
 
 @dataclass
@@ -131,7 +132,7 @@ def _discretize(
     refused = _refused(computed, meshes, kind)
     if not refused:
         operators = _along_surface(computed.operators, c)
-        found.packed = PackedDiscretization(operators, computed.laplacian, computed.mass)
+        found.packed = PackedDiscretization(operators, computed.laplacian, computed.mass, computed.positions)
     return refused
 
 

@@ -23,7 +23,7 @@ from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import entry_of, find_operators, stored_arrays
-from diffnet.geometry.preprocessing.group import compute_on
+from diffnet.geometry.preprocessing.group import Computed, compute_on
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -128,14 +128,16 @@ def operators_of(
     (found,) = compute_on(device, [mesh], options, map, arrays=path is not None)
     if isinstance(found, MeshError):
         raise found
-    if found is None:
-        arrays = computed_arrays(mesh, options, device)
-        operators = operators_from(mesh, arrays, options, device)
-    else:
-        operators, arrays = found
+    operators, arrays = computed_alone(mesh, options, device) if found is None else found
     if path is not None and arrays is not None:
         write_later(path, partial(entry_of, mesh, arrays, options))
     return operators
+
+
+def computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Computed:
+    """The operators of a mesh that `compute_on` has left: the CPU computes all of them but the eigenbasis."""
+    arrays = computed_arrays(mesh, options, device)
+    return Computed(operators_from(mesh, arrays, options, device), arrays)
 
 
 def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:

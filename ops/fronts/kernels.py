@@ -57,10 +57,7 @@ def fronts_forward_kernel(
     COUNT: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of the updates of a front. The front's first tile stores the collected right-hand sides."""
-    f = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tl.program_id(0) % tiles
-    t_size = tl.load(own_size + f)
-    r_size = tl.load(border_size + f)
+    f, tile, t_size, r_size = _front(own_size, border_size, tiles)
     if (tile == 0) | (tile * ROWS < r_size):
         c = tl.arange(0, COUNT)
         r = tile * ROWS + tl.arange(0, ROWS)
@@ -93,10 +90,7 @@ def fronts_backward_kernel(
     COUNT: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of the solution at a front's own vertices."""
-    f = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tl.program_id(0) % tiles
-    t_size = tl.load(own_size + f)
-    r_size = tl.load(border_size + f)
+    f, tile, t_size, r_size = _front(own_size, border_size, tiles)
     if tile * ROWS < t_size:
         c = tl.arange(0, COUNT)
         t = tile * ROWS + tl.arange(0, ROWS)
@@ -117,6 +111,13 @@ def fronts_backward_kernel(
             sums -= factor[:, :, None] * known[:, None, :]
         v = tl.load(own + f * width + t, mask=mine, other=0).to(tl.int64)
         tl.store(x + v[:, None] * count + c[None, :], tl.sum(sums, 0), mask=mine[:, None] & (c < count)[None, :])
+
+
+@triton.jit
+def _front(own_size, border_size, tiles):
+    """Return the front and the tile of a program, and the numbers of the front's own vertices and of its border."""
+    f = (tl.program_id(0) // tiles).to(tl.int64)
+    return f, tl.program_id(0) % tiles, tl.load(own_size + f), tl.load(border_size + f)
 
 
 @triton.jit

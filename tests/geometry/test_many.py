@@ -18,6 +18,7 @@ from shapes import ellipsoid
 from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
 from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import gpu_groups, group, many
+from diffnet.geometry.preprocessing import one as one_mesh
 from diffnet.geometry.preprocessing.many import fill_cache
 from diffnet.geometry.preprocessing.options import Options
 
@@ -196,7 +197,7 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    solve, alone = group.packed_eigenbases, gpu_groups.computed_arrays
+    solve, alone = group.packed_eigenbases, one_mesh.computed_arrays
     on_cpu: list[str] = []
 
     def eigenbases(problem: Any, *rest: Any) -> Any:
@@ -208,7 +209,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
         on_cpu.append(mesh.name)
         return alone(mesh, options, "cpu")
 
-    monkeypatch.setattr(gpu_groups, "computed_arrays", computed_alone)
+    monkeypatch.setattr(one_mesh, "computed_arrays", computed_alone)
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     seen: list[int] = []

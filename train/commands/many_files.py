@@ -141,7 +141,7 @@ def work_through(
         table.write()
     failed: dict[int, str] = {}
 
-    def end(i: int, reason: str | None, started: float) -> None:
+    def record(i: int, reason: str | None, started: float) -> None:
         if reason is not None:
             failed[i] = reason
         if table is not None:
@@ -159,7 +159,7 @@ def work_through(
             reason = user_message(error)
             if reason is None:
                 raise
-        end(i, reason, started)
+        record(i, reason, started)
 
     for _ in kept:
         advance()
@@ -170,7 +170,7 @@ def work_through(
                 one(i)
         else:
             for i, reason in in_turn(todo, one).items():
-                end(i, reason, time.perf_counter())
+                record(i, reason, time.perf_counter())
     finally:
         if table is not None:
             table.write()

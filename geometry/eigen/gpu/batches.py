@@ -71,7 +71,7 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
     by_size = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     together = _batch_size(lengths, k, device)
     batches = [by_size[i : i + together] for i in range(0, len(lengths), together)]
-    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
+    load_library(device)
     # Small matrices are solved in parallel, each by one thread.
     with threadpool_limits(1), ThreadPoolExecutor(jobs) as helpers, ThreadPoolExecutor(BATCHES_AT_ONCE) as pool:
         results = list(pool.map(lambda batch: solved(batch, helpers.map), batches))
@@ -80,15 +80,22 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
 
 
 def _batch_size(lengths: Sequence[int], k: int, device: torch.device) -> int:
-    """A size that gives BATCHES_AT_ONCE batches, if they fit into memory.
-
-    For each vertex, the iteration needs up to 8 k numbers and the factor about a thousand.
-    """
+    """A size that gives BATCHES_AT_ONCE batches, if they fit into memory."""
     together = min(MAX_TOGETHER, -(-len(lengths) // BATCHES_AT_ONCE))
     if device.type != "cuda":
         return together
-    fit = torch.cuda.mem_get_info(device)[0] // (BATCHES_AT_ONCE * 8 * (8 * k + 1000) * max(lengths))
+    fit = torch.cuda.mem_get_info(device)[0] // (BATCHES_AT_ONCE * vertex_bytes(k) * max(lengths))
     return max(1, min(together, fit))
+
+
+def vertex_bytes(k: int) -> int:
+    """The memory for each vertex: the iteration needs up to 8 k numbers and the factor about a thousand."""
+    return 8 * (8 * k + 1000)
+
+
+def load_library(device: torch.device) -> None:
+    """Let PyTorch load a library of linear algebra, which two threads can't do at once."""
+    torch.linalg.cholesky(torch.eye(1, device=device))
 
 
 @contextmanager
@@ -157,7 +164,6 @@ class _Parts:
     """The connected components of packed meshes, in the order of their first vertices.
 
     Attributes:
-        mass: (V,)
         area, size: (components,), the sum of the masses and the number of vertices
         of_mesh: the range of components of each mesh
     """
@@ -168,8 +174,8 @@ class _Parts:
         roots = label == torch.arange(len(label), device=label.device)
         component = (roots.cumsum(0) - 1)[label]
         self._order = component.argsort(stable=True)
-        self.component, self.mass = component.cpu().numpy(), problem.mass.cpu().numpy()
-        self.area = np.bincount(self.component, self.mass).astype(np.float64)
+        self.component = component.cpu().numpy()
+        self.area = np.bincount(self.component, problem.mass.cpu().numpy()).astype(np.float64)
         self.size = np.bincount(self.component)
         self._start = np.cumsum(self.size) - self.size
         counts = np.bincount(mesh[roots.cpu().numpy()], minlength=len(problem.lengths))
@@ -208,7 +214,7 @@ class _Searched:
 
     @functools.cached_property
     def mass(self) -> Array:
-        mass: Array = self._parts.mass[self._parts.component == self.number]
+        mass: Array = self._parts.problem_of([self.number]).mass.cpu().numpy()
         return mass
 
     def shift(self, unit: float) -> float:
@@ -230,12 +236,10 @@ def _solve_on_cores(
 ) -> Iterator[tuple[int, Found]]:
     if not chosen:
         return iter(())
-    matrix, ends = parts.problem_of(chosen).on_host(), np.cumsum(parts.size[chosen])
+    problem, ends = parts.problem_of(chosen), np.cumsum(parts.size[chosen])
+    matrix, mass = problem.on_host(), problem.mass.cpu().numpy()
     vertices = [slice(end - parts.size[c], end) for c, end in zip(chosen, ends, strict=True)]
-    components = [
-        Component(matrix[own, own], parts.mass[parts.component == c], wanted[c])
-        for c, own in zip(chosen, vertices, strict=True)
-    ]
+    components = [Component(matrix[own, own], mass[own], wanted[c]) for c, own in zip(chosen, vertices, strict=True)]
 
     def solved(c: int, component: Component) -> tuple[int, Found]:
         values, vectors = pairs_on_cpu(component)
