@@ -102,7 +102,8 @@ def test_an_added_field_is_read_under_graphs(meshes: list[Any]) -> None:
         for mesh in [*meshes, with_fields(meshes[0], quality=None), collate(meshes)]:
             operators = mesh if mesh.quality is None else with_fields(mesh, quality=mesh.quality + changed)
             x = torch.randn(operators.num_vertices, 3)
-            assert torch.equal(model(x, operators), plain(x, operators))
+            # Graphs multiply more rows, so products may be rounded differently.
+            torch.testing.assert_close(model(x, operators), plain(x, operators))
     assert EmulatedGraph.replays > before
 
 
