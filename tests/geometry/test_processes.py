@@ -132,6 +132,8 @@ def test_a_forked_process_leaves_the_workers_to_its_parent() -> None:
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=send_process_of_a_call, args=(theirs,))
     child.start()
+    theirs.close()  # so that the end of the child would end the wait
+    assert ours.poll(60)
     assert ours.recv() != first
     child.join()
     assert process_of_a_call() == first
