@@ -20,6 +20,7 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
+from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Operators, collate
 
 
@@ -191,11 +192,16 @@ class MeshBatches(Sampler[list[int]]):
         of the two limits is required.
     shuffle, seed: a new order in every epoch. The order depends only on the seed and the epoch.
     generator: draws the seed, once, instead of `seed`
+    num_replicas, rank: the number of processes that train together, and the number of this one, from 0. Each process
+        gets its share of every batch; shares have about equal numbers of vertices. The two limits are those of the
+        whole batch. A batch has at least one mesh for each process, even with more vertices than `max_vertices`; the
+        last one repeats the first meshes of the epoch for that.
 
     Each iteration is one epoch, from 0. `set_epoch` chooses the next one, for example to resume a run.
 
-    Raises ValueError if both limits are missing or one is below 1, and for a negative length. Raises TypeError for
-    limits, lengths and seeds that are not integers.
+    Raises ValueError if both limits are missing or one is below 1, for a negative length, for a rank that is not one of
+    the processes, and for fewer meshes in a batch than processes. Raises TypeError for limits, lengths, seeds and ranks
+    that are not integers.
 
     >>> list(MeshBatches([10, 20, 30, 5], max_vertices=35))
     [[0, 1], [2, 3]]
@@ -210,6 +216,8 @@ class MeshBatches(Sampler[list[int]]):
         shuffle: bool = False,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
     ) -> None:
         if meshes is None and max_vertices is None:
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
@@ -223,6 +231,15 @@ class MeshBatches(Sampler[list[int]]):
         self.seed = _integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        self.num_replicas = _integer("num_replicas", num_replicas, 1)
+        self.rank = _integer("rank", rank, 0)
+        if self.rank >= self.num_replicas:
+            raise ValueError(f"rank should be below num_replicas, {num_replicas}, got {rank}")
+        if 1 <= min(len(self.lengths), meshes or len(self.lengths)) < self.num_replicas:
+            given = (
+                f"{len(self.lengths)} lengths" if meshes is None else f"{len(self.lengths)} lengths and meshes={meshes}"
+            )
+            raise ValueError(f"each batch needs a mesh for each of the {num_replicas} processes, got {given}")
         self.epoch = 0
         self._begun = 0
 
@@ -253,14 +270,27 @@ class MeshBatches(Sampler[list[int]]):
             full = (
                 not batches
                 or (self.meshes is not None and len(batches[-1]) >= self.meshes)
-                or (self.max_vertices is not None and vertices + self.lengths[i] > self.max_vertices)
+                or (
+                    self.max_vertices is not None
+                    and vertices + self.lengths[i] > self.max_vertices
+                    and len(batches[-1]) >= self.num_replicas
+                )
             )
             if full:
                 batches.append([])
                 vertices = 0
             batches[-1].append(i)
             vertices += self.lengths[i]
-        return batches
+        if self.num_replicas == 1:
+            return batches
+        missing = self.num_replicas - len(batches[-1])
+        batches[-1] += order[: max(missing, 0)]
+        return [self._share(batch) for batch in batches]
+
+    def _share(self, batch: list[int]) -> list[int]:
+        """The meshes of a batch that this process gets."""
+        shares = balanced_shares([self.lengths[i] for i in batch], self.num_replicas)
+        return [batch[position] for position in shares[self.rank]]
 
 
 def _integer(name: str, value: Any, minimum: float = -math.inf) -> int:

@@ -79,6 +79,29 @@ def test_batches_keep_to_their_limits(limits: dict[str, int], shuffle: bool) -> 
         )
 
 
+@pytest.mark.parametrize("limits", [{"meshes": 8}, {"max_vertices": 110}])
+def test_processes_share_each_batch(limits: dict[str, int]) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 101).tolist()
+    whole = list(MeshBatches(lengths, shuffle=True, seed=3, **limits))
+    ranks = [list(MeshBatches(lengths, shuffle=True, seed=3, num_replicas=2, rank=r, **limits)) for r in range(2)]
+    for batch, *shares in zip(whole, *ranks, strict=True):
+        assert all(shares)
+        taken = [i for share in shares for i in share]
+        assert sorted(taken) == sorted(batch)
+        sums = [sum(lengths[i] for i in share) for share in shares]
+        assert max(sums) - min(sums) <= max(lengths[i] for i in batch)
+
+
+def test_batches_have_a_mesh_for_each_process() -> None:
+    ranks = [list(MeshBatches([30, 40, 50, 0, 0], max_vertices=20, num_replicas=2, rank=r)) for r in range(2)]
+    assert ranks == [[[1], [2], [0]], [[0], [3], [4]]]
+    with pytest.raises(ValueError, match="rank should be below num_replicas, 2, got 2"):
+        MeshBatches([1, 2], meshes=2, num_replicas=2, rank=2)
+    for lengths in ([1, 2], [1, 2, 3]):
+        with pytest.raises(ValueError, match="each batch needs a mesh for each of the 3 processes, got"):
+            MeshBatches(lengths, meshes=2, num_replicas=3)
+
+
 def test_batches_of_an_epoch_depend_on_seed_and_epoch_only() -> None:
     def order(seed: int, epoch: int, noise: int = 0) -> list[list[int]]:
         torch.manual_seed(noise)
