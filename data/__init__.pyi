@@ -42,6 +42,8 @@ from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
 from .parallel import computed_for_all
 from .samples import Interpolation, MeshBatches, MeshSamples, Sample, collate_samples, epoch_seed, make_sample
+from .shards.reading import ShardedDataset, ShardedMeshes, load_shards
+from .shards.writing import write_shards
 from .synthetic.classes import shapes
 from .synthetic.dataset import curved_figure, figure, figures
 from .synthetic.pairs import figure_pairs
@@ -72,6 +74,8 @@ __all__ = [
     "PairShape",
     "Preprocessing",
     "Sample",
+    "ShardedDataset",
+    "ShardedMeshes",
     "Statistics",
     "TargetsAt",
     "Truth",
@@ -105,6 +109,7 @@ __all__ = [
     "load_dataset",
     "load_meanwhile",
     "load_pairs",
+    "load_shards",
     "load_targets",
     "make_sample",
     "make_variants",
@@ -126,4 +131,5 @@ __all__ = [
     "with_label_names",
     "with_labels_at",
     "without_classes",
+    "write_shards",
 ]

@@ -65,7 +65,7 @@ def decimated_to_score(
     if small is item.mesh:
         return item, None
     back = None if at == "meshes" else interpolation_weights(item.mesh, small, at)
-    return replace(item, mesh=small, arrays=arrays), back
+    return replace(item, mesh=small, arrays=arrays, prepared=None), back
 
 
 def _decimated(

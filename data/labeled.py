@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from diffnet.data.counts import counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import DiffnetError
+
+if TYPE_CHECKING:
+    from diffnet.data.options import Preprocessing
+    from diffnet.geometry import Operators
 
 LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 # In a set for classification, each mesh has one label. In a set for regression, each mesh may have its targets.
@@ -37,6 +41,8 @@ class LabeledMesh:
         found beside the file, see `own_arrays`.
     accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft
         labels; or None. See `soft_accuracy` in `train/metrics.py`.
+    prepared: gives the mesh at normalized positions and its operators, as `prepare` does, for a mesh of `load_shards`;
+        None if operators have to be computed
     """
 
     name: str
@@ -44,6 +50,7 @@ class LabeledMesh:
     labels: NDArray[Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     accepted: NDArray[np.bool_] | None = None
+    prepared: Callable[[Preprocessing], tuple[Mesh, Operators]] | None = None
 
     def __repr__(self) -> str:
         labels = np.asarray(self.labels)

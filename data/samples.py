@@ -111,7 +111,7 @@ def make_sample(
 ) -> Sample:
     """Preprocess one labeled mesh: features, labels and operators on the CPU, at normalized positions.
 
-    cache_dir: a folder that keeps operators, see `precompute`
+    cache_dir: a folder that keeps operators, see `precompute`. Those of a mesh of `load_shards` come from the shards.
     statistics: of the own arrays among the features, see `input_features`
 
     Raises MeshError for a mesh that can't be used, DataError for an own array that can't be used, and TypeError for
@@ -126,7 +126,7 @@ def make_sample(
         raise TypeError(
             f"item should be a LabeledMesh, got {type(item).__name__}; write LabeledMesh(name, mesh, labels)"
         )
-    mesh, operators = prepare(item.mesh, options, cache_dir)
+    mesh, operators = prepare(item.mesh, options, cache_dir) if item.prepared is None else item.prepared(options)
     features = input_features(
         mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
     )

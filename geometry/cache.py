@@ -73,7 +73,7 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         if metadata["key"] != path.name:
             raise ValueError(f"it was written as {metadata['key']}")
         if file not in _sound:
-            if metadata["checksum"] != str(_checksum(arrays)):
+            if metadata["checksum"] != str(checksum(arrays)):
                 raise ValueError("the checksum differs")
             if time.time_ns() - file[-1] > SETTLED:
                 _sound.add(file)
@@ -113,16 +113,25 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    arrays, metadata = parsed(buffer)
+    return arrays, metadata, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+def parsed(buffer: mmap.mmap | memoryview) -> tuple[Arrays, dict[str, str]]:
+    """The arrays of a safetensors file in memory, which share this memory, and its metadata.
+
+    Damage raises ValueError, RuntimeError, LookupError, TypeError or AttributeError, or gives other arrays.
+    """
     begin = 8 + int.from_bytes(buffer[:8], "little")
-    header = json.loads(buffer[8:begin])
-    metadata = header.pop("__metadata__")
+    header = json.loads(bytes(buffer[8:begin]))
+    metadata = header.pop("__metadata__", {})
     arrays = {}
     for name, about in header.items():
         first, last = about["data_offsets"]
         dtype = np.dtype(_DTYPES[about["dtype"]])
         content = np.frombuffer(buffer, np.uint8, last - first, begin + first)
         arrays[name] = content.view(dtype).reshape(about["shape"])
-    return arrays, metadata, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return arrays, metadata
 
 
 def write_entry(path: Path, arrays: Arrays) -> None:
@@ -137,7 +146,7 @@ def write_entry(path: Path, arrays: Arrays) -> None:
             # safetensors makes files that only their owner may read. Users share caches, so take the umask's mode.
             temporary.touch(exist_ok=False)
             mode = temporary.stat().st_mode
-            metadata = {"format": str(FORMAT), "key": path.name, "checksum": str(_checksum(arrays))}
+            metadata = {"format": str(FORMAT), "key": path.name, "checksum": str(checksum(arrays))}
             save_file(arrays, temporary, metadata=metadata)
             temporary.chmod(mode)
             temporary.replace(path)
@@ -185,20 +194,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_writing)
 
 
-def _checksum(arrays: Arrays) -> int:
+def checksum(arrays: Arrays) -> int:
     """A number that depends on names, dtypes, shapes and content.
 
     It is the CRC of sums, because NumPy adds up words five times as fast as zlib computes a CRC. The sum of each block
     and the sum at each place in the blocks show any damage of up to three words, and moved and missing blocks.
     """
-    checksum = 0
+    found = 0
     for name, array in sorted(arrays.items()):
-        checksum = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), checksum)
+        found = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), found)
         content = np.ascontiguousarray(array).reshape(-1)
         words = content.view(f"u{content.itemsize}")
         whole = content.nbytes // BLOCK * (BLOCK // content.itemsize)
         blocks = words[:whole].reshape(-1, BLOCK // content.itemsize)
         for dim in (0, 1):
-            checksum = zlib.crc32(blocks.sum(dim, np.uint64 if content.itemsize == 8 else np.uint32).data, checksum)
-        checksum = zlib.crc32(words[whole:].data, checksum)
-    return checksum
+            found = zlib.crc32(blocks.sum(dim, np.uint64 if content.itemsize == 8 else np.uint32).data, found)
+        found = zlib.crc32(words[whole:].data, found)
+    return found

@@ -58,6 +58,7 @@ from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.phases import take_phases
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
@@ -67,7 +68,6 @@ from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
 from diffnet.train.run_folder.history import Row
-from diffnet.train.run_folder.lock import check_unlocked, locked
 from diffnet.train.tasks.registry import report_files, task_named
 from diffnet.train.tasks.task import Task
 

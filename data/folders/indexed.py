@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,6 +85,13 @@ class IndexedMeshes(Sequence[LabeledMesh]):
     def paths(self) -> list[str]:
         """The mesh files, for `fill_cache`."""
         return [os.fsdecode(name) for name in self._files[:, 0]]
+
+    def digest(self, i: int) -> int:
+        """A number that is another one if item i, its files or its label have changed."""
+        label = 0 if isinstance(self._labels, Numbering) else int(self._labels[i])
+        content = self._names[i], self._files[i].tolist(), self._fingerprints[i].tolist(), label
+        digest = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
 
     def __repr__(self) -> str:
         return f"IndexedMeshes({counted(len(self), 'mesh', 'meshes')}, {int(self.vertex_counts.sum())} vertices)"

@@ -73,10 +73,10 @@ def read_operators(path: Path, mesh: Mesh, options: Options) -> Arrays | None:
     None where there is no entry and, with a warning, where `read_entry` refuses it, where names, dtypes or shapes
     differ, or where indices are out of range.
     """
-    return read_entry(path, lambda arrays: _check(arrays, len(mesh.verts), options))
+    return read_entry(path, lambda arrays: check_entry(arrays, len(mesh.verts), options))
 
 
-def _check(entry: Arrays, vertices: int, options: Options) -> None:
+def check_entry(entry: Arrays, vertices: int, options: Options) -> None:
     """Raises ValueError for an entry that can't hold the operators of a mesh with this number of vertices."""
     arrays = dict(entry)
     halves = [name for name in MATRICES if f"{name}_gaps" in arrays]

@@ -27,12 +27,12 @@ from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry
 from diffnet.data import DataError, Preprocessing, figures, load_dataset, prepare
 from diffnet.geometry import Mesh, load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
+from diffnet.geometry.folder_lock import locked
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import TrainingError
 from diffnet.train.run_folder.history import Row, as_csv
-from diffnet.train.run_folder.lock import locked
 from diffnet.viz.palette import label_colors
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")

@@ -18,13 +18,13 @@ import pytest
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import remove_leftovers, write_atomically
+from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.train.run_folder.event_file import EventFile
-from diffnet.train.run_folder.lock import check_unlocked, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from diffnet.train.run_folder.lock import locked
+from diffnet.geometry.folder_lock import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)

@@ -1,4 +1,4 @@
-"""The lock of a run's output folder."""
+"""The lock of a folder that one process at a time writes to."""
 
 from __future__ import annotations
 

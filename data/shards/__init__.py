@@ -1,0 +1,1 @@
+"""Data sets in a few large files, shards, which hold meshes with their labels and operators."""

@@ -1,0 +1,182 @@
+"""Data sets in shards: their index, and their items, which are read when they are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffnet.data.counts import counted
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.options import Preprocessing
+from diffnet.data.shards.records import Settings, check_mesh, check_options, labeled_mesh
+from diffnet.data.shards.storage import Place, arrays_at, is_url, joined, whole_file
+from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in
+from diffnet.geometry import Mesh, Operators
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.normalize import load_normalized, mesh_for_operators
+from diffnet.geometry.preprocessing.entry import check_entry
+from diffnet.geometry.preprocessing.one import operators_from
+from diffnet.geometry.preprocessing.packing import unpacked
+
+INDEX = "shards.safetensors"
+SUFFIX = ".shard"
+PARTS = ("train", "test")
+
+
+class Shards(NamedTuple):
+    """The files of a set, and what its records have in common.
+
+    root: the folder or the URL
+    files: names and sizes in bytes
+    copies: a folder for local copies of records behind a URL, or None
+    """
+
+    root: str
+    files: list[tuple[str, int]]
+    settings: Settings
+    copies: str | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShardedMeshes(Sequence[LabeledMesh]):
+    """The meshes of a part of a data set in shards. Item i is read when it is asked for, see `load_shards`.
+
+    It holds no mesh, and about 100 bytes for each, so it can be sent to worker processes. `prepared` of an item reads
+    its operators.
+
+    An item raises DataError, which names the shard, if the shard is missing, truncated, damaged or another one.
+    """
+
+    _shards: Shards
+    _records: Records
+    _shard: NDArray[np.int64]  # (N,), the place of the shard of each record in `Shards.files`
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    @property
+    def vertex_counts(self) -> NDArray[np.int64]:
+        """(N,), the numbers of vertices of the meshes"""
+        return self._records.vertex_counts
+
+    @property
+    def face_counts(self) -> NDArray[np.int64]:
+        """(N,), the numbers of faces of the meshes"""
+        return self._records.face_counts
+
+    @overload
+    def __getitem__(self, key: int) -> LabeledMesh: ...
+    @overload
+    def __getitem__(self, key: slice) -> ShardedMeshes: ...
+    def __getitem__(self, key: int | slice) -> LabeledMesh | ShardedMeshes:
+        if isinstance(key, slice):
+            return replace(self, _records=self._records[key], _shard=self._shard[key])
+        records, settings = self._records, self._shards.settings
+        begin, middle, end = records.ranges[key].tolist()
+        first, second = records.checksums[key].tolist()
+        vertices, faces = int(records.vertex_counts[key]), int(records.face_counts[key])
+        root, files, _, copies = self._shards
+        name, size = files[self._shard[key]]
+        place = Place(root, name, size, begin, middle, first, copies)
+        arrays = arrays_at(place, lambda arrays: check_mesh(arrays, vertices, faces, settings))
+        item = labeled_mesh(arrays, os.fsdecode(records.names[key]), settings.labels_at)
+        rest = place._replace(begin=middle, end=end, checksum=second)
+        return replace(item, prepared=partial(_prepared, item.mesh, rest, settings))
+
+    def check_options(self, options: Preprocessing) -> None:
+        """Raises OptionError, which names both values, for options that don't fit those of the shards."""
+        check_options(self._shards.settings, self._shards.root, options)
+
+    def __repr__(self) -> str:
+        return f"ShardedMeshes({counted(len(self), 'mesh', 'meshes')}, {int(self.vertex_counts.sum())} vertices)"
+
+
+def _prepared(mesh: Mesh, place: Place, settings: Settings, options: Preprocessing) -> tuple[Mesh, Operators]:
+    """See `LabeledMesh.prepared`."""
+    check_options(settings, place.root, options)
+    mesh = load_normalized(mesh, None, options.normalize)
+    checked, own = mesh_for_operators(mesh), settings.operators
+    arrays = arrays_at(place, lambda arrays: check_entry(arrays, len(mesh.verts), own))
+    return mesh, operators_from(checked, unpacked(arrays, checked.verts), own, torch.device("cpu"))
+
+
+@dataclass(frozen=True, repr=False)
+class ShardedDataset(LabeledMeshes):
+    """A data set in shards, whose items are read when needed, see `load_shards`."""
+
+    train: ShardedMeshes
+    test: ShardedMeshes
+
+
+def is_shards(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder of shards or a URL. Raises DataError for a folder whose index was never written."""
+    if is_url(path):
+        return True
+    folder = Path(path)
+    if (folder / INDEX).is_file():
+        return True
+    if folder.is_dir() and any(name.endswith(SUFFIX) for name in os.listdir(folder)):
+        raise DataError(
+            f"{folder}: the shards have no index, {INDEX}. Repeat the `diffnet precompute --write-shards` that wrote "
+            "them; it keeps complete shards"
+        )
+    return False
+
+
+def load_shards(
+    path: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None, *, needs_train: bool = True
+) -> ShardedDataset:
+    """The data set that `write_shards` has written. Its meshes, labels and operators are read when they are needed.
+
+    path: the folder, or a URL of `fsspec`, such as `s3://bucket/folder`, of which ranges of bytes are read. Packages
+        for some kinds of URLs have to be installed, such as s3fs.
+    cache_dir: keeps local copies of what is read behind a URL, up to 64 GiB; those that were not used for the longest
+        time are removed. None keeps none.
+    needs_train: if False, as for an evaluation, the training part is empty. Without a test part, all meshes are the
+        test part then.
+
+    `train` and `test` are `ShardedMeshes`. They work with `MeshSamples`, and operators come from the shards. Files in a
+    folder are mapped into memory. Nothing that they hold is executed.
+
+    Raises DataError, which names the file, for an index that is missing, damaged, or of another version of diffnet.
+    """
+    root = os.fspath(path)
+    file = joined(root, INDEX)
+    try:
+        arrays, about = parsed_table(whole_file(root, INDEX))
+        files = [(str(name), int(size)) for name, size in about["shards"]]
+        settings = Settings(**about["settings"])
+        settings.check()
+        shard, part = arrays["shard"], arrays["part"]
+        if any(name != os.path.basename(name) or not name.endswith(SUFFIX) for name, _ in files):
+            raise ValueError("it names files that are no shards")
+        if any(array.dtype != np.int64 or array.ndim != 1 for array in (shard, part)) or len(shard) != len(part):
+            raise ValueError("shard and part should be rows of int64")
+        if shard.min(initial=0) < 0 or shard.max(initial=-1) >= len(files) or not np.isin(part, (0, 1)).all():
+            raise ValueError("there are records in shards or parts that don't exist")
+        records = records_in(arrays, np.array([size for _, size in files], np.int64)[shard])
+        if len(records) != len(shard):
+            raise ValueError(f"it has {len(records)} records in {len(shard)} places")
+    except FileNotFoundError as e:
+        raise DataError(f"{file}: the index of the shards is missing. Shards are in folders of `write_shards`") from e
+    except (*DAMAGE, OptionError) as e:
+        if isinstance(e, DataError):
+            raise
+        raise DataError(
+            f"{file}: the index can't be used ({type(e).__name__}: {e}). Copy it again, or repeat the `diffnet "
+            "precompute --write-shards` that wrote it, which keeps complete shards"
+        ) from e
+    shards = Shards(root, files, settings, None if cache_dir is None else os.path.join(cache_dir, "shards"))
+    rows = [np.flatnonzero(part == i) for i in range(len(PARTS))]
+    if not needs_train:
+        rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0]]
+    train, test = (ShardedMeshes(shards, records[own], shard[own]) for own in rows)
+    return ShardedDataset(train, test, settings.label_names, settings.labels_at, settings.label_numbers)

@@ -1,0 +1,164 @@
+"""The content of a record: a mesh with its labels, and the operators of this mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.arrays import own_arrays
+from diffnet.data.feature_names import array_names
+from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
+from diffnet.data.options import Preprocessing
+from diffnet.geometry import Mesh
+from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT
+from diffnet.geometry.cache import Arrays
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.preprocessing.options import Options
+
+FORMAT = 1  # increase when older versions would misread shards
+OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators
+ARRAY = "array."  # before the names of own arrays
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the records of a set have in common. JSON holds it.
+
+    options: the options that decide the operators, by name
+    arrays: the names of the own arrays
+    label_names, labels_at, label_numbers: see `LabeledMeshes`. Without labels, there are no names.
+    entry_format: the format of the operators, which is that of cache entries
+    """
+
+    options: dict[str, Any]
+    arrays: list[str]
+    label_names: list[str]
+    labels_at: TargetsAt
+    label_numbers: list[int] | None
+    entry_format: int = ENTRY_FORMAT
+    format: int = FORMAT
+
+    def check(self) -> None:
+        """Raises ValueError for values that `write_shards` doesn't write, and for those of another version."""
+        for name, own in (("format", FORMAT), ("entry_format", ENTRY_FORMAT)):
+            if getattr(self, name) != own:
+                raise ValueError(f"another version of diffnet wrote it: its {name} is {getattr(self, name)}, not {own}")
+        lists = [(self.arrays, str), (self.label_names, str), (self.label_numbers or [], int)]
+        if not all(isinstance(values, list) and all(isinstance(v, kind) for v in values) for values, kind in lists):
+            raise ValueError("its names are no lists of text")
+        if self.labels_at not in ("meshes", "vertices", "faces", "edges"):
+            raise ValueError(f"its labels are at {self.labels_at!r}")
+        if self.label_numbers is not None and len(self.label_numbers) != len(self.label_names):
+            raise ValueError(f"it has {len(self.label_numbers)} numbers for {len(self.label_names)} classes")
+        if set(self.options) != set(OPTIONS):
+            raise ValueError(f"its options are {', '.join(self.options)}, not {', '.join(OPTIONS)}")
+        Preprocessing(**self.options, features="xyz")
+
+    @property
+    def operators(self) -> Options:
+        """The options of the operators."""
+        return Options(**{name: value for name, value in self.options.items() if name != "normalize"})
+
+
+def options_of(options: Preprocessing) -> dict[str, Any]:
+    """The options that decide the operators, by name."""
+    return {name: getattr(options, name) for name in OPTIONS}
+
+
+def check_options(settings: Settings, root: str, options: Preprocessing) -> None:
+    """Raises OptionError, which names both values, for options that don't fit those of the shards in a folder."""
+    for name, stored in settings.options.items():
+        if (value := getattr(options, name)) != stored:
+            raise OptionError(
+                f"{name} is {value}, and the shards in {root} were written with {stored}. Use {name}={stored}, on the "
+                f"command line --{name} {stored}, or write shards with {value}"
+            )
+    for name in array_names(options.features):
+        if name not in settings.arrays:
+            own = ", ".join(f"file:{known}" for known in settings.arrays) or "no own arrays"
+            raise OptionError(
+                f"the features are {options.features}, and the shards in {root} have {own}. Write them with "
+                f"--features {options.features}"
+            )
+
+
+def mesh_arrays(item: LabeledMesh, features: str) -> Arrays:
+    """The arrays of a mesh, its labels and the own arrays among the features. Reading gives equal ones."""
+    mesh, labels = item.mesh, np.asarray(item.labels)
+    arrays: Arrays = {"verts": _exact(mesh.verts), "faces": mesh.faces.astype(np.int32)}
+    arrays["labels"] = labels.astype(np.int32) if labels.dtype.kind in "iu" else _exact(labels)
+    if not np.array_equal(mesh.polygons, np.arange(mesh.polygon_count)):
+        arrays["polygons"] = mesh.polygons.astype(np.int32)
+        arrays["polygon_count"] = np.array([mesh.polygon_count], np.int64)
+    if mesh.normals is not None:
+        arrays["normals"] = _exact(mesh.normals)
+    if item.accepted is not None:
+        arrays["accepted"] = item.accepted.astype(np.uint8)
+    for name, values in own_arrays(mesh, features, given=item.arrays).items():
+        arrays[ARRAY + name] = _exact(values)
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def labeled_mesh(arrays: Arrays, name: str, labels_at: TargetsAt) -> LabeledMesh:
+    """The inverse of `mesh_arrays`, for arrays that `check_mesh` has accepted."""
+    faces = arrays["faces"].astype(np.int64)
+    labels = arrays["labels"].astype(np.int64 if arrays["labels"].dtype == np.int32 else np.float64)
+    polygons = arrays["polygons"].astype(np.int64) if "polygons" in arrays else np.arange(len(faces))
+    count = int(arrays["polygon_count"][0]) if "polygons" in arrays else len(faces)
+    normals = arrays["normals"].astype(np.float64) if "normals" in arrays else None
+    return LabeledMesh(
+        name,
+        Mesh(arrays["verts"].astype(np.float64), faces, polygons, count, name, normals),
+        labels.reshape(()) if labels_at == "meshes" and labels.dtype == np.int64 else labels,
+        {key[len(ARRAY) :]: own.astype(np.float64) for key, own in arrays.items() if key.startswith(ARRAY)},
+        arrays["accepted"] > 0 if "accepted" in arrays else None,
+    )
+
+
+def check_mesh(arrays: Arrays, vertices: int, faces: int, settings: Settings) -> None:
+    """Raises ValueError for arrays that can't be those of a mesh with these numbers of vertices and faces."""
+    labels, names = arrays["labels"], settings.label_names
+    rows = {"vertices": vertices, "faces": faces, "meshes": 1, "edges": len(labels)}[settings.labels_at]
+    real = {"float32", "float64"}
+    expected: dict[str, tuple[set[str], tuple[int, ...]]] = {
+        "verts": (real, (vertices, 3)),
+        "faces": ({"int32"}, (faces, 3)),
+        "labels": ({"int32"}, (rows,)) if labels.dtype == np.int32 else (real, (rows, len(names))),
+    }
+    if "polygons" in arrays or "polygon_count" in arrays:
+        expected["polygons"], expected["polygon_count"] = ({"int32"}, (faces,)), ({"int64"}, (1,))
+    if "normals" in arrays:
+        expected["normals"] = real, (vertices, 3)
+    if "accepted" in arrays:
+        expected["accepted"] = {"uint8"}, (rows, len(names))
+    for name in settings.arrays:
+        own = arrays[ARRAY + name]
+        expected[ARRAY + name] = real, (vertices, own.shape[-1])
+    if arrays.keys() != expected.keys():
+        raise ValueError(f"it holds {', '.join(sorted(arrays))} instead of {', '.join(sorted(expected))}")
+    for name, (dtypes, shape) in expected.items():
+        if arrays[name].dtype.name not in dtypes or arrays[name].shape != shape:
+            found = f"{arrays[name].dtype} {arrays[name].shape}"
+            raise ValueError(f"{name} should be {' or '.join(sorted(dtypes))} {shape}, and it is {found}")
+        if name != "labels" and not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} has numbers that are not finite")
+    _check_range("faces", arrays["faces"], 0, vertices)
+    if "polygons" in arrays:
+        _check_range("polygons", arrays["polygons"], 0, int(arrays["polygon_count"][0]))
+    if labels.dtype == np.int32:
+        _check_range("labels", labels, UNLABELED, len(names))
+
+
+def _check_range(name: str, values: NDArray[Any], low: int, end: int) -> None:
+    if values.size and not (low <= int(values.min()) and int(values.max()) < end):
+        raise ValueError(f"{name} are not all from {low} to {end - 1}")
+
+
+def _exact(values: NDArray[Any]) -> NDArray[Any]:
+    """Numbers in single precision if this changes none, else in double precision."""
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    return single if np.array_equal(single, values, equal_nan=True) else values.astype(np.float64)

@@ -1,0 +1,308 @@
+"""Writing the meshes of a data set with their labels and operators into shards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from diffnet.data.feature_names import array_names
+from diffnet.data.features import fill_cache
+from diffnet.data.folders.index import fingerprint
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.options import Preprocessing
+from diffnet.data.shards.reading import INDEX, SUFFIX
+from diffnet.data.shards.records import Settings, mesh_arrays, options_of
+from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
+from diffnet.geometry import MeshLike, load_mesh
+from diffnet.geometry.cache import Arrays, checksum
+from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.files import make_folder, named, write_atomically
+from diffnet.geometry.folder_lock import locked
+from diffnet.geometry.mesh.normalize import mesh_for_operators
+from diffnet.geometry.preprocessing.entry import entry_of, operators_path, read_operators
+from diffnet.geometry.preprocessing.recipe import computed_arrays
+
+SHARD_BYTES = 2**30  # a shard is complete before it is larger
+MAGIC = b"diffnet\x01"  # the last bytes of a shard, after the length of its table
+ALIGNMENT = 64  # bytes
+WRITING = f".writing{SUFFIX}"  # the name of a shard that isn't complete
+
+
+class MeshFiles(Sequence[LabeledMesh]):
+    """Meshes without labels, which are read from their files when they are needed."""
+
+    def __init__(self, paths: Sequence[Path], cache_dir: str | os.PathLike[str]) -> None:
+        self.paths, self._cache_dir = [os.fspath(path) for path in paths], cache_dir
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: Any) -> Any:
+        path = self.paths[i]
+        return LabeledMesh(path, load_mesh(path, self._cache_dir), np.array(UNLABELED, np.int64))
+
+    def digest(self, i: int) -> int:
+        return hashed(os.path.abspath(self.paths[i]), fingerprint(self.paths[i]))
+
+
+def write_shards(
+    data: LabeledMeshes,
+    folder: str | os.PathLike[str],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
+) -> dict[int, str]:
+    """Write the meshes of a data set with their labels and operators into a few large files, see `load_shards`.
+
+    data: the set, such as that of `index_dataset`, of which a mesh at a time is in memory
+    folder: gets shards of at most 1 GiB, unless a mesh is larger, and their index
+    options: the preprocessing. Own arrays among its features are written, too.
+    cache_dir: keeps operators until their shard is complete. Those that were there before are used, and stay.
+    jobs, advance, device: see `fill_cache`, also for calls from a script
+
+    A call that was stopped can be repeated: it keeps complete shards, and takes operators from the cache. It also adds
+    meshes that are new or have changed. The index is written last.
+
+    Returns an error message for each mesh that can't be used, by its position in the training and then the test part.
+    The index leaves them out. Raises OSError, which names the file, if the disk is full; OptionError if another process
+    writes to the folder; DataError if the folder has shards with other options or labels, and if no mesh can be used.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    items = _Items(data)
+    settings = Settings(
+        options_of(options), array_names(options.features), list(data.label_names), data.labels_at, data.label_numbers
+    )
+    digests = np.array([items.digest(i) for i in range(len(items))], np.int64)
+    with locked(folder):
+        known = set[int]().union(*(records.digests.tolist() for records in _complete(folder, settings).values()))
+        missing = [i for i, digest in enumerate(digests.tolist()) if digest not in known]
+        for _ in range(len(items) - len(missing)):
+            advance()
+        failed: dict[int, str] = {}
+        with _Writer(folder, settings, options, cache_dir) as writer:
+
+            def ready(position: int) -> None:
+                i = missing[position]
+                try:
+                    writer.add(items[i], int(digests[i]))
+                except DiffnetError as e:
+                    failed[i] = str(e)
+
+            sources = _Sources(items, missing)
+            reasons = fill_cache(sources, options, cache_dir, jobs, advance, device, ready) if missing else {}
+            failed |= {missing[position]: reason for position, reason in reasons.items()}
+        kept = [i for i in range(len(items)) if i not in failed]
+        if not kept:
+            raise DataError(f"{folder}: no mesh of the set can be used. {next(iter(failed.values()), '')}")
+        _write_index(folder, settings, digests[kept], np.array(kept) >= len(data.train))
+    return dict(sorted(failed.items()))
+
+
+def hashed(*values: Any) -> int:
+    """A hash of values, of which `repr` tells all, and of bytes."""
+    digest = hashlib.blake2b(digest_size=8)
+    for value in values:
+        digest.update(value if isinstance(value, bytes) else repr(value).encode(errors="backslashreplace"))
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+class _Items(Sequence[LabeledMesh]):
+    """The meshes of the training part, then those of the test part."""
+
+    def __init__(self, data: LabeledMeshes) -> None:
+        self._parts = data.train, data.test
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def _place(self, i: int) -> tuple[Any, int]:
+        first = len(self._parts[0])
+        return (self._parts[0], i) if i < first else (self._parts[1], i - first)
+
+    def __getitem__(self, i: Any) -> Any:
+        part, own = self._place(i)
+        return part[own]
+
+    def source(self, i: int) -> MeshLike:
+        part, own = self._place(i)
+        return part.paths[own] if hasattr(part, "paths") else part[own].mesh  # type: ignore[no-any-return]
+
+    def digest(self, i: int) -> int:
+        """A hash that tells whether item i is the one that was written."""
+        part, own = self._place(i)
+        if hasattr(part, "digest"):
+            return int(part.digest(own))
+        item: LabeledMesh = part[own]
+        arrays = [item.mesh.verts, item.mesh.faces, np.asarray(item.labels), *item.arrays.values()]
+        return hashed(item.name, *(array.tobytes() for array in arrays))
+
+
+class _Sources(Sequence[Any]):
+    """Some of the items as meshes for `fill_cache`, which takes one after another."""
+
+    def __init__(self, items: _Items, positions: Sequence[int]) -> None:
+        self._items, self._positions = items, positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._items.source(self._positions[i])
+
+
+class _Writer:
+    """Adds records to a shard, and begins another one when it is large enough. Threads may share it.
+
+    Operators that this process has stored in the cache are removed when the shard that holds them is complete.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Settings, options: Preprocessing, cache_dir: str | os.PathLike[str]
+    ) -> None:
+        self._folder, self._settings, self._options, self._cache_dir = folder, settings, options, cache_dir
+        self._lock = threading.Lock()
+        self._fault: OSError | None = None
+        self._started = time.time() - 1  # clocks of file systems are late by some milliseconds
+        self._begin()
+
+    def _begin(self) -> None:
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._rows: list[tuple[bytes, int, list[int], list[int], int, int]] = []
+        self._entries: list[Path] = []
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            if kind is None:
+                self._complete()
+        finally:
+            if self._file is not None:
+                self._file.close()
+            (self._folder / WRITING).unlink(missing_ok=True)
+
+    def add(self, item: LabeledMesh, digest: int) -> None:
+        """Add a mesh whose operators are in the cache. Raises DataError or MeshError for one that can't be used."""
+        own, options = self._settings.operators, self._options
+        mesh = mesh_for_operators(item.mesh, self._cache_dir, normalize=options.normalize)
+        path = operators_path(mesh, own, self._cache_dir)
+        entry = read_operators(path, mesh, own)
+        if entry is None:  # damaged, or the cache can't be written
+            entry = entry_of(mesh, computed_arrays(mesh, own), own)
+        first = mesh_arrays(item, options.features)
+        checksums = [checksum(first), checksum(entry)]
+        blobs = [save(first), save(entry)]
+        sizes = [-(-len(blob) // ALIGNMENT) * ALIGNMENT for blob in blobs]
+        with self._lock:
+            if self._fault is not None:  # of another thread
+                raise self._fault
+            if self._rows and self._size + sum(sizes) > SHARD_BYTES:
+                self._complete()
+            begin = self._size
+            for blob, size in zip(blobs, sizes, strict=True):
+                self._write(blob.ljust(size, b"\0"))
+            ranges = [begin, begin + sizes[0], begin + sum(sizes)]
+            counts = len(item.mesh.verts), len(item.mesh.faces)
+            self._rows.append((os.fsencode(item.name), digest, ranges, checksums, *counts))
+            self._entries.append(path)
+
+    def _write(self, content: bytes) -> None:
+        path = self._folder / WRITING
+        try:
+            if self._file is None:
+                self._file = path.open("wb")
+            self._file.write(content)
+        except OSError as e:
+            self._fault = named(e, path)
+            raise self._fault from e
+        self._size += len(content)
+
+    def _complete(self) -> None:
+        """Publish the shard."""
+        if self._file is None:
+            return
+        names, *numbers = zip(*self._rows, strict=True)
+        records = Records(np.array(names), *(np.array(own, np.int64) for own in numbers))
+        table = table_blob(records.arrays(), {"settings": asdict(self._settings)})
+        self._write(table + len(table).to_bytes(8, "little") + MAGIC)
+        name = f"{hashlib.sha256(table).hexdigest()[:16]}{SUFFIX}"  # another content has another name
+        try:
+            self._file.close()
+            (self._folder / WRITING).replace(self._folder / name)
+        except OSError as e:
+            raise named(e, self._folder / WRITING) from e
+        for path in self._entries:
+            with suppress(OSError):  # also of another process that writes shards of the same mesh
+                if path.stat().st_mtime >= self._started:
+                    path.unlink()
+        self._begin()
+
+
+def _complete(folder: Path, settings: Settings) -> dict[str, Records]:
+    """The records of the complete shards in a folder, by the name of the shard. Warns of damaged ones.
+
+    Raises DataError for shards with other settings, naming both values.
+    """
+    found = {}
+    for file in sorted(folder.glob(f"[!.]*{SUFFIX}")):
+        try:
+            arrays, about = parsed_table(_table_of(file))
+            stored = Settings(**about["settings"])
+            records = records_in(arrays, np.array(file.stat().st_size, np.int64))
+        except (OSError, *DAMAGE) as e:
+            warnings.warn(f"{file}: the shard is damaged, and its meshes are written again ({e})", stacklevel=3)
+            continue
+        for name, value in asdict(settings).items():
+            if (before := getattr(stored, name)) != value:
+                raise DataError(
+                    f"{folder}: its shards have {name} {before}, and this set has {value}. Choose another folder"
+                )
+        found[file.name] = records
+    return found
+
+
+def _table_of(file: Path) -> bytes:
+    """The blob of the table at the end of a shard. Raises ValueError if there is none."""
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(size - 16, 0))
+        end = opened.read(16)
+        length = int.from_bytes(end[:8], "little")
+        if end[8:] != MAGIC or length > size - 16:
+            raise ValueError("it doesn't end as a shard does")
+        opened.seek(size - 16 - length)
+        return opened.read(length)
+
+
+def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], is_test: NDArray[np.bool_]) -> None:
+    """Write the index of the records with these digests, in this order."""
+    shards = _complete(folder, settings)
+    places = {
+        digest: (shard, row)
+        for shard, records in enumerate(shards.values())
+        for row, digest in enumerate(records.digests.tolist())
+    }
+    chosen = np.array([places[digest] for digest in digests.tolist()], np.int64)
+    firsts = np.cumsum([0, *map(len, shards.values())])[:-1]
+    records = Records.joined([*shards.values()])[firsts[chosen[:, 0]] + chosen[:, 1]]
+    arrays: Arrays = records.arrays() | {"shard": np.ascontiguousarray(chosen[:, 0]), "part": is_test.astype(np.int64)}
+    files = [(name, (folder / name).stat().st_size) for name in shards]
+    write_atomically(folder / INDEX, table_blob(arrays, {"settings": asdict(settings), "shards": files}))

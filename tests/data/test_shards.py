@@ -1,0 +1,473 @@
+"""Data sets in shards: what is read is what was written, and every fault is an error that names the file."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shapes import ellipsoid
+from torch.utils.data import DataLoader
+
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    MeshBatches,
+    MeshSamples,
+    Preprocessing,
+    ShardedDataset,
+    collate_samples,
+    load_shards,
+    make_sample,
+    write_shards,
+)
+from diffnet.data.shards import storage, writing
+from diffnet.data.shards.reading import INDEX, is_shards
+from diffnet.data.shards.tables import parsed_table, table_blob
+from diffnet.geometry import make_mesh
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.folder_lock import locked
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIONS = Preprocessing(k=6, features="xyz")
+
+
+def small_set() -> LabeledMeshes:
+    """Five ellipsoids of two sizes, three of them for training, with labels at vertices."""
+    items = []
+    for seed in range(5):
+        mesh = replace(ellipsoid(seed, 1 + seed % 2), name=f"{seed}")
+        items.append(LabeledMesh(f"{seed}", mesh, (mesh.verts[:, 0] > 0) * 2 - (mesh.verts[:, 1] > 0.3) * 1))
+    return LabeledMeshes(items[:3], items[3:], ["a", "b", "c"], "vertices", [3, 7, 9])
+
+
+def written(folder: Path, data: LabeledMeshes | None = None, options: Preprocessing = OPTIONS) -> Path:
+    """A folder of shards. Small meshes take one shard, unless SHARD_BYTES is patched."""
+    assert write_shards(data or small_set(), folder, options, folder.with_name("cache"), jobs=1) == {}
+    return folder
+
+
+def shards_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[!.]*.shard"))
+
+
+def assert_equal_items(found: LabeledMesh, expected: LabeledMesh) -> None:
+    assert found.name == expected.name
+    for name in ("verts", "faces", "polygons"):
+        a, b = getattr(found.mesh, name), getattr(expected.mesh, name)
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    assert found.mesh.polygon_count == expected.mesh.polygon_count
+    assert (found.mesh.normals is None) == (expected.mesh.normals is None)
+    if expected.mesh.normals is not None:
+        np.testing.assert_array_equal(found.mesh.normals, expected.mesh.normals)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    assert found.labels.shape == expected.labels.shape
+
+
+def quadrilaterals() -> LabeledMesh:
+    """A cube of six polygons with labels at its triangles."""
+    verts = [[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)]
+    faces = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+    mesh = make_mesh(np.array(verts) / 3, faces, name="cube")
+    return LabeledMesh("cube", mesh, np.arange(12) % 2)
+
+
+def point_cloud() -> LabeledMesh:
+    points = np.random.default_rng(0).normal(size=(300, 3))
+    mesh = make_mesh(points, None, name="points", normals=points)
+    return LabeledMesh("points", mesh, np.array(1, np.int64))
+
+
+CASES: dict[str, tuple[LabeledMesh, Any]] = {
+    "vertices": (small_set().train[0], "vertices"),
+    "faces": (quadrilaterals(), "faces"),
+    "meshes": (point_cloud(), "meshes"),
+    "targets": (replace(small_set().train[0], labels=np.random.default_rng(0).normal(size=(42, 3))), "vertices"),
+    "target of a mesh": (replace(point_cloud(), labels=np.array([[0.5, np.nan, 3]])), "meshes"),
+}
+
+
+@pytest.mark.parametrize("basis", ["float32", "float16"])
+@pytest.mark.parametrize("case", CASES)
+def test_items_and_samples_are_those_of_the_set(tmp_path: Path, case: str, basis: Any) -> None:
+    item, at = CASES[case]
+    options = replace(OPTIONS, basis=basis, features="xyz+normals+wks")
+    data = load_shards(written(tmp_path / "set", LabeledMeshes([item], [item], ["a", "b", "c"], at), options))
+    assert (data.label_names, data.labels_at, data.label_numbers) == (["a", "b", "c"], at, None)
+    for part in (data.train, data.test):
+        assert part.vertex_counts.tolist() == [len(item.mesh.verts)]
+        assert part.face_counts.tolist() == [len(item.mesh.faces)]
+        assert_equal_items(part[0], item)
+    found, expected = make_sample(data.train[0], options), make_sample(item, options)
+    for name in ("features", "labels"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True)
+    for name in ("mass", "evals", "evecs", "frames", "faces"):
+        torch.testing.assert_close(
+            getattr(found.operators, name), getattr(expected.operators, name), rtol=0, atol=0, equal_nan=True
+        )
+    for name in ("laplacian", "gradient"):
+        own, other = getattr(found.operators, name), getattr(expected.operators, name)
+        torch.testing.assert_close(own.values, other.values, rtol=0, atol=0)
+        torch.testing.assert_close(own.pattern.indices, other.pattern.indices, rtol=0, atol=0)
+
+
+def test_own_arrays_are_in_the_shards(tmp_path: Path) -> None:
+    data = small_set()
+    items = [replace(item, arrays={"shade": item.mesh.verts[:, :2] / 7}) for item in data.train]
+    options = replace(OPTIONS, features="xyz+file:shade")
+    found = load_shards(written(tmp_path / "set", replace(data, train=items, test=items), options))
+    np.testing.assert_array_equal(found.test[1].arrays["shade"], items[1].arrays["shade"])
+    torch.testing.assert_close(make_sample(found.train[2], options).features, make_sample(items[2], options).features)
+    other = load_shards(written(tmp_path / "other"))
+    with pytest.raises(OptionError, match=r"features are xyz\+file:shade, and .*other have no own arrays"):
+        other.train.check_options(options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_in_a_data_loader(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators come from several shards, and none is computed."""
+    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+    data = load_shards(written(tmp_path / "set"))
+    assert len(shards_of(tmp_path / "set")) > 1
+    assert not list((tmp_path / "cache").rglob("*.operators.*"))
+    samples = MeshSamples(data.train, OPTIONS, tmp_path / "cache")
+    assert len(pickle.dumps(samples)) < 5000
+    batches = MeshBatches(data.train.vertex_counts, max_vertices=210)
+    loader = DataLoader(samples, batch_sampler=batches, collate_fn=collate_samples, num_workers=workers)
+    expected = [make_sample(item, OPTIONS) for item in small_set().train]
+    for batch, chosen in zip(loader, batches, strict=True):
+        own = collate_samples([expected[i] for i in chosen])
+        assert batch.names == own.names
+        torch.testing.assert_close(batch.operators.evecs, own.operators.evecs, rtol=0, atol=0)
+    assert not list((tmp_path / "cache").rglob("*.operators.*"))
+    assert [item.name for item in data.train[1:]] == ["1", "2"]
+    assert data.train[-1].name == "2"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "stored"), [("k", 7, 6), ("laplacian", "cotan", "robust"), ("normalize", "area", "radius")]
+)
+def test_other_options_name_both_values(tmp_path: Path, option: str, value: Any, stored: Any) -> None:
+    data = load_shards(written(tmp_path / "set"))
+    expected = rf"{option} is {value}, and the shards in .*set were written with {stored}\. Use .* --{option} {stored}"
+    with pytest.raises(OptionError, match=expected):
+        make_sample(data.train[0], replace(OPTIONS, **{option: value}))
+    with pytest.raises(DataError, match=r"set: its shards have options .*Choose another folder"):
+        write_shards(small_set(), tmp_path / "set", replace(OPTIONS, **{option: value}), tmp_path / "cache", jobs=1)
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 16
+    file.write_bytes(content)
+    os.utime(file, ns=(1, 1))
+
+
+def read_all(data: ShardedDataset) -> None:
+    for part in (data.train, data.test):
+        for sample in MeshSamples(part, OPTIONS):
+            assert sample.operators.k == 6
+
+
+FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated": (lambda file: os.truncate(file, file.stat().st_size - 100), "It is truncated or another one"),
+    "missing": (lambda file: file.unlink(), r"the shard can't be read \(No such file or directory\)"),
+    "a flipped byte in a mesh": (lambda file: flip(file, 1500), "the record at byte 0 is damaged"),
+    "a flipped byte in operators": (lambda file: flip(file, 9000), r"the record at byte \d{4} is damaged"),
+    "a flipped byte in a header": (lambda file: flip(file, 40), "the record at byte 0 is damaged"),
+    "a length beyond the file": (lambda file: flip(file, 6), "the record at byte 0 is damaged"),
+}
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_shard_is_named(tmp_path: Path, fault: str, opened: bool) -> None:
+    """Before the set is opened, and while it is used."""
+    data = load_shards(written(tmp_path / "set"))
+    if opened:
+        read_all(data)
+    (shard,) = shards_of(tmp_path / "set")
+    damage, message = FAULTS[fault]
+    damage(shard)
+    with pytest.raises(DataError, match=rf"{shard}: .*{message}"):
+        read_all(data if opened else load_shards(tmp_path / "set"))
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    """Or it is in the bytes between blobs, which are not read."""
+    single = replace(small_set(), train=small_set().train[:1], test=[])
+    written(tmp_path / "set", single)
+    (shard,) = shards_of(tmp_path / "set")
+    content = shard.read_bytes()
+    expected = make_sample(single.train[0], OPTIONS)
+    noticed = 0
+    for place in np.random.default_rng(0).integers(0, len(content), 150).tolist():
+        flip(shard, place)
+        os.utime(shard, ns=(place + 2, place + 2))
+        try:
+            found = make_sample(load_shards(tmp_path / "set").train[0], OPTIONS)
+            torch.testing.assert_close(found.operators.evecs, expected.operators.evecs, rtol=0, atol=0)
+            torch.testing.assert_close(found.features, expected.features, rtol=0, atol=0)
+        except DataError:
+            noticed += 1
+        shard.write_bytes(content)
+    assert noticed > 120
+
+
+def changed_index(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
+    """An index with a right checksum and other content, as of somebody who wants to do harm."""
+    arrays, about = parsed_table((folder / INDEX).read_bytes())
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    change(arrays, about)
+    (folder / INDEX).write_bytes(table_blob(arrays, about))
+
+
+HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
+    "a shard elsewhere": (lambda a, b: b["shards"][0].__setitem__(0, "../x.shard"), "names files that are no shards"),
+    "a range outside": (lambda a, b: a["ranges"].__setitem__((0, 2), 2**60), "ranges are not inside"),
+    "a negative range": (lambda a, b: a["ranges"].__setitem__((0, 0), -5), "ranges are not inside"),
+    "no such shard": (lambda a, b: a["shard"].__setitem__(0, 7), "in shards or parts that don't exist"),
+    "too few rows": (lambda a, b: a.update(checksums=a["checksums"][1:]), "checksums has the shape"),
+    "another dtype": (lambda a, b: a.update(digests=a["digests"].view(np.float64)), "should be 5 rows of int64"),
+    "unknown labels": (lambda a, b: b["settings"].update(labels_at="corners"), "its labels are at 'corners'"),
+    "another option": (lambda a, b: b["settings"]["options"].update(k="x"), "k should be an integer"),
+    "another version": (lambda a, b: b["settings"].update(format=2), "another version of diffnet wrote it"),
+    "no settings": (lambda a, b: b.pop("settings"), "KeyError|settings"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_an_index_is_checked(tmp_path: Path, harm: str) -> None:
+    folder = written(tmp_path / "set")
+    change, message = HARM[harm]
+    changed_index(folder, change)
+    with pytest.raises(DataError, match=rf"{INDEX}: the index can't be used .*({message})"):
+        load_shards(folder)
+
+
+def test_other_sizes_than_in_the_index(tmp_path: Path) -> None:
+    folder = written(tmp_path / "set")
+    changed_index(folder, lambda arrays, about: arrays["vertex_counts"].__iadd__(1))
+    with pytest.raises(DataError, match=r"the record at byte 0 is damaged .*\(ValueError: verts should be"):
+        read_all(load_shards(folder))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "missing"])
+def test_a_damaged_index_is_named_and_written_again(tmp_path: Path, damage: str) -> None:
+    folder = written(tmp_path / "set")
+    index, before = folder / INDEX, shards_of(folder)
+    if damage == "flipped":
+        flip(index, index.stat().st_size - 30)
+    elif damage == "missing":
+        index.unlink()
+    else:
+        os.truncate(index, 0 if damage == "empty" else 200)
+    with pytest.raises(DataError, match=rf"{INDEX}: the index (can't be used|of the shards is missing)"):
+        load_shards(folder)
+    if damage == "missing":
+        with pytest.raises(DataError, match=r"the shards have no index.*it keeps complete shards"):
+            is_shards(folder)
+    read_all(load_shards(written(folder)))
+    assert shards_of(folder) == before
+
+
+def test_two_writers(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    with locked(tmp_path / "set"), pytest.raises(OptionError, match="set: another run writes to this folder"):
+        written(tmp_path / "set")
+    read_all(load_shards(written(tmp_path / "set")))
+
+
+class FullDisk:
+    """A file on a full disk."""
+
+    def write(self, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_full_disk_loses_no_complete_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+    folder, plain = tmp_path / "set", Path.open
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        is_full = path.name == writing.WRITING and len(shards_of(folder)) == 1
+        return FullDisk() if is_full else plain(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        with pytest.raises(OSError, match=r"No space left on device: '.*\.writing\.shard'"):
+            written(folder)
+    kept = {file: file.stat().st_mtime_ns for file in shards_of(folder)}
+    assert len(kept) == 1
+    assert sorted(os.listdir(folder)) == [file.name for file in kept]
+    read_all(load_shards(written(folder)))
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from diffnet.data.shards import writing
+import test_shards
+writing.SHARD_BYTES = 100_000
+add, count = writing._Writer.add, iter(range(9))
+def killed(self, item, digest):
+    add(self, item, digest)
+    if next(count) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+writing._Writer.add = killed
+test_shards.written(Path({folder!r}))
+"""
+
+
+def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "set"
+    script = KILLED.format(path=[str(Path(__file__).parent), *sys.path], folder=str(folder))
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept = {file: file.stat().st_mtime_ns for file in shards_of(folder)}
+    assert len(kept) > 0
+    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+    found, plain = [], writing._Writer.add  # a private name, whose calls tell which meshes are written
+
+    def add(self: Any, item: LabeledMesh, digest: int) -> None:
+        found.append(item.name)
+        plain(self, item, digest)
+
+    monkeypatch.setattr(writing._Writer, "add", add)
+    data = load_shards(written(folder))
+    read_all(data)
+    assert 0 < len(found) < 5
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    for part, whole in ((data.train, small_set().train), (data.test, small_set().test)):
+        for item, expected in zip(part, whole, strict=True):
+            assert_equal_items(item, expected)
+    assert not [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+def test_new_and_changed_meshes_are_added(tmp_path: Path) -> None:
+    data = small_set()
+    written(tmp_path / "set", replace(data, test=data.test[:1]))
+    (first,) = shards_of(tmp_path / "set")
+    changed = replace(data.train[1], labels=data.train[0].labels[:1].repeat(162))
+    found = load_shards(written(tmp_path / "set", replace(data, train=[data.train[0], changed])))
+    assert len(shards_of(tmp_path / "set")) == 2
+    assert first.is_file()
+    assert [len(part) for part in (found.train, found.test)] == [2, 2]
+    assert_equal_items(found.train[1], changed)
+    assert_equal_items(found.test[1], data.test[1])
+    flip(first, -3)
+    with pytest.warns(UserWarning, match=rf"{first}: the shard is damaged, and its meshes are written again"):
+        read_all(load_shards(written(tmp_path / "set", data)))
+
+
+def test_entries_that_were_in_the_cache_stay(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    make_sample(small_set().train[0], OPTIONS, cache)
+    (entry,) = cache.rglob("*.operators.*")
+    os.utime(entry, ns=(1, 1))
+    written(tmp_path / "set")
+    assert list(cache.rglob("*.operators.*")) == [entry]
+
+
+def test_a_mesh_that_cannot_be_used_is_left_out(tmp_path: Path) -> None:
+    data = small_set()
+    flat = replace(data.train[1], mesh=make_mesh(np.zeros((162, 3)), data.train[1].mesh.faces, name="flat"))
+    failed = write_shards(
+        replace(data, train=[data.train[0], flat]), tmp_path / "set", OPTIONS, tmp_path / "cache", jobs=1
+    )
+    assert list(failed) == [1]
+    assert failed[1].startswith("flat: ")
+    found = load_shards(tmp_path / "set")
+    assert [item.name for item in found.train] == ["0"]
+    with pytest.raises(DataError, match=r"no mesh of the set can be used\. flat: "):
+        write_shards(replace(data, train=[flat], test=[]), tmp_path / "bad", OPTIONS, tmp_path / "cache", jobs=1)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> str:
+    """A URL with shards."""
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").put(str(written(tmp_path / "set")), url, recursive=True)
+    return url
+
+
+def stored(url: str) -> tuple[Any, str]:
+    """The files of a URL and the path of its shard."""
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    return files, next(path for path in files.find(url) if path.endswith(".shard"))
+
+
+def test_remote_items_are_copied_once(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_shards(remote, tmp_path / "copies")
+    read_all(data)
+    files, shard = stored(remote)
+    assert len(list((tmp_path / "copies" / "shards").iterdir())) == 10
+    files.rm(shard)
+    read_all(data)
+    damaged = sorted((tmp_path / "copies" / "shards").iterdir())[0]
+    flip(damaged, 1500)
+    with pytest.raises(DataError, match=rf"{remote}/\w+\.shard: the shard is missing"):
+        read_all(data)
+
+
+def test_local_copies_are_bounded(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LOCAL_BYTES", 150_000)
+    data = load_shards(remote, tmp_path)
+    for _ in range(3):
+        read_all(data)
+        sizes = [file.stat().st_size for file in (tmp_path / "shards").iterdir()]
+        assert 0 < sum(sizes) < 2 * 150_000
+    storage.remove_oldest(tmp_path / "shards")
+    kept = {file.name for file in (tmp_path / "shards").iterdir()}
+    assert sum(file.stat().st_size for file in (tmp_path / "shards").iterdir()) <= 150_000
+    assert kept
+
+
+def test_copies_that_cannot_be_written(tmp_path: Path, remote: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match=r"file/shards: local copies of shards can't be written"):
+        read_all(load_shards(remote, tmp_path / "file"))
+
+
+@pytest.mark.parametrize("fault", ["missing", "truncated", "changed", "no index", "no such protocol"])
+def test_remote_faults_are_named(tmp_path: Path, remote: str, fault: str) -> None:
+    data = load_shards(remote)
+    files, shard = stored(remote)
+    content = files.cat_file(shard)
+    message = rf"{remote}/\w+\.shard: "
+    if fault == "missing":
+        files.rm(shard)
+        message += "the shard is missing"
+    elif fault == "truncated":
+        files.pipe(shard, content[: len(content) // 2])
+        message += r"the shard ends before byte \d+; it is truncated"
+    elif fault == "changed":
+        files.pipe(shard, content[:1500] + b"other" + content[1505:])
+        message += "the record at byte 0 is damaged or another one"
+    elif fault == "no index":
+        files.rm(f"{remote}/{INDEX}")
+        message = rf"{remote}/{INDEX}: the index of the shards is missing"
+    else:
+        message = r"nowhere://x/shards\.safetensors: the file can't be read \(ValueError: Protocol not known"
+    with pytest.raises(DataError, match=message):
+        read_all(load_shards("nowhere://x") if "such" in fault else load_shards(remote) if "index" in fault else data)
