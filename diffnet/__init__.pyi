@@ -33,7 +33,7 @@ from .geometry.errors import DiffnetError
 from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
 from .model import DiffusionNet
-from .ops import label_smoothing_loss
+from .ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from .spatial_gradient_features import SpatialGradientFeatures
 
 __version__: str
@@ -56,11 +56,14 @@ __all__ = [
     "boundary_vertices",
     "collate",
     "data",
+    "dice_loss",
     "diffuse",
     "farthest_points",
+    "focal_loss",
     "from_spectral",
     "functional_map",
     "functional_map_from_points",
+    "generalized_dice_loss",
     "geodesic_label_errors",
     "geometry",
     "gradient",

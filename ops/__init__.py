@@ -8,7 +8,13 @@ of `DiffusionNet` decides whether the network has these modules.
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.ragged import row_offsets
-from diffnet.ops.cross_entropy import cross_entropy, label_smoothing_loss
+from diffnet.ops.cross_entropy import (
+    cross_entropy,
+    dice_loss,
+    focal_loss,
+    generalized_dice_loss,
+    label_smoothing_loss,
+)
 from diffnet.ops.diffusion_features.op import diffusion_and_gradient_features
 from diffnet.ops.functional_maps import (
     Regularizer,
@@ -65,12 +71,15 @@ __all__ = [
     "coupling_loss",
     "cross_entropy",
     "diagonal",
+    "dice_loss",
     "diffuse",
     "diffusion_and_gradient_features",
+    "focal_loss",
     "from_spectral",
     "functional_map",
     "functional_map_from_correspondences",
     "functional_map_from_points",
+    "generalized_dice_loss",
     "gradient_features",
     "implicit_diffusion",
     "label_smoothing_loss",

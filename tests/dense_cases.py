@@ -79,6 +79,9 @@ def cases(device: str = "cpu") -> dict[str, Case]:
         "mlp": Case(ops.mlp, layers),
         "cross_entropy": Case(ops.cross_entropy, {"logits": x, "labels": labels}),
         "label_smoothing_loss": Case(ops.label_smoothing_loss, {"logits": x, "labels": labels}),
+        "focal_loss": Case(ops.focal_loss, {"logits": x, "labels": labels}),
+        "dice_loss": Case(ops.dice_loss, {"logits": x, "labels": labels}, ("torch",)),
+        "generalized_dice_loss": Case(ops.generalized_dice_loss, {"logits": x, "labels": labels}, ("torch",)),
         "segment_mean": Case(ops.segment_mean, {"x": x, "weights": mass, **extents}),
     }
 

@@ -47,13 +47,7 @@ def cross_entropy(
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
     tensor([1.3863, 0.0000])
     """
-    check_rank("logits", logits, "(N, C)", 2)
-    check_index("labels", labels, logits.shape[:1], logits.device)
-    if weights is not None:
-        check_tensor("weights", weights, logits.shape[1:], logits.device)
-        check_finite("weights", weights, least=0)
-    if readable(labels):
-        _check_labels(labels, logits.shape[1], ignored)
+    check_classes(logits, labels, ignored, weights)
     if use_kernels(backend, logits):
         losses: Tensor = _operator(logits, labels, ignored)
     else:
@@ -77,7 +71,16 @@ def total_weight(labels: Tensor, ignored: int, weights: Tensor | None = None) ->
     return torch.where(total > 0, total, 1)
 
 
-def _check_labels(labels: Tensor, classes: int, ignored: int) -> None:
+def check_classes(logits: Tensor, labels: Tensor, ignored: int, weights: Tensor | None) -> None:
+    """Check the arguments of a loss of classes. It raises what `cross_entropy` says, and never waits for a GPU."""
+    check_rank("logits", logits, "(N, C)", 2)
+    check_index("labels", labels, logits.shape[:1], logits.device)
+    if weights is not None:
+        check_tensor("weights", weights, logits.shape[1:], logits.device)
+        check_finite("weights", weights, least=0)
+    if not readable(labels):
+        return
+    classes = logits.shape[1]
     wrong = ((labels < 0) | (labels >= classes)) & (labels != ignored)
     if wrong.any():
         raise IndexError(f"labels should be from 0 to {classes - 1}, or {ignored}, got {labels[wrong][0].item()}")

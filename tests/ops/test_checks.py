@@ -46,14 +46,14 @@ def test_empty_tensors_hold_nan() -> None:
     assert all(t.isnan().all() for t in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
 
 
+LOSSES = ("cross_entropy", "label_smoothing_loss", "focal_loss", "dice_loss", "generalized_dice_loss")
 # Dimensions whose size no other argument determines.
 FREE = {
     ("to_spectral", "x", 1),
     ("to_spectral", "evecs", 1),
     ("from_spectral", "coefficients", 2),
     ("gradient_features", "gradients", 1),
-    ("cross_entropy", "logits", 1),
-    ("label_smoothing_loss", "logits", 1),
+    *((loss, "logits", 1) for loss in LOSSES),
     ("segment_mean", "x", 1),
 }
 
@@ -191,8 +191,8 @@ def test_gradients_of_any_stride(device: str) -> None:
         return list(torch.autograd.grad(outs, list(leaves.values()), grads))
 
     for operation, case in cases(device).items():
-        if operation in ("segment_mean", "cross_entropy", "label_smoothing_loss", "spectral_gradient_features"):
-            continue  # plain PyTorch; a vector of losses; one loss; the same as with values
+        if operation in ("segment_mean", *LOSSES, "spectral_gradient_features"):
+            continue  # plain PyTorch; a vector of losses, or one loss; the same as with values
         for layout in (*(LAYOUTS if device == "cuda" else LAYOUTS[1:2]), lambda x: x[..., :1, :1].expand_as(x)):
 
             def contiguous(x: Tensor, layout: Callable[[Tensor], Tensor] = layout) -> Tensor:

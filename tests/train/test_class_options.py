@@ -15,12 +15,21 @@ import trimesh
 from command import diffnet, output
 from graph_emulator import EmulatedGraph
 
-from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample, without_classes
+from diffnet.data import (
+    LabeledMesh,
+    LabeledMeshes,
+    collate_samples,
+    make_sample,
+    with_labels_at,
+    without_classes,
+)
 from diffnet.geometry import element_areas, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
+from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.train.checkpoint import build_model, load_checkpoint
 from diffnet.train.metrics import soft_accuracy
 from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import recipe
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
@@ -106,6 +115,35 @@ def test_texts_that_are_no_weights(text: str) -> None:
         TrainOptions(class_weights=text)
 
 
+def test_losses_and_their_options() -> None:
+    logits, labels = torch.randn(20, 3), torch.randint(-1, 3, (20,))
+    weights = torch.tensor([1.0, 0.25, 4.0])
+    given = {"weights": weights, "ignored": -1}
+    cross_entropy = label_smoothing_loss(logits, labels, 0.0, **given)
+    smoothed = label_smoothing_loss(logits, labels, 0.2, **given)
+    dice = dice_loss(logits, labels, **given)
+    for chosen, expected in (
+        ({}, cross_entropy),
+        ({"label_loss": "focal"}, focal_loss(logits, labels, **given)),
+        ({"label_loss": "dice"}, dice),
+        ({"label_loss": "dice+cross-entropy"}, dice + cross_entropy),
+        ({"label_loss": "dice+cross-entropy", "label_smoothing": 0.2}, dice + smoothed),
+    ):
+        torch.testing.assert_close(
+            label_loss(logits, labels, TrainOptions(class_weights="1,0.25,4", **chosen)), expected
+        )
+    found = label_loss(logits, labels, TrainOptions(label_loss="generalized-dice"))
+    torch.testing.assert_close(found, generalized_dice_loss(logits, labels))
+    for loss in ("focal", "dice", "generalized-dice"):
+        with pytest.raises(OptionError, match=f"label_smoothing is 0.1, .* the loss is {loss};"):
+            TrainOptions(label_loss=loss, label_smoothing=0.1)
+        kept = recipe("default", "classification", {"label_loss": loss})
+        assert TrainOptions(task="classification", **{**kept, "label_loss": loss}).label_smoothing == 0
+    with pytest.raises(OptionError, match="class_weights is sqrt, but the loss generalized-dice has its own"):
+        TrainOptions(label_loss="generalized-dice", class_weights="sqrt")
+    assert recipe("default", "classification", {"label_loss": "dice+cross-entropy"})["label_smoothing"] == 0.2
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_the_weighted_mean(smoothing: float) -> None:
     logits, labels = torch.randn(20, 3), torch.randint(-1, 3, (20,))
@@ -140,6 +178,42 @@ def test_captured_steps_use_the_weights(device: str) -> None:
     plain = replace(options, class_weights=None)
     unweighted = TrainingStep(task_named(plain.task), model, plain, place)
     assert abs(float(unweighted(batch)) - float(step(batch))) > 1e-3
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("loss", "at"),
+    [
+        ("focal", "vertices"),
+        ("dice", "faces"),
+        ("dice", "meshes"),
+        ("dice+cross-entropy", "edges"),
+        ("generalized-dice", "vertices"),
+    ],
+)
+def test_captured_steps_of_each_loss(loss: str, at: str, device: str) -> None:
+    """Elements that buffers add don't count. A captured step learns, and has the losses of steps without graphs."""
+    place, task = torch.device(device), "classification" if at == "meshes" else "segmentation"
+    chosen = {"features": "xyz", "k": 8, "width": 8, "blocks": 1, "dropout": 0.0, "precision": "fp32"}
+    options = TrainOptions(task=task, label_loss=loss, learning_rate=0.01, batch_meshes=3, **chosen)
+    data = three_classes()
+    if at == "meshes":
+        items = [replace(item, labels=np.array([i - 1])) for i, item in enumerate([*data.train, *data.test])]
+    else:
+        items = with_labels_at(data, at).train
+    samples = [make_sample(item, options.preprocessing).to(place) for item in items]
+    batch = collate_samples(samples)
+    losses = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        model = build_model(options, data.label_names, at).to(place)
+        step = TrainingStep(task_named(task), model, options, place)
+        if capture:
+            recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
+            step.capture(at, [s.operators for s in samples], **recorder)
+        losses.append([float(step(batch)) for _ in range(8)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert losses[1][-1] < losses[1][0]
 
 
 def test_ignored_classes_count_nowhere(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
-from diffnet.ops import Backend, cross_entropy, label_smoothing_loss
+from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import total_weight
 from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent, scores_a_test
 from diffnet.train.options import TrainOptions
@@ -21,16 +21,23 @@ from diffnet.train.tasks.task import MeshTask, Scored
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
-    """The mean cross-entropy () over labeled elements, with the smoothing and the weights of the options.
+    """The loss () over labeled elements, as the options say.
 
     0 if there are none. logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
     """
+    loss, backend = options.label_loss, options.backend
     weights = None if options.class_weights is None else weights_on(logits.device, options.class_weights)
+    if loss == "focal":
+        return focal_loss(logits, labels, ignored=UNLABELED, backend=backend, weights=weights)
+    if loss == "generalized-dice":
+        return generalized_dice_loss(logits, labels, UNLABELED)
+    if loss == "dice":
+        return dice_loss(logits, labels, UNLABELED, weights=weights)
     if options.label_smoothing > 0:
-        return label_smoothing_loss(
-            logits, labels, options.label_smoothing, UNLABELED, options.backend, weights=weights
-        )
-    return mean_cross_entropy(logits, labels, options.backend, weights)
+        entropy = label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, backend, weights=weights)
+    else:
+        entropy = mean_cross_entropy(logits, labels, backend, weights)
+    return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
 
 
 def mean_cross_entropy(

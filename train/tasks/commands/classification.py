@@ -11,6 +11,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.commands.labels import (
     ClassWeightsOption,
     IgnoreOption,
+    LabelLossOption,
     LabelSmoothingOption,
     MirrorLabelsOption,
     with_label_options,
@@ -26,6 +27,7 @@ def train(
         ),
     ],
     out: RunOption,
+    label_loss: LabelLossOption = "cross-entropy",
     label_smoothing: LabelSmoothingOption = 0.2,
     ignore: IgnoreOption = None,
     class_weights: ClassWeightsOption = None,
@@ -48,5 +50,12 @@ def train(
             return Loaded(shapes(seed=options.seed), options)
         return Loaded(load_classes(data, seed=options.seed, cache_dir=shared["cache"]), options)
 
-    given = with_label_options(shared, label_smoothing, ignore, class_weights, mirror_labels)
+    given = with_label_options(
+        shared,
+        ignore,
+        label_loss=label_loss,
+        label_smoothing=label_smoothing,
+        class_weights=class_weights,
+        mirror_labels=mirror_labels,
+    )
     run_command("classification", load, out, given)

@@ -4,8 +4,19 @@ from typing import Annotated, Any
 
 import typer
 
+from diffnet.train.tasks.options.labels import LabelLoss
+
 LABELS_PANEL = "Labels"  # of --help
 
+LabelLossOption = Annotated[
+    LabelLoss,
+    typer.Option(
+        "--loss",
+        help="focal gives elements that are predicted well less weight. Dice losses measure overlap, so a rare class "
+        "counts as much as a frequent one.",
+        rich_help_panel=LABELS_PANEL,
+    ),
+]
 LabelSmoothingOption = Annotated[
     float,
     typer.Option(
@@ -39,13 +50,6 @@ MirrorLabelsOption = Annotated[
 ]
 
 
-def with_label_options(
-    shared: dict[str, Any],
-    label_smoothing: float,
-    ignore: list[str] | None,
-    class_weights: str | None,
-    mirror_labels: str | None,
-) -> dict[str, Any]:
+def with_label_options(shared: dict[str, Any], ignore: list[str] | None, **own: Any) -> dict[str, Any]:
     """The shared options of a command, and those of tasks with labels."""
-    own = {"label_smoothing": label_smoothing, "ignore": tuple(ignore or ()), "class_weights": class_weights}
-    return {**own, "mirror_labels": mirror_labels, **shared}
+    return {**own, "ignore": tuple(ignore or ()), **shared}

@@ -14,6 +14,7 @@ from diffnet.train.tasks.commands.labels import (
     LABELS_PANEL,
     ClassWeightsOption,
     IgnoreOption,
+    LabelLossOption,
     LabelSmoothingOption,
     MirrorLabelsOption,
     with_label_options,
@@ -34,6 +35,7 @@ def train(
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
     outputs_at: OutputsAtOption = None,
+    label_loss: LabelLossOption = "cross-entropy",
     label_smoothing: LabelSmoothingOption = 0.0,
     ignore: IgnoreOption = None,
     class_weights: ClassWeightsOption = None,
@@ -61,5 +63,12 @@ def train(
         meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=at)
         return Loaded(meshes, options)
 
-    given = with_label_options(shared, label_smoothing, ignore, class_weights, mirror_labels)
+    given = with_label_options(
+        shared,
+        ignore,
+        label_loss=label_loss,
+        label_smoothing=label_smoothing,
+        class_weights=class_weights,
+        mirror_labels=mirror_labels,
+    )
     run_command("segmentation", load, out, given)

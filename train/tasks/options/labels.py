@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from diffnet.geometry.errors import OptionError
 from diffnet.train.tasks.options.class_weights import BY_FREQUENCY, class_weight_entries
 from diffnet.train.tasks.options.shared import SharedOptions
 from diffnet.train.tasks.options.sides import FDI, NO_SIDES, are_numbers, side_pairs
-from diffnet.train.tasks.options.task_options import TaskOptions
+from diffnet.train.tasks.options.task_options import RecipeName, TaskOptions
+
+LabelLoss: TypeAlias = Literal["cross-entropy", "focal", "dice", "dice+cross-entropy", "generalized-dice"]
 
 
 @dataclass(frozen=True)
 class LabelOptions(SharedOptions):
     """The options of tasks with labels.
 
+    label_loss: the loss; see `focal_loss`, `dice_loss` and `generalized_dice_loss`. "dice+cross-entropy" is the sum.
     label_smoothing: s of `label_smoothing_loss`, in training
     ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
     class_weights: weights of the classes in the loss: "balanced", "sqrt", "1,0.5,2", or "arm=2,leg=0.5" and 1 for
@@ -23,6 +28,7 @@ class LabelOptions(SharedOptions):
         run stores the number of the class that each class becomes, such as "0,2,1", with -1 for unlabeled.
     """
 
+    label_loss: LabelLoss = "cross-entropy"
     label_smoothing: float = 0.0
     ignore: tuple[str, ...] = ()
     class_weights: str | None = None
@@ -41,8 +47,27 @@ class LabelOptions(SharedOptions):
             side_pairs(self.mirror_labels)
 
     def check_together(self) -> None:
+        if self.label_smoothing > 0 and not _smooths(self.label_loss):
+            raise OptionError(
+                f"label_smoothing is {self.label_smoothing}, but it smooths the labels of a cross-entropy, and the "
+                f"loss is {self.label_loss}; leave it out"
+            )
+        if self.class_weights is not None and self.label_loss == "generalized-dice":
+            raise OptionError(
+                f"class_weights is {self.class_weights}, but the loss generalized-dice has its own weights of classes; "
+                "leave it out, or choose dice"
+            )
         if self.mirror_labels is not None and not self.mirror:
             raise OptionError(f"mirror_labels is {self.mirror_labels}, but no mesh is mirrored; add --mirror")
+
+
+def _smooths(loss: str) -> bool:
+    return "cross-entropy" in loss
+
+
+def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe without label smoothing if the loss has none."""
+    return options if _smooths(chosen.get("label_loss", "cross-entropy")) else {**options, "label_smoothing": 0.0}
 
 
 LABELED = TaskOptions(
@@ -51,4 +76,5 @@ LABELED = TaskOptions(
     unavailable=("align",),
     prediction=("ignore",),
     original={"label_smoothing": 0.0},
+    adapted=_adapted,
 )
