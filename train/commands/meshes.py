@@ -13,7 +13,7 @@ from diffnet.geometry.files import make_folder
 from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console
-from diffnet.train.commands.mesh_files import find_meshes
+from diffnet.train.commands.mesh_files import find_meshes, part_of
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
@@ -40,6 +40,9 @@ def precompute(
     normalize: NormalizeOption = "radius",
     jobs: JobsOption = None,
     device: DeviceOption = "auto",
+    part: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Preprocess part I of N, for array jobs: 1/4, 2/4, 3/4 and 4/4.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print how long each phase took.")] = False,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
@@ -52,10 +55,13 @@ def precompute(
         from diffnet.train.run import fill_cache_with_bar
 
     files = find_meshes(paths)
+    if part is not None:
+        files = part_of(files, part)
     make_folder(cache)
     options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
     failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device))
-    console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
+    of_part = "" if part is None else f" of part {part}"
+    console.print(f"{len(files) - len(failed)} of {len(files)} meshes{of_part} are in {cache}", soft_wrap=True)
     if verbose:
         seconds = ", ".join(f"{name} {taken:.1f} s" for name, taken in take_phases().items())
         console.print(f"added up over processes and threads: {seconds}", highlight=False)
