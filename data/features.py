@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ def fill_cache(
     advance: Callable[[], Any] = lambda: None,
     device: torch.device | str = "cpu",
     ready: Callable[[int], Any] = lambda position: None,
+    positions: Iterable[int] | None = None,
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, at normalized positions, where `prepare` finds them.
 
@@ -62,6 +63,8 @@ def fill_cache(
     advance: called once for each mesh, usable or not, when it is done
     device: the device that computes the operators of large meshes, see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
+    positions: those of the meshes that this call should store, instead of all. They are taken one by one, when a
+        process or a GPU can start on them.
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
@@ -69,7 +72,10 @@ def fill_cache(
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
     decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
-    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=options.normalize)
+    normalize = options.normalize
+    return many.fill_cache(
+        sources, decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
+    )
 
 
 def input_features(

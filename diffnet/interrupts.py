@@ -49,6 +49,12 @@ def raise_at_sigterm() -> None:
         signal.signal(signal.SIGTERM, _terminate)
 
 
+def ignore_sigterm() -> None:
+    """From now on, SIGTERM does nothing, if it would raise Terminated. Only the main thread may call this."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _terminate(number: int, frame: object) -> None:
     raise Terminated
 

@@ -42,8 +42,15 @@ _keeping = threading.Lock()
 
 
 def available_cores() -> int:
-    """The number of cores this process may use. The machine can have more."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores this process may use. The machine can have more.
+
+    Processes that torchrun starts on one machine share the cores of that machine.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rank, ranks = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if rank.isdecimal() and ranks.isdecimal() and int(ranks) > 0:
+        return max(1, len(range(int(rank), cores, int(ranks))))
+    return cores
 
 
 class WorkerPool:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import torch
 
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.device import usable_device
+from diffnet.train.ranks import place
 from diffnet.train.tasks.options.shared import Precision
 
 
 def pick_device(name: str) -> torch.device:
     """The device called `name`: "auto", "cpu", "cuda" or "cuda:N". "auto" is the GPU if there is one, else the CPU.
 
+    Each of several ranks on one machine gets its own GPU for "auto" and "cuda".
+
     Raises OptionError for another name, and for a GPU that is not present.
 
     >>> pick_device("cpu")
     device(type='cpu')
     """
+    here = place()
+    if name in ("auto", "cuda") and here.local_world_size > 1 and torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        if here.local_rank >= gpus:
+            raise OptionError(
+                f"rank {here.rank} has no GPU of its own, because this machine has {gpus} for "
+                f"{here.local_world_size} ranks: start {gpus} (--nproc-per-node {gpus}), or choose a --device"
+            )
+        return torch.device("cuda", here.local_rank)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return usable_device(name, expected="auto, cpu, cuda or cuda:N")

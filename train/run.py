@@ -59,7 +59,7 @@ from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
-from diffnet.geometry.phases import take_phases
+from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
@@ -67,6 +67,7 @@ from diffnet.train.loop import RunData, check_same_options, train
 from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
+from diffnet.train.ranks import Ranks
 from diffnet.train.run_folder.history import Row
 from diffnet.train.tasks.registry import report_files, task_named
 from diffnet.train.tasks.task import Task
@@ -343,11 +344,29 @@ def fill_cache_with_bar(
     console: Console,
     device: torch.device,
     ready: Callable[[int], Any] = lambda position: None,
+    ranks: Ranks | None = None,
 ) -> dict[int, str]:
-    """`fill_cache` with a progress bar."""
-    with progress_bar(console) as bar:
+    """`fill_cache` with a progress bar.
+
+    ranks: those that divide the meshes among them. Each stores the meshes that it takes, and calls `ready` for these.
+        All get the reasons of all ranks, and the seconds of their phases.
+    """
+    alone = ranks is None or ranks.is_alone
+    with progress_bar(console, disable=not alone and not ranks.is_first) as bar:
         task = bar.add_task("preprocessing", total=len(sources))
-        return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
+        if alone:
+            return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
+        earlier, done, positions = take_phases(), ranks.counter(), ranks.handed_out(len(sources))
+
+        def advance(more: int = 1) -> None:
+            bar.update(task, completed=done(more))
+
+        failed = fill_cache(sources, options, cache_dir, jobs, advance, device, ready, positions)
+        found = ranks.gathered([list(failed.items()), take_phases()], meanwhile=partial(advance, 0))
+        bar.update(task, completed=len(sources))
+    for phases in (earlier, *(phases for _, phases in found)):
+        add_phases(phases)
+    return dict(sorted((i, reason) for reasons, _ in found for i, reason in reasons))
 
 
 def progress_bar(console: Console, disable: bool = False) -> Progress:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,6 +118,7 @@ def fill_cache(
     *,
     normalize: bool | ScaleRule = False,
     normals: NormalsRule | None = None,
+    positions: Iterable[int] | None = None,
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, unless they are there.
 
@@ -126,6 +128,9 @@ def fill_cache(
     ready: called with the position of each mesh as soon as the cache has it
     normalize: compute the operators at normalized positions; see `precompute`
     normals: see `precompute_all`
+    positions: those of the meshes that this call should store, instead of all. They are taken when a process or a GPU
+        can start on them, so several machines can share a source of positions. Worker processes compute the meshes
+        also if jobs is 1.
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
@@ -133,7 +138,8 @@ def fill_cache(
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     job = CacheJob(options, cache_dir, normalize, normals)
-    return _fill(sources, job, jobs, torch.device(device), lambda i, found: ready(i), keep=False, advance=advance)
+    on = torch.device(device)
+    return _fill(sources, job, jobs, on, lambda i, found: ready(i), keep=False, advance=advance, positions=positions)
 
 
 def _fill(
@@ -145,6 +151,7 @@ def _fill(
     *,
     keep: bool,
     advance: Callable[[], Any] = lambda: None,
+    positions: Iterable[int] | None = None,
 ) -> dict[int, str]:
     """See `fill_cache`.
 
@@ -161,11 +168,22 @@ def _fill(
             ready(position, result)
         advance()
 
-    waiting = deque(range(len(sources))) if jobs <= 1 else _without_entry(sources, job, done)
-    on_gpu = device.type != "cpu" and len(waiting) > 0
+    waiting = iter(range(len(sources)) if positions is None else positions)
+    in_workers = jobs > 1 or positions is not None
+    if jobs > 1 and positions is None:
+        waiting = _without_entry(sources, job, waiting, done)
+    first = list(islice(waiting, jobs))
+    if not first:
+        return dict(sorted(failed.items()))
+    waiting = chain(first, waiting)
+    # Few meshes get several threads each. How many are left to given positions is not known, and rounding depends on
+    # the number of threads.
+    workers = len(first) if positions is None else jobs
+    on_gpu = device.type != "cpu"
     work: Callable[[MeshLike], Any] = partial(compute_entry, job=job, keep=keep, for_gpu=on_gpu)
+    on_cores = partial(_in_processes, jobs=workers) if in_workers else _in_this_process
     if not on_gpu:
-        _on_cores(work, sources, waiting, jobs, done)
+        on_cores(work, sources, waiting, done)
         return dict(sorted(failed.items()))
 
     writing: list[Future[None]] = []
@@ -185,7 +203,7 @@ def _fill(
                 writing.append(write_later(path, entry, partial(done, position, None)))
 
     with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=job.cache_dir is not None) as compute:
-        add = _in_blocks(waiting, compute)
+        waiting, add = _in_blocks(waiting, compute)
 
         def looked_at(position: int, result: Known | Unsolved | str | None) -> None:
             if isinstance(result, Unsolved):
@@ -194,47 +212,54 @@ def _fill(
                 add(position, None)
                 done(position, result)
 
-        _on_cores(work, sources, waiting, jobs, looked_at)
+        on_cores(work, sources, waiting, looked_at)
     for entry in writing:
         entry.result()
     return dict(sorted(failed.items()))
 
 
 def _in_blocks(
-    positions: Sequence[int], compute: Callable[[Sequence[Waiting]], None]
-) -> Callable[[int, Unsolved | None], None]:
-    """A function that takes each position once, with what a GPU needs to compute it, if anything.
+    waiting: Iterator[int], compute: Callable[[Sequence[Waiting]], None]
+) -> tuple[Iterator[int], Callable[[int, Unsolved | None], None]]:
+    """The positions, and a function that gets each of them once, with what a GPU needs to compute it, if anything.
 
     It calls `compute` with the meshes of each POSITIONS consecutive positions, so groups don't depend on the load.
     """
-    block = {position: n // POSITIONS for n, position in enumerate(positions)}
-    missing = Counter(block.values())
+    block: dict[int, int] = {}
+    missing = Counter[int]()
     groups: dict[int, list[Waiting]] = {}
 
+    def positions() -> Iterator[int]:
+        while taken := list(islice(waiting, POSITIONS)):
+            number = len(missing)
+            missing[number] = len(taken)
+            block.update(dict.fromkeys(taken, number))
+            yield from taken
+
     def add(position: int, unsolved: Unsolved | None) -> None:
-        own = block[position]
+        own = block.pop(position)
         missing[own] -= 1
         if unsolved is not None:
             groups.setdefault(own, []).append((position, unsolved))
         if missing[own] == 0 and own in groups:
             compute(sorted(groups.pop(own), key=lambda waiting: waiting[0]))
 
-    return add
+    return positions(), add
 
 
-def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[int, Mesh], None]) -> deque[int]:
+def _without_entry(
+    sources: Sequence[MeshLike], job: CacheJob, waiting: Iterator[int], done: Callable[[int, Mesh], None]
+) -> Iterator[int]:
     """The positions of the meshes for which workers should look into the cache. Calls done for the others.
 
     Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They also
     read the files of meshes that are not in the cache, which takes more time.
     """
-    waiting = deque(range(len(sources)))
     if job.cache_dir is None:
         return waiting
     with ThreadPoolExecutor(LOADERS) as threads:
         together = 1
-        while waiting:
-            looked_at = [waiting.popleft() for _ in range(min(together, len(waiting)))]
+        while looked_at := list(islice(waiting, together)):
             missing = []
             meshes = threads.map(lambda i: mesh_with_entry(sources[i], job), looked_at)
             for position, mesh in zip(looked_at, meshes, strict=True):
@@ -243,7 +268,7 @@ def _without_entry(sources: Sequence[MeshLike], job: CacheJob, done: Callable[[i
                 else:
                     done(position, mesh)
             if missing:
-                return deque([*missing, *waiting])
+                return chain(missing, waiting)
             together = LOOKED_AT_TOGETHER
     return waiting
 
@@ -267,17 +292,13 @@ def load_meanwhile(
         return fill(ready), loaded
 
 
-def _on_cores(
+def _in_this_process(
     work: Callable[[MeshLike], T | str],
     sources: Sequence[MeshLike],
-    waiting: deque[int],
-    jobs: int,
+    waiting: Iterator[int],
     done: Callable[[int, T | str], None],
 ) -> None:
-    """Call done(position, work(source)) for each waiting position. Worker processes do the work, if jobs > 1."""
-    if jobs > 1:
-        _in_processes(work, sources, waiting, jobs, done)
-        return
+    """Call done(position, work(source)) for each waiting position."""
     for position in waiting:
         done(position, work(sources[position]))
 
@@ -285,22 +306,20 @@ def _on_cores(
 def _in_processes(
     work: Callable[[MeshLike], T | str],
     sources: Sequence[MeshLike],
-    waiting: deque[int],
-    jobs: int,
+    waiting: Iterator[int],
     done: Callable[[int, T | str], None],
+    jobs: int,
 ) -> None:
     """Call done(position, work(source)) for each waiting position. Worker processes do the work."""
-    jobs = min(jobs, len(waiting))
-    if jobs == 0:
-        return
     lost: list[int] = []
     running: dict[Future[tuple[T | str, dict[str, float]]], int] = {}
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-        while waiting or running:
+        while True:
             # At most one call for each process, because results wait here while `done` waits for a GPU.
-            while waiting and len(running) < jobs:
-                position = waiting.popleft()
+            for position in islice(waiting, jobs - len(running)):
                 running[pool.submit(with_phases, work, sources[position])] = position
+            if not running:
+                break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 position = running.pop(future)
                 try:

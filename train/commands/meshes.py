@@ -48,25 +48,36 @@ def precompute(
     """Preprocess meshes into the cache, so that training and prediction start at once.
 
     Positions are normalized first, as in training. A mesh that can't be used does not stop the others. It is listed at
-    the end, and the exit code is 1.
+    the end, and the exit code is 1. Under torchrun, all ranks share the work, also on several machines.
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
+        from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import fill_cache_with_bar
 
-    files = find_meshes(paths)
-    if part is not None:
-        files = part_of(files, part)
-    make_folder(cache)
+    def names() -> list[str]:
+        files = find_meshes(paths)
+        return [str(file) for file in (files if part is None else part_of(files, part))]
+
     options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
-    failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device))
-    of_part = "" if part is None else f" of part {part}"
-    console.print(f"{len(files) - len(failed)} of {len(files)} meshes{of_part} are in {cache}", soft_wrap=True)
-    if verbose:
-        seconds = ", ".join(f"{name} {taken:.1f} s" for name, taken in take_phases().items())
-        console.print(f"added up over processes and threads: {seconds}", highlight=False)
-    for reason in failed.values():
-        complain(reason)
+    try:
+        with connected() as ranks:
+            # A network file system may not list the same files on all machines yet.
+            files = [Path(name) for name in ranks.shared(names)]
+            make_folder(cache)
+            failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device), ranks=ranks)
+            if ranks.is_first:
+                of_part = "" if part is None else f" of part {part}"
+                console.print(
+                    f"{len(files) - len(failed)} of {len(files)} meshes{of_part} are in {cache}", soft_wrap=True
+                )
+                if verbose:
+                    seconds = ", ".join(f"{name} {taken:.1f} s" for name, taken in take_phases().items())
+                    console.print(f"added up over processes and threads: {seconds}", highlight=False)
+                for reason in failed.values():
+                    complain(reason)
+    except RankError as e:
+        raise RankError(f"{e}. The cache keeps complete meshes, and the same command computes the others") from e
     if failed:
         raise typer.Exit(1)
 

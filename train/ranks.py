@@ -1,0 +1,334 @@
+"""Ranks: processes that work together, started by torchrun. Which of them this process is, and what they tell another.
+
+Ranks talk through the store that torchrun keeps on the first machine. So they need no process group, no locks and no
+common clock. This module loads PyTorch only where there are several ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.interrupts import Terminated, ignore_sigterm
+from diffnet.train.commands.console import complain, user_message
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+TIMEOUT = 300.0  # seconds without a sign of life, after which a rank is missing; a factorization can block threads
+BEAT = 1.0  # seconds between signs of life
+GRACE = 10.0  # seconds in which a rank ends when another one has failed
+PIECE = 4 << 20  # bytes; a store takes up to 8 MiB at once
+
+
+class RankError(DiffnetError, RuntimeError):
+    """Another rank has failed or is missing. The message names it."""
+
+
+class Place(NamedTuple):
+    """Which of the ranks a process is: its number among all, and among those on its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def place() -> Place:
+    """The place of this process, from the variables that torchrun sets. A process without them is alone.
+
+    Raises OptionError for variables that don't fit.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return Place()
+    found = Place(*(_number(name, default) for name, default in zip(Place._fields, ("", "", "0", "1"), strict=True)))
+    for name, of in (("rank", "world_size"), ("local_rank", "local_world_size")):
+        if not getattr(found, name) < getattr(found, of):
+            raise OptionError(
+                f"{name.upper()} should be below {of.upper()}, got {getattr(found, name)} and {getattr(found, of)}"
+            )
+    return found
+
+
+def _number(name: str, default: str) -> int:
+    value = os.environ.get(name.upper(), default)
+    if not value.isdecimal():
+        raise OptionError(f"{name.upper()} should be an integer from 0, got {value!r}; torchrun sets it")
+    return int(value)
+
+
+class Ranks:
+    """All ranks, as one of them sees them. `connected` makes it.
+
+    All ranks have to call `shared`, `gathered`, `counter` and `handed_out` in the same order. Values are those of JSON.
+
+    store: None for one process
+    timeout: seconds
+    """
+
+    def __init__(self, place: Place, store: Store | None, timeout: float) -> None:
+        self.place, self.store, self.timeout = place, store, timeout
+        self.failure: str | None = None  # of another rank
+        self._calls = 0
+        self._hosts: list[str] = []
+        self._answered = time.monotonic()
+        self._ending, self._ended = threading.Event(), threading.Event()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
+
+    @property
+    def is_first(self) -> bool:
+        return self.place.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.store is None
+
+    def shared(self, make: Callable[[], Any]) -> Any:
+        """The value that rank 0 makes."""
+        self._calls += 1
+        if self.store is None:
+            return make()
+        if self.is_first:
+            self._put(f"{self._calls}", make())
+        return self._get(f"{self._calls}")
+
+    def gathered(self, value: Any, meanwhile: Callable[[], Any] = lambda: None) -> list[Any]:
+        """The values of all ranks. Each waits for all others, and calls `meanwhile` about once a second."""
+        self._calls += 1
+        if self.store is None:
+            return [value]
+        self._put(f"{self._calls}/{self.place.rank}", value)
+        return [self._get(f"{self._calls}/{rank}", meanwhile) for rank in range(self.place.world_size)]
+
+    def counter(self) -> Callable[[int], int]:
+        """A number that several ranks share, 0 at first: a function that adds to it and returns the sum."""
+        self._calls += 1
+        return partial(self._counted, f"{self._calls}")
+
+    def handed_out(self, count: int) -> Iterator[int]:
+        """The numbers from 0 to count - 1. Each goes to the rank that asks first, so idle ranks take more of them."""
+        taken = self.counter()
+        return iter(lambda: min(taken(1) - 1, count), count)
+
+    def _counted(self, name: str, more: int = 0) -> int:
+        assert self.store is not None
+        return self.store.add(f"{name}, count", more)
+
+    def _put(self, key: str, value: Any) -> None:
+        assert self.store is not None
+        content = zlib.compress(json.dumps(value).encode())
+        pieces = [content[i : i + PIECE] for i in range(0, len(content), PIECE)]
+        for i, piece in enumerate(pieces):
+            self.store.set(f"{key}, piece {i}", piece)  # type: ignore[arg-type]  # it takes bytes, too
+        self.store.set(key, str(len(pieces)))
+
+    def _get(self, key: str, meanwhile: Callable[[], Any] = lambda: None) -> Any:
+        assert self.store is not None
+        pause = 0.01
+        # `wait` would keep the store from the other threads.
+        while not self.store.check([key]):
+            time.sleep(pause)
+            pause = min(2 * pause, BEAT)
+            meanwhile()
+        pieces = (self.store.get(f"{key}, piece {i}") for i in range(int(self.store.get(key))))
+        return json.loads(zlib.decompress(b"".join(pieces)))
+
+    def start(self) -> None:
+        """Give signs of life, watch those of others, and wait for all ranks to do so."""
+        if self.store is not None:
+            for thread in self._threads:
+                thread.start()
+            self._hosts = self.gathered(socket.gethostname())
+
+    def end(self) -> None:
+        """Wait until all ranks have got here."""
+        if self.store is None:
+            return
+        self.gathered(None)
+        self._leave()
+        if not self.is_first:
+            self._counted("left", 1)
+            return
+        # The store can be a part of this process, and others still read from it.
+        _wait_for(lambda: self._counted("left") == self.place.world_size - 1)
+
+    def explained(self, error: BaseException) -> str | None:
+        """The failure of another rank that has caused an error. If there is none, tell the others that this one ends.
+
+        This takes some seconds at most.
+        """
+        if self.store is None:
+            return None
+        from torch.distributed import DistError, is_initialized
+
+        self._ending.set()
+        ignore_sigterm()
+        try:
+            # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
+            by_another = isinstance(error, Terminated) or (isinstance(error, RuntimeError) and is_initialized())
+            if self.failure is None and by_another and not isinstance(error, (DiffnetError, DistError)):
+                if self.is_first:
+                    self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
+                _wait_for(lambda: self.failure is not None, (2 if self.is_first else 6) * BEAT)
+            if self.failure is not None:
+                self._counted("told", 1)
+            elif not isinstance(error, DistError):
+                self._leave()  # before this thread finds the failure of this rank
+                self._publish(f"rank {self.place.rank}: {_reason(error)}")
+                if not isinstance(error, Terminated):  # torchrun stops the others as soon as this one ends
+                    _wait_for(lambda: self._counted("told") == self.place.world_size - 1)
+        except DistError as e:
+            error = e
+        self._leave()
+        return self._lost() if self.failure is None and isinstance(error, DistError) else self.failure
+
+    def _leave(self) -> None:
+        """Stop giving signs of life. From now on, torchrun may stop this process, because another one has ended."""
+        ignore_sigterm()
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(GRACE / 5)  # a call of a store whose machine is gone never returns
+
+    def _silent(self, seconds: float) -> list[int]:
+        """Other ranks that give no sign of life for some seconds."""
+        before = self._beats()
+        time.sleep(seconds)
+        return [rank for rank, beats in self._beats().items() if beats == before[rank]]
+
+    def _beats(self) -> dict[int, int]:
+        """The signs of life of other ranks. Rank 0 watches all of them, and they watch rank 0."""
+        watched = range(1, self.place.world_size) if self.is_first else [0]
+        return {rank: self._counted(f"beats of rank {rank}") for rank in watched}
+
+    def _beat(self) -> None:
+        """Give signs of life, look for those of others, and for failures."""
+        assert self.store is not None
+        from torch.distributed import DistError
+
+        seen: dict[int, tuple[int, float]] = {}
+        try:
+            while not self._ended.wait(BEAT):
+                self._counted(f"beats of rank {self.place.rank}", 1)
+                self._answered = time.monotonic()
+                for rank, beats in self._beats().items():
+                    if rank not in seen or seen[rank][0] != beats:
+                        seen[rank] = beats, self._answered
+                since = self._answered - self.timeout
+                self._publish_missing([rank for rank, (_, at) in seen.items() if at < since], self.timeout)
+                if self.store.check(["failure"]):
+                    self.failure = self.store.get("failure").decode()
+                    return
+        except DistError:
+            self.failure = self._lost()
+
+    def _watch(self) -> None:
+        """Interrupt the main thread when another rank has failed. End the process if that takes too long."""
+        while self.failure is None:
+            if self._ended.wait(BEAT / 4):
+                return
+            if time.monotonic() - self._answered > self.timeout + BEAT:
+                self.failure = self._lost()
+        if not self._ending.is_set():
+            _interrupt_main()
+        if not self._ended.wait(GRACE):
+            complain(self.failure)
+            os._exit(1)  # the main thread waits for a collective operation or for the store
+
+    def _publish(self, reason: str) -> None:
+        assert self.store is not None
+        self.store.compare_set("failure", "", reason)  # the first one stays
+
+    def _publish_missing(self, ranks: Sequence[int], seconds: float) -> None:
+        if ranks:
+            names = [f"{rank} (on {self._hosts[rank]})" if self._hosts else str(rank) for rank in ranks]
+            each = "rank" if len(ranks) == 1 else "ranks"
+            since = f"no sign of life for {seconds:.0f} s"
+            self._publish(f"{each} {', '.join(names)} of {self.place.world_size} missing: {since}")
+
+    def _lost(self) -> str:
+        return f"rank {self.place.rank} has lost the store on {_address()[0]}: rank 0 or its machine has ended"
+
+
+@contextmanager
+def connected(timeout: float | None = None) -> Iterator[Ranks]:
+    """All ranks of a run. One process that nobody else belongs to is a run of one rank.
+
+    Begins and ends when all ranks do so. If a rank fails or is missing, this raises RankError on the others, also while
+    they compute, and their processes end if they don't stop within GRACE seconds.
+
+    timeout: seconds without a sign of life, after which a rank is missing; by default TIMEOUT
+
+    Raises OptionError for the variables of torchrun, see `place`.
+    """
+    timeout = TIMEOUT if timeout is None else timeout
+    here = place()
+    ranks = Ranks(here, None if here.world_size == 1 else _store(here, timeout), timeout)
+    try:
+        ranks.start()
+        yield ranks
+        ranks.end()
+    except BaseException as error:
+        reason = ranks.explained(error)
+        if reason is None:
+            raise
+        raise RankError(reason) from error
+
+
+def _store(here: Place, timeout: float) -> Store:
+    """The store of torchrun or, for ranks that were started in another way, one in rank 0."""
+    from torch.distributed import DistError, TCPStore
+
+    host, port = _address()
+    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        return TCPStore(
+            host,
+            port,
+            is_master=here.rank == 0 and not by_torchrun,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
+    except DistError as e:
+        raise RankError(f"rank {here.rank} finds no store on {host}, port {port}: rank 0 has not started ({e})") from e
+
+
+def _address() -> tuple[str, int]:
+    """The host and the port of the store."""
+    host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if not host or not port.isdecimal():
+        raise OptionError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, so MASTER_ADDR and MASTER_PORT should be the address of rank "
+            f"0, got {host!r} and {port!r}; torchrun sets all of these"
+        )
+    return host, int(port)
+
+
+def _interrupt_main() -> None:
+    """Raise the exception of Ctrl-C or SIGTERM in the main thread. One of both can be ignored."""
+    number = next((n for n in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(n))), None)
+    if number is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident, number)  # type: ignore[arg-type]  # it runs
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float = GRACE / 2) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, (KeyboardInterrupt, Terminated)):
+        return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else "stopped by SIGTERM"
+    known = user_message(error) if isinstance(error, Exception) else None
+    return known or f"{type(error).__name__}: {error}"
