@@ -24,7 +24,7 @@ from diffnet.interrupts import Terminated, ignore_sigterm
 from diffnet.train.commands.console import complain, user_message
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 TIMEOUT = 300.0  # seconds without a sign of life, after which a rank is missing; a factorization can block threads
 BEAT = 1.0  # seconds between signs of life
@@ -287,7 +287,7 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
 
 def _store(here: Place, timeout: float) -> Store:
     """The store of torchrun or, for ranks that were started in another way, one in rank 0."""
-    from torch.distributed import DistError, TCPStore
+    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
     host, port = _address()
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

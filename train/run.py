@@ -351,10 +351,9 @@ def fill_cache_with_bar(
     ranks: those that divide the meshes among them. Each stores the meshes that it takes, and calls `ready` for these.
         All get the reasons of all ranks, and the seconds of their phases.
     """
-    alone = ranks is None or ranks.is_alone
-    with progress_bar(console, disable=not alone and not ranks.is_first) as bar:
+    with progress_bar(console, disable=ranks is not None and not ranks.is_first) as bar:
         task = bar.add_task("preprocessing", total=len(sources))
-        if alone:
+        if ranks is None or ranks.is_alone:
             return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
         earlier, done, positions = take_phases(), ranks.counter(), ranks.handed_out(len(sources))
 
