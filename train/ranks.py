@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
 from diffnet.train.commands.console import complain, user_message
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    import torch
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 TIMEOUT = 300.0  # seconds without a sign of life, after which a rank is missing; a factorization can block threads
 BEAT = 1.0  # seconds between signs of life
@@ -283,6 +284,32 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
         if reason is None:
             raise
         raise RankError(reason) from error
+
+
+@contextmanager
+def process_group(
+    backend: Literal["gloo", "nccl"], device: torch.device | None = None, timeout: float | None = None
+) -> Iterator[Ranks]:
+    """`connected`, with the process group of `torch.distributed` where there are several ranks.
+
+    device: the GPU of this rank, for nccl
+    """
+    from torch import distributed
+
+    with connected(timeout) as ranks:
+        if ranks.store is None:
+            yield ranks
+            return
+        distributed.init_process_group(
+            backend,
+            store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
+            rank=ranks.place.rank,
+            world_size=ranks.place.world_size,
+            timeout=timedelta(seconds=ranks.timeout),
+            device_id=device,
+        )
+        yield ranks
+        distributed.destroy_process_group()  # after an error, it could wait for other ranks forever
 
 
 def _store(here: Place, timeout: float) -> Store:
