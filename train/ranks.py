@@ -53,19 +53,20 @@ def place() -> Place:
     """
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return Place()
-    found = Place(*(_number(name, default) for name, default in zip(Place._fields, ("", "", "0", "1"), strict=True)))
-    for name, of in (("rank", "world_size"), ("local_rank", "local_world_size")):
-        if not getattr(found, name) < getattr(found, of):
-            raise OptionError(
-                f"{name.upper()} should be below {of.upper()}, got {getattr(found, name)} and {getattr(found, of)}"
-            )
+    found = Place(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK", "0"), _number("LOCAL_WORLD_SIZE", "1"))
+    for name, number, count in (
+        ("WORLD_SIZE", found.rank, found.world_size),
+        ("LOCAL_WORLD_SIZE", found.local_rank, found.local_world_size),
+    ):
+        if number >= count:
+            raise OptionError(f"{name} should be above the number of the rank, {number}, got {count}")
     return found
 
 
-def _number(name: str, default: str) -> int:
-    value = os.environ.get(name.upper(), default)
+def _number(name: str, default: str = "") -> int:
+    value = os.environ.get(name, default)
     if not value.isdecimal():
-        raise OptionError(f"{name.upper()} should be an integer from 0, got {value!r}; torchrun sets it")
+        raise OptionError(f"{name} should be an integer from 0, got {value!r}; torchrun sets it")
     return int(value)
 
 
