@@ -50,7 +50,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     checkpoint = checked_values(path, read_checkpoint_file(path, device))
     options = checked_options(path, checkpoint)
     task = task_named(options.task)
-    check_history(path, checkpoint, task)
+    check_history(path, checkpoint, task, options)
     checkpoint["options"] = options.as_dict()
     checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
     checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, task)

@@ -67,11 +67,11 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         raise CheckpointError(f"{path}: {e}") from e
 
 
-def check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any]) -> None:
-    """Check the elements with targets, and the history, whose columns depend on the task."""
+def check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], options: TrainOptions) -> None:
+    """Check the elements with targets, and the history, whose columns depend on the task and its score."""
     if checkpoint["labels_at"] not in task.targets_at:
         raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {task.name}")
-    history, expected = checkpoint["history"], set(columns(task.score_name))
+    history, expected = checkpoint["history"], set(columns(task.scoring(options)[0]))
     if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
 

@@ -100,7 +100,8 @@ def train(
     leaves no mesh to train on.
     """
     task, meshes = data.task, data.meshes
-    variants, score_name = data.variants or [()] * len(data.train), task.score_name
+    variants = data.variants or [()] * len(data.train)
+    score_name, score_of = task.scoring(options)
     groups = [[sample, *others] for sample, others in zip(data.train, variants, strict=True)]
     fitted, held_out_groups = set_aside(groups, options)
     held_out = [group[0] for group in held_out_groups]
@@ -165,14 +166,14 @@ def train(
             tested = validated = None
             if due:
                 kept = last_predictions if last else None
-                tested = task.score(evaluate(task, scored, data.test, options, device, kept))
+                tested = score_of(evaluate(task, scored, data.test, options, device, kept))
             if held_out:
-                validated = task.score(evaluate(task, scored, held_out, options, device))
+                validated = score_of(evaluate(task, scored, held_out, options, device))
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
-                f"train_{score_name}": task.score(tally),
+                f"train_{score_name}": score_of(tally),
                 f"validation_{score_name}": validated,
                 f"test_{score_name}": tested,
                 "seconds": time.perf_counter() - started,

@@ -11,6 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# The scores in metrics.csv that are shares from 0 to 1, and how people call all scores.
+SHARES = ("accuracy", "balanced_accuracy", "mean_iou")
+SCORE_NAMES = {"balanced_accuracy": "balanced accuracy", "mean_iou": "mean IoU", "r2": "R²"}
+
 
 def confusion_matrix(prediction: Tensor, truth: Tensor, classes: int) -> Tensor:
     """Counts (C, C) int64 of labeled elements, by true class (rows) and predicted class (columns).
@@ -74,6 +78,17 @@ def balanced_accuracy(matrix: Any) -> float:
     0.875
     """
     shares = class_scores(matrix).accuracy
+    occurring = shares[~np.isnan(shares)]
+    return float(occurring.mean()) if len(occurring) else math.nan
+
+
+def mean_iou(matrix: Any) -> float:
+    """The mean intersection over union of the classes that occur in the truth or are predicted. NaN if there are none.
+
+    >>> mean_iou([[3, 1], [0, 4]])
+    0.775
+    """
+    shares = class_scores(matrix).iou
     occurring = shares[~np.isnan(shares)]
     return float(occurring.mean()) if len(occurring) else math.nan
 
@@ -150,12 +165,12 @@ def scores_a_test(results: Mapping[str, Any]) -> bool:
 
 
 def score_text(score: str, value: float) -> str:
-    """A score of metrics.csv: an accuracy as a percentage, others as numbers.
+    """A score of metrics.csv: a share as a percentage, others as numbers.
 
     >>> score_text("accuracy", 0.875), score_text("r2", 0.875)
     ('87.5 %', '0.8750')
     """
-    return percent(value) if score == "accuracy" else f"{value:.4f}"
+    return percent(value) if score in SHARES else f"{value:.4f}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -64,7 +64,7 @@ from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, check_same_options, train
-from diffnet.train.metrics import percent, score_text
+from diffnet.train.metrics import SCORE_NAMES, percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
 from diffnet.train.ranks import Ranks
@@ -122,6 +122,7 @@ def run_training(
         remove_leftovers(out / name for name in _written())
         if resume:
             check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
+        score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
         run = _run_data(task, data, options, **where)
@@ -133,8 +134,8 @@ def run_training(
 
             def after_epoch(row: Row) -> None:
                 bar.update(shown, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
-                if row[f"test_{task.score_name}"] is not None:
-                    console.print(_line(row, task.score_name), highlight=False)
+                if row[f"test_{score}"] is not None:
+                    console.print(_line(row, score), highlight=False)
 
             predictions: list[torch.Tensor] = []
             judged = train(
@@ -170,7 +171,7 @@ def run_training(
         write_results(out, results)
         from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
 
-        curves = curves_png(out / "metrics.csv", task.score_name)
+        curves = curves_png(out / "metrics.csv", score)
         write_atomically(out / "curves.png", curves)
         summary = {
             "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
@@ -385,5 +386,5 @@ def progress_bar(console: Console, disable: bool = False) -> Progress:
 def _line(row: Row, score: str) -> str:
     values = {name: row[f"{name}_{score}"] for name in ("train", "validation", "test")}
     known = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
-    scores = f"{'R²' if score == 'r2' else score}: {', '.join(known)}" if known else ""
+    scores = f"{SCORE_NAMES.get(score, score)}: {', '.join(known)}" if known else ""
     return f"epoch {row['epoch']:>4}  loss {row['train_loss']:.4f}  {scores}".rstrip()

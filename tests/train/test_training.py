@@ -28,12 +28,13 @@ from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoi
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, TrainingError, set_aside, train
-from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
+from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import Adam
+from diffnet.train.tasks import labels
 from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import TASK
 
@@ -303,6 +304,23 @@ def test_with_a_validation_set_the_best_is_judged(tmp_path: Path, monkeypatch: p
     assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["0.5", "0.9", "0.9", "0.1"]
     assert len(checkpoint["history"]) == 2
     assert checkpoint["best"] == 0.9
+
+
+def test_the_best_epoch_by_mean_iou(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two epochs has the better accuracy and misses the rare class."""
+    validated = iter([[[40, 0], [2, 0]], [[37, 3], [0, 2]]])
+    monkeypatch.setattr(labels, "mean_iou", lambda m: mean_iou(next(validated) if m.sum() == 42 else m))
+    checkpoint = fit(balls(4, 2), tmp_path, validation=0.25, epochs=2, score="mean-iou")
+    found = [float(row["validation_mean_iou"]) for row in rows(tmp_path)]
+    assert found == pytest.approx([(40 / 42 + 0) / 2, (37 / 40 + 2 / 5) / 2])
+    assert tuple(rows(tmp_path)[0]) == columns("mean_iou")
+    assert (len(checkpoint["history"]), checkpoint["best"]) == (2, found[1])
+    model, chosen = restore_model(checkpoint)
+    samples = [make_sample(item, chosen.preprocessing) for item in balls(4, 2).test]
+    matrix = evaluate(TASK, model, samples, chosen, CPU)
+    assert float(rows(tmp_path)[1]["test_mean_iou"]) == mean_iou(matrix)
+    assert np.isnan(mean_iou(torch.zeros(2, 2)))
+    assert TASK.scoring(options(score="balanced-accuracy"))[1](torch.tensor([[3, 1], [0, 2]])) == 0.875
 
 
 def test_a_validation_set_without_labels_can_be_judged(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from diffnet.train.metrics import square_counts
+from diffnet.train.metrics import SCORE_NAMES, SHARES, square_counts
 from diffnet.viz.palette import label_colors
 
 DPI = 160
-_CURVES = {"loss": "Loss", "accuracy": "Accuracy", "r2": "R²"}  # labels of axes
 _MAX_CLASSES_WITH_NUMBERS = 25
 _MAX_CLASSES_WITH_NAMES = 60
 
@@ -66,7 +65,7 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
 
     csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or in the score is drawn. Cells may
         be empty. A column without a finite number is left out.
-    score: the name of the score, see `Task.score_name`. An accuracy is a share from 0 to 1. For R², see `r2_limits`.
+    score: the name of the score, see `Task.score_name`. Accuracies and mean IoU are shares. For R², see `r2_limits`.
 
     Raises ValueError if the table has no such column or no row.
     """
@@ -94,13 +93,14 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
             marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible
             axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=marker)
             curves.append([value for _, value in points if math.isfinite(value)])
-        axes.set_ylabel(_CURVES.get(kind, kind))
+        label = SCORE_NAMES.get(kind, kind)
+        axes.set_ylabel(label[0].upper() + label[1:])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
         axes.legend(frameon=False)
-        if kind == "accuracy":
+        if kind in SHARES:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         if kind == "r2" and any(curves):
             axes.set_ylim(*r2_limits([curve for curve in curves if curve]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,15 @@ from torch import Tensor
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import total_weight
-from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent, scores_a_test
+from diffnet.train.metrics import (
+    accuracy,
+    balanced_accuracy,
+    class_scores,
+    confusion_matrix,
+    mean_iou,
+    percent,
+    scores_a_test,
+)
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.classes import check_sides, weights_on, with_class_options
 from diffnet.train.tasks.task import MeshTask, Scored
@@ -112,6 +120,11 @@ class LabelTask(MeshTask):
 
     def score(self, tally: Tensor) -> float:
         return accuracy(tally)
+
+    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
+        if options.score == "accuracy":
+            return super().scoring(options)
+        return options.score.replace("-", "_"), mean_iou if options.score == "mean-iou" else balanced_accuracy
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The scores of each class as a table, and those of all classes as a line."""

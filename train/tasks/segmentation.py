@@ -14,7 +14,7 @@ from torch import Tensor
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import class_scores, confusion_matrix, percent, scores_a_test, soft_accuracy
+from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
@@ -99,7 +99,7 @@ class Segmentation(LabelTask):
         matrix = matrix_of(scored, scored.predictions)
         return {
             **accuracies(matrix),
-            "mean_iou": float(np.nanmean(class_scores(matrix).iou)) if matrix.any() else None,
+            "mean_iou": mean_iou(matrix) if matrix.any() else None,
             **_soft_results(scored),
             "classes": class_results(matrix, scored.label_names),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -201,6 +201,10 @@ class Task(ABC, Generic[D, S]):
     @abstractmethod
     def score(self, tally: Tensor) -> float:
         """The score in metrics.csv. The higher, the better."""
+
+    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
+        """`score_name` and `score`, for a task whose options choose its score."""
+        return self.score_name, self.score
 
     @abstractmethod
     def scored(self, data: D, predictions: list[Tensor], samples: Sequence[Any], **where: Any) -> S:

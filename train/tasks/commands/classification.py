@@ -14,6 +14,7 @@ from diffnet.train.tasks.commands.labels import (
     LabelLossOption,
     LabelSmoothingOption,
     MirrorLabelsOption,
+    ScoreOption,
     with_label_options,
 )
 
@@ -29,6 +30,7 @@ def train(
     out: RunOption,
     label_loss: LabelLossOption = "cross-entropy",
     label_smoothing: LabelSmoothingOption = 0.2,
+    score: ScoreOption = "accuracy",
     ignore: IgnoreOption = None,
     class_weights: ClassWeightsOption = None,
     mirror_labels: MirrorLabelsOption = None,
@@ -55,6 +57,7 @@ def train(
         ignore,
         label_loss=label_loss,
         label_smoothing=label_smoothing,
+        score=score,
         class_weights=class_weights,
         mirror_labels=mirror_labels,
     )

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffnet.train.tasks.options.labels import LabelLoss
+from diffnet.train.tasks.options.labels import LabelLoss, LabelScore
 
 LABELS_PANEL = "Labels"  # of --help
 
@@ -21,6 +21,14 @@ LabelSmoothingOption = Annotated[
     float,
     typer.Option(
         min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.", rich_help_panel=LABELS_PANEL
+    ),
+]
+ScoreOption = Annotated[
+    LabelScore,
+    typer.Option(
+        help="The score of each epoch, by which --validation chooses one. A rare class counts as much as a frequent "
+        "one in balanced-accuracy and mean-iou.",
+        rich_help_panel=LABELS_PANEL,
     ),
 ]
 IgnoreOption = Annotated[

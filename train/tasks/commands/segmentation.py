@@ -17,6 +17,7 @@ from diffnet.train.tasks.commands.labels import (
     LabelLossOption,
     LabelSmoothingOption,
     MirrorLabelsOption,
+    ScoreOption,
     with_label_options,
 )
 
@@ -37,6 +38,7 @@ def train(
     outputs_at: OutputsAtOption = None,
     label_loss: LabelLossOption = "cross-entropy",
     label_smoothing: LabelSmoothingOption = 0.0,
+    score: ScoreOption = "accuracy",
     ignore: IgnoreOption = None,
     class_weights: ClassWeightsOption = None,
     mirror_labels: MirrorLabelsOption = None,
@@ -68,6 +70,7 @@ def train(
         ignore,
         label_loss=label_loss,
         label_smoothing=label_smoothing,
+        score=score,
         class_weights=class_weights,
         mirror_labels=mirror_labels,
     )

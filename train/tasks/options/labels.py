@@ -13,6 +13,7 @@ from diffnet.train.tasks.options.sides import FDI, NO_SIDES, are_numbers, side_p
 from diffnet.train.tasks.options.task_options import RecipeName, TaskOptions
 
 LabelLoss: TypeAlias = Literal["cross-entropy", "focal", "dice", "dice+cross-entropy", "generalized-dice"]
+LabelScore: TypeAlias = Literal["accuracy", "balanced-accuracy", "mean-iou"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class LabelOptions(SharedOptions):
 
     label_loss: the loss; see `focal_loss`, `dice_loss` and `generalized_dice_loss`. "dice+cross-entropy" is the sum.
     label_smoothing: s of `label_smoothing_loss`, in training
+    score: the score in metrics.csv, by which `validation` chooses the epoch
     ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
     class_weights: weights of the classes in the loss: "balanced", "sqrt", "1,0.5,2", or "arm=2,leg=0.5" and 1 for
         others
@@ -30,6 +32,7 @@ class LabelOptions(SharedOptions):
 
     label_loss: LabelLoss = "cross-entropy"
     label_smoothing: float = 0.0
+    score: LabelScore = "accuracy"
     ignore: tuple[str, ...] = ()
     class_weights: str | None = None
     mirror_labels: str | None = None
