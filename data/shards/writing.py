@@ -66,6 +66,8 @@ def write_shards(
     jobs: int | None = None,
     advance: Callable[[], Any] = lambda: None,
     device: torch.device | str = "cpu",
+    *,
+    part: tuple[int, int] = (1, 1),
 ) -> dict[int, str]:
     """Write the meshes of a data set with their labels and operators into a few large files, see `load_shards`.
 
@@ -74,6 +76,8 @@ def write_shards(
     options: the preprocessing. Own arrays among its features are written, too.
     cache_dir: keeps operators until their shard is complete. Those that were there before are used, and stay.
     jobs, advance, device: see `fill_cache`, also for calls from a script
+    part: (I, N) writes every N-th mesh, from the I-th on, and no index. Calls for all parts may run at once, also on
+        several machines. A last call without part then writes the index.
 
     A call that was stopped can be repeated: it keeps complete shards, and takes operators from the cache. It also adds
     meshes that are new or have changed. The index is written last.
@@ -89,13 +93,17 @@ def write_shards(
         options_of(options), array_names(options.features), list(data.label_names), data.labels_at, data.label_numbers
     )
     digests = np.array([items.digest(i) for i in range(len(items))], np.int64)
-    with locked(folder):
+    number, parts = part
+    own = range(number - 1, len(items), parts)
+    place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
+    make_folder(place)
+    with locked(place):
         known = set[int]().union(*(records.digests.tolist() for records in _complete(folder, settings).values()))
-        missing = [i for i, digest in enumerate(digests.tolist()) if digest not in known]
-        for _ in range(len(items) - len(missing)):
+        missing = [i for i in own if int(digests[i]) not in known]
+        for _ in range(len(own) - len(missing)):
             advance()
         failed: dict[int, str] = {}
-        with _Writer(folder, settings, options, cache_dir) as writer:
+        with _Writer(folder, place / WRITING, settings, options, cache_dir) as writer:
 
             def ready(position: int) -> None:
                 i = missing[position]
@@ -107,10 +115,13 @@ def write_shards(
             sources = _Sources(items, missing)
             reasons = fill_cache(sources, options, cache_dir, jobs, advance, device, ready) if missing else {}
             failed |= {missing[position]: reason for position, reason in reasons.items()}
-        kept = [i for i in range(len(items)) if i not in failed]
-        if not kept:
-            raise DataError(f"{folder}: no mesh of the set can be used. {next(iter(failed.values()), '')}")
-        _write_index(folder, settings, digests[kept], np.array(kept) >= len(data.train))
+        kept = [i for i in own if i not in failed]
+        if parts == 1:
+            if not kept:
+                raise DataError(f"{folder}: no mesh of the set can be used. {next(iter(failed.values()), '')}")
+            _write_index(folder, settings, digests[kept], np.array(kept) >= len(data.train))
+    if parts > 1:
+        place.rmdir()
     return dict(sorted(failed.items()))
 
 
@@ -167,15 +178,21 @@ class _Sources(Sequence[Any]):
 
 
 class _Writer:
-    """Adds records to a shard, and begins another one when it is large enough. Threads may share it.
+    """Adds records to the file `path`, which becomes a shard in `folder` when it is large enough. Threads may share it.
 
     Operators that this process has stored in the cache are removed when the shard that holds them is complete.
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, options: Preprocessing, cache_dir: str | os.PathLike[str]
+        self,
+        folder: Path,
+        path: Path,
+        settings: Settings,
+        options: Preprocessing,
+        cache_dir: str | os.PathLike[str],
     ) -> None:
-        self._folder, self._settings, self._options, self._cache_dir = folder, settings, options, cache_dir
+        self._folder, self._path = folder, path
+        self._settings, self._options, self._cache_dir = settings, options, cache_dir
         self._lock = threading.Lock()
         self._fault: OSError | None = None
         self._started = time.time() - 1  # clocks of file systems are late by some milliseconds
@@ -197,7 +214,7 @@ class _Writer:
         finally:
             if self._file is not None:
                 self._file.close()
-            (self._folder / WRITING).unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
 
     def add(self, item: LabeledMesh, digest: int) -> None:
         """Add a mesh whose operators are in the cache. Raises DataError or MeshError for one that can't be used."""
@@ -225,13 +242,12 @@ class _Writer:
             self._entries.append(path)
 
     def _write(self, content: bytes) -> None:
-        path = self._folder / WRITING
         try:
             if self._file is None:
-                self._file = path.open("wb")
+                self._file = self._path.open("wb")
             self._file.write(content)
         except OSError as e:
-            self._fault = named(e, path)
+            self._fault = named(e, self._path)
             raise self._fault from e
         self._size += len(content)
 
@@ -246,9 +262,9 @@ class _Writer:
         name = f"{hashlib.sha256(table).hexdigest()[:16]}{SUFFIX}"  # another content has another name
         try:
             self._file.close()
-            (self._folder / WRITING).replace(self._folder / name)
+            self._path.replace(self._folder / name)
         except OSError as e:
-            raise named(e, self._folder / WRITING) from e
+            raise named(e, self._path) from e
         for path in self._entries:
             with suppress(OSError):  # also of another process that writes shards of the same mesh
                 if path.stat().st_mtime >= self._started:

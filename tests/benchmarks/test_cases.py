@@ -16,7 +16,7 @@ from rich.console import Console
 
 from diffnet import DiffusionNet, collate
 from diffnet.benchmarks import BENCHMARKS, Options
-from diffnet.benchmarks.cases import preprocessing
+from diffnet.benchmarks.cases import preprocessing, shards
 from diffnet.benchmarks.harness import run
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.harness.sweep import sweep
@@ -56,6 +56,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(preprocessing, "TORUS", 40)
     monkeypatch.setattr(preprocessing, "SET", 16)
     monkeypatch.setattr(preprocessing, "SMALL", 2)
+    monkeypatch.setattr(shards, "MESHES", 2)
     monkeypatch.setattr(training_loop, "MESHES", 2)
     monkeypatch.setattr(training_loop, "BATCH", 2)
     monkeypatch.setattr(training_loop, "PASSES", 2)

@@ -40,18 +40,24 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path
     return list(found.values())
 
 
+def part_numbers(part: str) -> tuple[int, int]:
+    """I and N of "I/N". Raises OptionError for another form, and for an I that is not from 1 to N."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise OptionError(f"--part should be I/N with I from 1 to N, such as 1/4, got {part!r}")
+    return int(match[1]), int(match[2])
+
+
 def part_of(files: Sequence[Path], part: str) -> list[Path]:
     """The files of part I of N, for `part` "I/N", in their order. The parts have about the same number of bytes.
 
     The largest files are placed first, each in the smallest part so far. So the parts follow from names and sizes, not
     from the order of the files, and are the same on all machines. A file that is missing counts as empty.
 
-    Raises OptionError for another form of `part`, and for an I that is not from 1 to N.
+    Raises OptionError, see `part_numbers`.
     """
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise OptionError(f"--part should be I/N with I from 1 to N, such as 1/4, got {part!r}")
-    own, count = int(match[1]) - 1, int(match[2])
+    number, count = part_numbers(part)
+    own = number - 1
     sizes = {file: file.stat().st_size if file.exists() else 0 for file in files}
     filled = [(0, i) for i in range(min(count, len(files)))]  # a heap of bytes and parts; further parts stay empty
     chosen = set[Path]()

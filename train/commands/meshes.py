@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from diffnet.data.options import Preprocessing
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import ExitAtCtrlC
@@ -26,7 +27,13 @@ from diffnet.train.commands.options import (
     LaplacianOption,
     NormalizeOption,
     OperatorsOption,
+    TargetsOption,
+    checked_features,
 )
+from diffnet.train.commands.sharding import write_into_shards
+from diffnet.train.tasks.options.shared import TaskName
+
+SHARDS_PANEL = "Shards"  # of --help
 
 
 def precompute(
@@ -43,9 +50,37 @@ def precompute(
     part: Annotated[
         str | None, typer.Option(metavar="I/N", help="Preprocess part I of N, for array jobs: 1/4, 2/4, 3/4 and 4/4.")
     ] = None,
+    write_shards: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write meshes and operators into a few large files in DIR. The cache keeps only what it had.",
+            rich_help_panel=SHARDS_PANEL,
+        ),
+    ] = None,
+    task: Annotated[
+        TaskName | None,
+        typer.Option(
+            help="Write the labels, too. PATH is then the data set of `diffnet train TASK`.",
+            rich_help_panel=SHARDS_PANEL,
+        ),
+    ] = None,
+    targets: TargetsOption = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            callback=lambda text: None if text is None else checked_features(text),
+            metavar="PART+PART…",
+            help="Features for training. Own arrays among them, file:NAME, are written.",
+            rich_help_panel=SHARDS_PANEL,
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print how long each phase took.")] = False,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
+
+    With --write-shards, the operators go into a few large files instead, with the meshes and, with --task, their
+    labels. `diffnet train TASK --data DIR` reads them. A call that was stopped can be repeated.
 
     Positions are normalized first, as in training. A mesh that can't be used does not stop the others. It is listed at
     the end, and the exit code is 1. Under torchrun, all ranks share the work, also on several machines.
@@ -55,11 +90,17 @@ def precompute(
         from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import fill_cache_with_bar
 
+    options = Preprocessing(k, laplacian, features or "xyz", basis, join, operators, normalize)
+    if write_shards is not None:
+        write_into_shards(paths, write_shards, options, cache, jobs, pick_device(device), task, targets, part)
+        return
+    if task or targets or features:
+        raise OptionError("--task, --targets and --features are for --write-shards")
+
     def names() -> list[str]:
         files = find_meshes(paths)
         return [str(file) for file in (files if part is None else part_of(files, part))]
 
-    options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
     try:
         with connected() as ranks:
             # A network file system may not list the same files on all machines yet.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes
+from diffnet.data import LabeledMeshes, TargetsAt, index_classes, load_classes, shapes
 from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test
 from diffnet.train.report.spread import spread_over
@@ -53,6 +53,9 @@ class Classification(LabelTask):
         if str(path) == OPTIONS.generated:
             return shapes(train=1, seed=known.seed)  # the training part is not read
         return load_classes(path, cache_dir=cache_dir, needs_train=False)
+
+    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
+        return index_classes(path, cache_dir, jobs=jobs)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probabilities (B, C) float32."""

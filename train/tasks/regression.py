@@ -137,6 +137,9 @@ class Regression(MeshTask):
             path, known.targets or known.network.options.targets, cache_dir=cache_dir, needs_train=False
         )
 
+    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
+        return load_targets(path, targets, cache_dir=cache_dir)
+
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
         return outputs.float()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset, load_dataset
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
@@ -91,6 +91,9 @@ class Segmentation(LabelTask):
         if str(path) == OPTIONS.generated:
             return figures(train=1, seed=known.seed)  # the training part is not read
         return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
+
+    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
+        return index_dataset(path, cache_dir, jobs=jobs)
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
