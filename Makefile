@@ -22,7 +22,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help demo test test-all test-versions fast lint typecheck clean
+.PHONY: help demo test test-all test-versions fast lint typecheck docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,8 +30,9 @@ help:
 	@echo 'make test      lint, type-check the wheel, and run the fast tests; PYTEST_ARGS="-k name" selects tests'
 	@echo 'make test-all  the same with the slow tests'
 	@echo 'make test-versions  the fast tests with the lowest versions of pyproject.toml, and with PYTHONS=$(PYTHONS)'
+	@echo 'make docs      run the code blocks of all pages, and build the site in build/docs; PYTHON=… is 3.11 or newer'
 	@echo 'make clean     remove everything that make has created, including the environment'
-	@echo 'The first three create an environment in $(VENV) with PYTHON=$(PYTHON).'
+	@echo 'All but the last create an environment in $(VENV) with PYTHON=$(PYTHON).'
 
 demo: $(VENV)/installed
 	rm -rf demo/run
@@ -86,6 +87,14 @@ typecheck: $(VENV)/installed-test
 	cd build/site && ../../$(VENV)/bin/python -m mypy --config-file ../../pyproject.toml \
 	    --cache-dir ../../.mypy_cache -p diffnet
 
+# Each page is one session, so its blocks run in one worker. PICTURES=1 also replaces the pictures that the pages write.
+PAGES := README.md docs/functional_maps.md
+
+docs: $(VENV)/installed-docs
+	PYTHONPATH=docs OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p blocks -n auto --maxprocesses 8 --dist loadfile $(PAGES)
+	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/docs
+	@echo 'The site: build/docs/index.html'
+
 # Installed again only when one of these files has changed.
 $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
 	$(PIP) install --quiet -e . -c $(CONSTRAINTS)
@@ -94,6 +103,12 @@ $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
 $(VENV)/installed-test: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
 	$(PIP) install --quiet -e '.[test]' -c $(CONSTRAINTS)
 	touch $@ $(VENV)/installed
+
+$(VENV)/installed-docs: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
+	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo 'make: the documentation needs Python 3.11 or newer; choose one with make docs PYTHON=… VENV=…' >&2; exit 1; }
+	$(PIP) install --quiet -e '.[docs]' -c $(CONSTRAINTS)
+	touch $@ $(VENV)/installed $(VENV)/installed-test
 
 # pyvenv.cfg has no prerequisites, so an existing environment is never rebuilt.
 $(VENV)/pyvenv.cfg:

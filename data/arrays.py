@@ -25,11 +25,13 @@ def own_arrays(
     """The own arrays of a mesh that the features name, by name: (V, C) float64, one row for each vertex.
 
     `file:NAME` is the first of these:
-        the array NAME in `given`;
-        `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
-        `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
-        for `file:colors`, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
-        the property NAME of the vertices in a PLY file.
+
+    - the array NAME in `given`;
+    - `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
+    - `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
+    - for `file:colors`, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
+    - the property NAME of the vertices in a PLY file.
+
     Arrays have shape (V,) or (V, C) and hold finite numbers. Files beside an STL file are refused, because it doesn't
     number its vertices.
 

@@ -91,16 +91,18 @@ def input_features(
 
     mesh: at normalized positions, see `prepare`
     features: one of these parts, or several joined by +, such as "xyz+normals". The order doesn't matter.
-        "xyz", 3 channels: the positions
-        "normals", 3: the normals of the tangent frames
-        "curvature", 2: with the mean curvature H and the Gaussian curvature K times the distance r of the farthest
-            vertex from the mean of the vertices, asinh(H r) / 2 and sign(K) asinh(√|K| r) / 2. This doesn't depend on
-            the size, and large values grow as their logarithm.
-        "hks", 16: the heat kernel signature
-        "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
-            elsewhere, and its logarithm is easier to learn from.
-        "wks", 16: the wave kernel signature
-        "file:NAME": an array of your own, see `own_arrays`
+
+        - "xyz", 3 channels: the positions
+        - "normals", 3: the normals of the tangent frames
+        - "curvature", 2: with the mean curvature H and the Gaussian curvature K times the distance r of the farthest
+          vertex from the mean of the vertices, asinh(H r) / 2 and sign(K) asinh(√|K| r) / 2. This doesn't depend on
+          the size, and large values grow as their logarithm.
+        - "hks", 16: the heat kernel signature
+        - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
+          elsewhere, and its logarithm is easier to learn from.
+        - "wks", 16: the wave kernel signature
+        - "file:NAME": an array of your own, see `own_arrays`
+
     statistics: of the own arrays in the training set, see `array_statistics`. Each channel is then standardized. None
         leaves own arrays as they are.
     arrays: own arrays by name, instead of those beside the mesh file
@@ -147,8 +149,12 @@ def _own_axes(mesh: Mesh, operators: Operators) -> tuple[Tensor, Tensor]:
 def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: Tensor) -> Tensor:
     """Rotate the vectors in the input features of packed meshes. All other channels stay.
 
-    x: (V, C). vectors: see `vector_channels`. rotations: (B, 3, 3). ptr: (B+1,), the extents of the meshes. Returns a
-    new tensor (V, C).
+    x: (V, C)
+    vectors: see `vector_channels`
+    rotations: (B, 3, 3)
+    ptr: (B+1,), the extents of the meshes
+
+    Returns a new tensor (V, C).
     """
     turned = [rotate(x[:, channels], rotations, ptr) for channels in vectors]
     rest = x[:, vectors[-1].stop :] if vectors else x  # vectors come first

@@ -1,4 +1,4 @@
-"""Own training loops, as the README and docs/python.md show them."""
+"""Own training loops, as docs/python.md shows them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def blocks(page: str) -> list[str]:
     """The Python code of a page."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-
-
-def test_the_loop_of_the_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The code runs on a CPU, with fewer epochs, eigenpairs and channels."""
-    monkeypatch.chdir(tmp_path)
-    meshes = [ellipsoid(seed, 2) for seed in range(2)]
-    for name, mesh in zip("ab", meshes, strict=True):
-        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(f"{name}.ply")
-    names = {"paths": ["a.ply", "b.ply"], "labels": [torch.from_numpy(m.verts[:, 0] > 0).long() for m in meshes]}
-    (code,) = blocks("README.md")
-    exec(code.replace('"cuda"', '"cpu"').replace("range(100)", "range(1)").replace("128", "16"), names)
-    operators, features, model = (names[name] for name in ("operators", "features", "model"))
-    out = model(features[1], operators[1])  # type: ignore[operator]
-    assert out.shape == (len(meshes[1].verts), 8)
-    assert np.isfinite(out.detach().numpy()).all()
 
 
 def test_the_loop_with_a_loader() -> None:
