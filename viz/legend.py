@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from diffnet.viz.color_maps import Scale, ticks
 from diffnet.viz.fields import MISSING_COLOR
+from diffnet.viz.names import short_names
 from diffnet.viz.palette import colorize
 
 _INK, _FAINT, _LINE = (29, 33, 38), (92, 101, 110), (150, 156, 163)
@@ -64,10 +65,14 @@ def font_size(height: int) -> int:
     return int(np.clip(round(height / 38), 10, 32))
 
 
+def one_line_each(texts: Sequence[str], letters: Any, width: float) -> list[str]:
+    """The texts, each on one line of some width, see `short_names`."""
+    return short_names([" ".join(text.split()) for text in texts], lambda text: letters.getlength(text) <= width)
+
+
 def draw_title(image: Image.Image, text: str, corner: tuple[int, int], width: int, size: int) -> None:
-    """Write a title in the middle of a strip of some width, whose upper left corner is given."""
+    """Write a title that fits in the middle of a strip of some width, whose upper left corner is given."""
     (left, top), draw, letters = corner, ImageDraw.Draw(image), font(size)
-    text = _shortened(text, letters, width - size)
     draw.text((left + (width - letters.getlength(text)) / 2, top + 0.7 * size), text, fill=_INK, font=letters)
 
 
@@ -75,7 +80,7 @@ def legend_image(legend: Legend, height: int, size: int, background: tuple[int, 
     """A legend as a picture of some height. Its width follows from the text, at most 18 times the size of the text."""
     letters, row, pad = font(size), round(1.7 * size), round(0.9 * size)
     most = 16 * size
-    heading = _shortened(legend.heading, letters, most)
+    (heading,) = one_line_each([legend.heading], letters, most)
     top = pad + (row + pad // 2 if heading else 0)
     entries = list(legend.entries)
     marks = ticks(legend.scale.low, legend.scale.high) if legend.scale else []
@@ -83,7 +88,8 @@ def legend_image(legend: Legend, height: int, size: int, background: tuple[int, 
     if not legend.scale and len(entries) > room:
         hidden = len(entries) - room + 1
         entries = [*entries[: room - 1], (f"and {hidden} more", None)]
-    entries = [(_shortened(name, letters, most - 2 * size), color) for name, color in entries]
+    names = one_line_each([name for name, _ in entries], letters, most - 2 * size)
+    entries = [(name, color) for name, (_, color) in zip(names, entries, strict=True)]
     texts = [(heading, 0), *((name, 1.7 * size) for name, _ in entries), *((text, 2.2 * size) for _, text in marks)]
     width = round(max(letters.getlength(text) + left for text, left in texts)) + pad + size // 2
     image = Image.new("RGB", (width, height), background)
@@ -122,13 +128,3 @@ def _draw_bar(
         y = top + (height - 1) * (1 - (number - scale.low) / (scale.high - scale.low))
         draw.line((left + width, y, left + width + 0.4 * size, y), fill=_LINE)
         draw.text((left + width + 0.8 * size, y), text, fill=_INK, font=letters, anchor="lm")
-
-
-def _shortened(text: str, letters: Any, width: float) -> str:
-    """The text on one line. If it is wider than `width`, its end is replaced by dots."""
-    text = " ".join(text.split())
-    if letters.getlength(text) <= width:
-        return text
-    while text and letters.getlength(text + "…") > width:
-        text = text[:-1]
-    return text + "…"

@@ -18,7 +18,16 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
 from diffnet.viz.color_maps import ColorMap, Scale
 from diffnet.viz.fields import Field
-from diffnet.viz.legend import Legend, draw_title, font_size, label_legend, legend_image, scalar_legend
+from diffnet.viz.legend import (
+    Legend,
+    draw_title,
+    font,
+    font_size,
+    label_legend,
+    legend_image,
+    one_line_each,
+    scalar_legend,
+)
 from diffnet.viz.palette import colorize
 from diffnet.viz.render import BACKGROUND, draw, paint, paint_scalars, png_bytes
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
@@ -163,6 +172,7 @@ def _compose(
     whole = rows * (strip + height)
     sides = [legend_image(legend, whole - strip, text, BACKGROUND) for legend in legends]
     image = Image.new("RGB", (columns * width + sum(side.width for side in sides), whole), BACKGROUND)
+    titles = one_line_each(titles, font(text), width - text)
     for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
         left, top = i % columns * width, i // columns * (strip + height)
         draw_title(image, title, (left, top), width, text)

@@ -72,6 +72,20 @@ def test_confusion_matrix_of_many_classes() -> None:
     assert np.corrcoef(rows, columns)[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("classes", [1, 8, 30])
+def test_confusion_matrix_of_long_names_lies_within_its_picture(classes: int) -> None:
+    """The title of the left axis, too."""
+    image = png(confusion_png(np.eye(classes, dtype=int), [f"{'long name ' * 4}{i}" for i in range(classes)]))
+    border = np.ones(image.shape[:2], bool)
+    border[3:-3, 3:-3] = False
+    assert (image[border] == 255).all()
+
+
+def test_confusion_matrix_of_names_that_differ_at_the_end() -> None:
+    one, two = (png(confusion_png([[1]], [f"a very long name of the {side}"])) for side in ("left", "right"))
+    assert one.shape != two.shape or (one != two).any()
+
+
 def test_confusion_matrix_without_elements() -> None:
     assert png(confusion_png(np.zeros((3, 3), int), ["a", "b", "c"])).shape[0] > 400
 

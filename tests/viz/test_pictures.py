@@ -18,7 +18,8 @@ from diffnet.viz import COLOR_MAPS, UNLABELED_COLOR, View, label_colors, picture
 from diffnet.viz.arrows import vector_arrows
 from diffnet.viz.color_maps import color_table, make_scale, ticks
 from diffnet.viz.fields import make_field
-from diffnet.viz.legend import label_legend, legend_image
+from diffnet.viz.legend import Legend, label_legend, legend_image
+from diffnet.viz.names import short_names
 from diffnet.viz.render import ARROW_COLOR, BACKGROUND
 from diffnet.viz.surface import make_surface
 
@@ -303,3 +304,28 @@ def test_pictures_need_neither_matplotlib_nor_pytorch() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["upper_jaw_left", "upper_jaw_right", "gum"], ["uppe…_left", "uppe…right", "gum"]),
+        (["left_first_surface", "left_second_surface"], ["…first_su…", "…second_s…"]),
+        (["a" * 30, "a" * 30], ["aaaa…aaaaa"] * 2),  # equal names stay equal
+        (["", "a"], ["", "a"]),
+    ],
+)
+def test_long_names_differ_where_they_are_cut(names: list[str], expected: list[str]) -> None:
+    assert short_names(names, lambda text: len(text) <= 10) == expected
+
+
+def test_titles_and_legends_of_long_names_differ() -> None:
+    """Names that differ at the end only."""
+    names = [f"{'surface of a body part ' * 3}{side}" for side in ("left", "right")]
+    one, two = (label_legend("", np.array([i]), names) for i in (0, 1))
+    colors = [(name, (0, 0, 0)) for name, _ in (*one.entries, *two.entries)]
+    images = [np.asarray(legend_image(Legend("", [each]), 40, 12, BACKGROUND)) for each in colors]
+    assert not np.array_equal(*images)
+    verts, faces = np.eye(3), np.array([[0, 1, 2]])
+    shown = picture([(verts, faces)] * 2, titles=names, size=(200, 100), legend=False).pixels
+    assert not np.array_equal(shown[:20, :200], shown[:20, 200:])

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from diffnet.train.metrics import SCORE_NAMES, SHARES, square_counts
+from diffnet.viz.names import short_names
 from diffnet.viz.palette import label_colors
 
 DPI = 160
@@ -51,7 +52,7 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
     named = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
-    _name_ticks(axes, named, [short_name(class_name(label_names, int(c))) for c in occur[named]], size)
+    _name_ticks(axes, named, short_names([class_name(label_names, int(c)) for c in occur[named]], fits_chart), size)
     if len(named) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
@@ -144,9 +145,9 @@ def _name_ticks(axes: Axes, positions: NDArray[np.int64], names: list[str], size
         text.set(fontsize=size, parse_math=False)
 
 
-def short_name(name: str) -> str:
-    """A name, cut to 22 characters."""
-    return name if len(name) <= 22 else name[:21] + "…"
+def fits_chart(name: str) -> bool:
+    """Whether there is room for a name in a chart."""
+    return len(name) <= 22
 
 
 def _write_percentages(axes: Axes, shares: NDArray[np.float64], size: float) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffnet.train.report.charts import png_of, short_name
+from diffnet.train.report.charts import fits_chart, png_of
+from diffnet.viz.names import short_names
 from diffnet.viz.palette import label_colors
 
 MAX_COLUMNS = 12
@@ -28,6 +29,7 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
     side = 4.0 if shown == 1 else 2.6  # inches; a page shows all panels in the same width
     figure = Figure(figsize=(1.05 * side * wide, side * high), layout="constrained")
     color = label_colors(1)[0] / 255.0
+    titles = short_names(names[:shown], fits_chart)
     for i in range(shown):
         axes = figure.add_subplot(high, wide, i + 1)
         known = np.flatnonzero(~np.isnan(truth[:, i]))
@@ -40,7 +42,7 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
         if len(known):
             ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
             axes.plot(ends, ends, color="0.5", lw=1, zorder=0)
-        axes.set_title(short_name(names[i]), fontsize=10, parse_math=False)
+        axes.set_title(titles[i], fontsize=10, parse_math=False)
         axes.set_xlabel("Truth")
         axes.set_ylabel("Prediction")
         axes.spines[["top", "right"]].set_visible(False)
