@@ -20,6 +20,7 @@ from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.instances import Instances, label_instances
 from .elements.smoothing import smooth_boundaries
 from .elements.weights import element_weights
 from .errors import MeshError
@@ -62,6 +63,7 @@ __all__ = [
     "Connectivity",
     "Diagnosis",
     "ElementsAt",
+    "Instances",
     "JoinRule",
     "LaplacianKind",
     "Mesh",
@@ -103,6 +105,7 @@ __all__ = [
     "gradient_values",
     "hks",
     "joined_vertices",
+    "label_instances",
     "laplacian_and_mass",
     "load_attributes",
     "load_mesh",

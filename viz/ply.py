@@ -28,6 +28,7 @@ def write_ply(
     labels: Any = None,
     label_names: Sequence[str] | None = None,
     label_numbers: Sequence[int] | None = None,
+    instances: Any = None,
     scalars: Mapping[str, Any] | None = None,
     colors: Any = None,
     at: ValuesAt | None = None,
@@ -41,15 +42,16 @@ def write_ply(
         ASCII, so other characters are written as in Python, such as `\\xe4`.
     label_numbers: the numbers to write instead of the labels 0, 1, …; then these are the property `label_index`, if
         they differ. Negative labels stay.
+    instances: (N,) integers, written as the property `instance`, with their colors instead of those of the labels
     scalars: by name, each (N,) real numbers, written as properties of these names: `double` for 64-bit numbers, else
         `float`. A name has letters, digits and underscores.
-    colors: (N, 3), see `picture`; written as `red`, `green`, `blue` instead of the colors of the labels
+    colors: (N, 3), see `picture`; written as `red`, `green`, `blue` instead of the colors of labels and instances
     at: the elements that the values belong to, "vertices", "faces" or "edges" (in the order of `mesh_edges`). Default:
         those whose number is N, in this order.
 
-    Values at faces are properties of the faces, all others of the vertices. Few programs show edges, so of labels at
-    edges, each vertex takes the most frequent one of its edges. The smallest label wins a tie. A vertex is unlabeled
-    only if all its edges are. Scalars and colors at edges are refused.
+    Values at faces are properties of the faces, all others of the vertices. Few programs show edges, so of labels and
+    instances at edges, each vertex takes the most frequent one of its edges. The smallest label wins a tie. A vertex is
+    unlabeled only if all its edges are. Scalars and colors at edges are refused.
 
     Raises ValueError for another path, for values and names that do not fit, and for labels beyond 2^53, MeshError for
     a mesh that can't be used, and OSError if the file can't be written.
@@ -59,24 +61,27 @@ def write_ply(
     surface = surface_of(mesh)
     properties = _Properties()
     if labels is not None:
-        field = make_field("labels", "labels", labels, surface, at)
-        if field.at == "edges":
-            shown = _most_frequent_at_vertices(mesh_edges(surface.faces), field.values, len(surface.verts))
-            field = field._replace(at="vertices", values=shown)
-        if colors is None:
+        field = _labels_to_show("labels", labels, surface, at)
+        if colors is None and instances is None:
             properties.add_colors(field.at, colorize(field.values))
         numbers = _numbers(field.values, label_numbers)
         properties.add(field._replace(values=numbers), "label", _type_of(numbers))
         if label_numbers is not None and list(label_numbers) != list(range(len(label_numbers))):
             properties.add(field, "label_index", "int")
+    if instances is not None:
+        field = _labels_to_show("instances", instances, surface, at)
+        if colors is None:
+            properties.add_colors(field.at, colorize(field.values))
+        properties.add(field, "instance", "int")
     if colors is not None:
         field = _not_at_edges(make_field("colors", "colors", colors, surface, at))
         properties.add_colors(field.at, field.values)
+    reserved = RESERVED if instances is None else RESERVED | {"instance"}
     for name, values in (scalars or {}).items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in RESERVED:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in reserved:
             raise ValueError(
                 f"scalars: the name {name!r} can't be used in a PLY file. Use letters, digits and underscores, and "
-                f"none of {', '.join(sorted(RESERVED))}"
+                f"none of {', '.join(sorted(reserved))}"
             )
         long = np.asarray(on_host(values)).dtype.itemsize == 8
         field = _not_at_edges(make_field("scalars", name, values, surface, at))
@@ -95,6 +100,15 @@ class _Properties:
 
     def add_colors(self, at: str, colors: NDArray[np.uint8]) -> None:
         self.of[at] += [(name, "uchar", colors[:, i]) for i, name in enumerate(("red", "green", "blue"))]
+
+
+def _labels_to_show(name: str, labels: Any, surface: Surface, at: ValuesAt | None) -> Field:
+    """Labels at vertices or faces. Those at edges become labels at vertices."""
+    field = make_field("labels", name, labels, surface, at)
+    if field.at != "edges":
+        return field
+    shown = _most_frequent_at_vertices(mesh_edges(surface.faces), field.values, len(surface.verts))
+    return field._replace(at="vertices", values=shown)
 
 
 def _not_at_edges(field: Field) -> Field:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import signal
@@ -22,9 +23,11 @@ from command import complaint, diffnet, output
 
 from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_dataset, make_sample
+from diffnet.geometry import label_instances
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.inference import predict as predict_module
+from diffnet.viz.palette import colorize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -77,6 +80,58 @@ def test_predictions_are_read_as_labels(tmp_path: Path, at: LabelsAt, form: str)
     evaluate = ["evaluate", "--checkpoint", checkpoint, "--data", out, "--cache", tmp_path / "cache", "--jobs", 1]
     text = output(*evaluate, "--device", "cpu", "--out", tmp_path / "scores")
     assert "accuracy 100.00 %" in text
+
+
+@pytest.mark.parametrize(
+    ("at", "form"), [("vertices", "json"), ("faces", "ply"), ("faces", "npy"), ("edges", "csv"), ("edges", "ply")]
+)
+def test_instances(tmp_path: Path, at: LabelsAt, form: str) -> None:
+    """Of two meshes, one has two instances, and the other has a small part."""
+    checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=list("abc"), label_numbers=NUMBERS)
+    meshes = [write_ball(tmp_path / "meshes" / f"m{seed}.off", seed) for seed in (3, 5)]
+    out = tmp_path / "labels"
+    predict = ["predict", *meshes, "--checkpoint", checkpoint, "--out", out, "--format", form]
+    output(*predict, "--instances", "--least-area", 0.05, "--html", tmp_path / "p.html")
+    counts, changed = [], 0
+    for mesh, predicted in predict_labels(meshes, DiffusionNet.load(checkpoint), "cpu"):
+        numbers, classes = label_instances(mesh, predicted, at=at, least_area=0.05)
+        counts.append(len(set(numbers)))
+        changed += int((classes != predicted).sum())
+        labels, file = np.array(NUMBERS)[classes], out / Path(mesh.name).with_suffix(f".{form}").name
+        if form == "json":
+            assert json.loads(file.read_text()) == {"labels": labels.tolist(), "instances": numbers.tolist()}
+        elif form == "npy":
+            np.testing.assert_array_equal(np.load(file), np.stack([labels, numbers], axis=1))
+        elif form == "csv":
+            rows = [(row["label"], row["name"], row["instance"]) for row in report_rows(file)]
+            expected = zip(labels, classes, numbers, strict=True)
+            assert rows == [(str(label), "abc"[i], str(number)) for label, i, number in expected]
+        else:
+            table = plyfile.PlyData.read(file)["face" if at == "faces" else "vertex"]
+            if at == "edges":
+                assert set(table["instance"]) == set(numbers)
+            else:
+                np.testing.assert_array_equal(table["instance"], numbers)
+                np.testing.assert_array_equal(table["label"], labels)
+            colors = np.stack([table[name] for name in ("red", "green", "blue")], axis=1)
+            np.testing.assert_array_equal(colors, colorize(table["instance"]))
+    assert counts == [1, 2]
+    assert changed > 0
+    if form == "json" or (at, form) == ("faces", "ply"):  # these can still be read as labels
+        for mesh in meshes if form == "json" else []:
+            shutil.copy(mesh, out)
+        data = load_dataset(out, needs_train=False)
+        np.testing.assert_array_equal(np.array(data.label_numbers)[data.test[-1].labels], labels)
+
+
+def test_instances_that_are_refused(tmp_path: Path) -> None:
+    mesh = write_ball(tmp_path / "m.off")
+    predict = ["predict", mesh, "--checkpoint", write_network(tmp_path / "a.safetensors"), "--out"]
+    assert complaint(*predict, tmp_path / "a.txt", "--instances").startswith("--instances needs files with two numbers")
+    assert complaint(*predict, tmp_path / "a.ply", "--least-area", 0.1) == "--least-area is for --instances; add it"
+    whole = ["predict", mesh, "--checkpoint", write_network(tmp_path / "b.safetensors", "global_mean")]
+    line = complaint(*whole, "--out", tmp_path / "t.csv", "--instances")
+    assert line.startswith("--instances is for networks that label vertices, faces or edges")
 
 
 def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:

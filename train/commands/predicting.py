@@ -11,6 +11,7 @@ import typer
 
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
+from diffnet.geometry.elements.instances import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
@@ -92,6 +93,21 @@ def predict(
         float,
         typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
     ] = 0.0,
+    instances: Annotated[
+        bool,
+        typer.Option(
+            "--instances", help="Also number the connected parts of each label, in .ply, .npy, .csv or .json files."
+        ),
+    ] = False,
+    least_area: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="With --instances: parts with a smaller share of the area of the mesh get the label around them.",
+        ),
+    ] = LEAST_AREA,
     device: DeviceOption = "auto",
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
@@ -134,11 +150,19 @@ def predict(
     sources = find_meshes(meshes, without=out)
     files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
     report = report_file(out) if is_batch(meshes) else None
-    for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
+    given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
+    for name, is_given in given.items():
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-    if smooth > 0 and expected.labels_at == "meshes":
-        raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
+        if is_given and name != "--probabilities" and expected.labels_at == "meshes":
+            raise OptionError(f"{name} is for networks that label vertices, faces or edges; this one classifies meshes")
+    if instances and files[0].suffix.lower() in (".txt", ".seg", ".eseg"):
+        raise OptionError(
+            f"--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; got "
+            f"{files[0].suffix}"
+        )
+    if least_area != LEAST_AREA and not instances:
+        raise OptionError("--least-area is for --instances; add it")
     views = [path for path in (html, png, probabilities) if path is not None]
     if resume and (report is None or views):
         raise OptionError(
@@ -154,8 +178,14 @@ def predict(
         check_folder_path(folder)
     remove_leftovers(all_files)
     chosen = expected.options
+    least = least_area if instances else None
     settings = settings_of(
-        checkpoint, class_names=class_names, labels_at=labels_at, smooth=smooth, files=files[0].suffix
+        checkpoint,
+        class_names=class_names,
+        labels_at=labels_at,
+        smooth=smooth,
+        files=files[0].suffix,
+        least_area=least,
     )
     names = array_names(chosen.features)
     one_table = not task.formats(expected.labels_at)
@@ -175,7 +205,7 @@ def predict(
     table = None
     if one_table:
         table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
-    predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth)
+    predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least)
     predictions: list[Predicted] = []
     written: list[Path] = []
 

@@ -23,7 +23,7 @@ from diffnet.data import (
     prepare,
     with_few_faces,
 )
-from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
+from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
@@ -110,11 +110,13 @@ def predictor(
     cache_dir: str | os.PathLike[str] | None = None,
     probabilities: bool = False,
     smooth: float = 0.0,
+    least_area: float | None = None,
 ) -> Callable[[MeshLike], Predicted]:
     """A function that gives the prediction of a mesh as the task of a network keeps it. See `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
+    least_area: that of `label_instances`, for a segmentation with instances; None for none
     """
     expected = network_input(network)
     task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
@@ -129,7 +131,11 @@ def predictor(
             values = task.predict(outputs).cpu()
         if targets is not None:
             values = original_targets(values, targets)
-        return Predicted(mesh, values, shares if probabilities else None)
+        instances = None
+        if least_area is not None and at != "meshes":
+            instances, labels = label_instances(mesh, values.numpy(), at=at, least_area=least_area)
+            values = torch.from_numpy(labels)
+        return Predicted(mesh, values, shares if probabilities else None, instances)
 
     return predicted
 

@@ -144,23 +144,27 @@ class Segmentation(LabelTask):
         return ".ply", ".txt", ".npy", ".csv", own[at]
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
-        """The labels as the numbers of the training files."""
+        """The labels as the numbers of the training files, and the instances."""
         from diffnet.viz import write_ply
 
         mesh, classes = predicted.mesh, predicted.values.numpy()
+        instances = predicted.instances
         names, numbers, at = network.label_names, network.label_numbers, _elements(network.labels_at)
         if file.suffix.lower() == ".ply":
-            write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, at=at)
+            write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
             return
         labels = np.array(numbers, np.int64)[classes]
         content: bytes | str
         if file.suffix.lower() == ".npy":
-            content = npy_bytes(labels)
+            content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
         elif file.suffix.lower() == ".json":
-            content = json.dumps({"labels": labels.tolist()})
+            more = {} if instances is None else {"instances": instances.tolist()}
+            content = json.dumps({"labels": labels.tolist(), **more})
         elif file.suffix.lower() == ".csv":
-            rows = [(number, names[i]) for number, i in zip(labels.tolist(), classes.tolist(), strict=True)]
-            content = csv_text([("label", "name"), *rows])
+            columns = [("label", *labels.tolist()), ("name", *(names[i] for i in classes.tolist()))]
+            if instances is not None:
+                columns.append(("instance", *instances.tolist()))
+            content = csv_text(zip(*columns, strict=True))
         else:
             content = "".join(f"{label}\n" for label in labels.tolist())
         write_atomically(file, content)

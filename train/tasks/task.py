@@ -48,11 +48,13 @@ class Predicted(NamedTuple):
 
     values: the result of `Task.predict`, on the CPU. Targets of a regression are in their own units, (N, C) float64.
     probabilities: (N, C) float32 on the CPU, or None if they were not asked for
+    instances: (N,) int64, see `label_instances`, or None
     """
 
     mesh: Mesh
     values: Tensor
     probabilities: Tensor | None = None
+    instances: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
