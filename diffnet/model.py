@@ -79,6 +79,7 @@ class DiffusionNet(nn.Module):
     outputs_at: OutputsAt
     last_activation: Activation | None
     backend: Backend
+    recompute_activations: bool = False  # of the class, because pickles of older versions lack it
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # the other options
@@ -108,7 +109,6 @@ class DiffusionNet(nn.Module):
         for name, value in given.items():
             setattr(self, name, value)
         self.metadata: dict[str, Any] = {}
-        self.recompute_activations = False
 
     @property
     def in_channels(self) -> int:
