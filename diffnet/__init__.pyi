@@ -30,11 +30,13 @@ from .geometry import (
     zoomout,
 )
 from .geometry.errors import DiffnetError
+from .graphed_step import GraphedStep
 from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
 from .model import DiffusionNet
 from .ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from .spatial_gradient_features import SpatialGradientFeatures
+from .weight_average import WeightAverage
 
 __version__: str
 
@@ -46,12 +48,14 @@ __all__ = [
     "DiffnetError",
     "DiffusionNet",
     "DiffusionNetBlock",
+    "GraphedStep",
     "ImplicitDiffusion",
     "LearnedTimeDiffusion",
     "MeshAttention",
     "MeshError",
     "Operators",
     "SpatialGradientFeatures",
+    "WeightAverage",
     "benchmarks",
     "boundary_vertices",
     "collate",

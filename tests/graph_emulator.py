@@ -87,9 +87,12 @@ class ReplayedGraph(EmulatedGraph):
     """
 
     def recorded(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        with _Recorder() as recorder:
-            function()
-        recorder.undo()
+        recorder = _Recorder()
+        try:
+            with recorder:
+                function()
+        finally:
+            recorder.undo()
         operations = recorder.operations
 
         @torch.no_grad()

@@ -7,31 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
-from diffnet.geometry import Operators
 
 S = TypeVar("S")
 T = TypeVar("T")
 _END = object()
-
-
-class Batch(NamedTuple):
-    """A packed batch on the device of the network.
-
-    features: (V, C) float32
-    labels: (V,), (F,), (E,) or (B,) int64, or targets (V, C), (F, C), (E, C) or (B, C) float32
-    rotations: (B, 3, 3) float32, by which the step rotates the features of each mesh, or None
-    """
-
-    features: Tensor
-    labels: Tensor
-    operators: Operators
-    rotations: Tensor | None = None
 
 
 def keep_on_device(

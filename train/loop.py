@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, WeightAverage
 from diffnet.cuda_graphs import graphed
 from diffnet.data import (
     ArrayStatistics,
@@ -37,7 +37,6 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
-from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import TrainingStep, restore_optimizer, set_learning_rate
 from diffnet.train.tasks.task import Task
 
@@ -112,7 +111,7 @@ def train(
     step = TrainingStep(task, model, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.captured:
-            step.capture(meshes.labels_at, [sample.operators for group in fitted for sample in group])
+            step.capture([sample.operators for group in fitted for sample in group])
         elif scored is not model:  # the network alone
             graphed(model, first_visits=0)
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal

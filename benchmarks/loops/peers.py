@@ -138,7 +138,7 @@ def command(work: Workload) -> Step:
     network = work.network("auto").train()
     training_step = TrainingStep(TASK, network, options, work.device)
     samples, order, rotations = work.samples_of_a_peer(), work.order(), _rotations_of_passes(work)
-    training_step.capture("vertices", [s.operators for s in samples])
+    training_step.capture([s.operators for s in samples])
 
     def step() -> Tensor:
         sample = collate_samples([samples[i] for i in next(order)])

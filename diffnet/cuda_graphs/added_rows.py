@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +61,7 @@ def check_added_rows(
     counted: frozenset[str],
     features: Tensor,
     operators: Operators,
+    further: Sequence[Tensor] = (),
 ) -> None:
     """Call a network on a batch, and on buffers of two sizes that hold it, and compare all results.
 
@@ -72,6 +73,7 @@ def check_added_rows(
     rows: the count of `BatchSize` that gives the rows of the output
     size: of the buffers. The second size is twice as large.
     counted: see `size_of`
+    further: further arguments of the network, with a row for each mesh
 
     Raises NotCounted, see `BatchBuffers`, and NotCapturable, which says what differs.
     """
@@ -81,7 +83,7 @@ def check_added_rows(
     def results(x: Tensor, operators: Any, size: BatchSize) -> Results:
         replica, leaf = Replica(network, copies_buffers=True, precise=True), x.detach().requires_grad_(wants_gradient)
         with same_random_numbers(x.device):
-            out = replica(leaf, operators)
+            out = replica(leaf, operators, *(_with_rows(x, len(operators)) for x in further))
             if not isinstance(operators, StaticOperators):  # another size may fill a cache
                 replica.check_attributes()
             check_output(out, getattr(size, rows))
@@ -117,6 +119,11 @@ def check_added_rows(
                 raise NotCapturable(
                     f"rows that are added to a batch change {different}, so it reduces over vertices or counts them"
                 )
+
+
+def _with_rows(x: Tensor, rows: int) -> Tensor:
+    """A tensor with rows of zeros at its end, in the precision of `Replica`."""
+    return torch.cat([widened(x), widened(x.new_zeros(rows - len(x), *x.shape[1:]))])
 
 
 def _normal(like: Tensor) -> Tensor:

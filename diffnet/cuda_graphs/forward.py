@@ -9,7 +9,6 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -18,18 +17,17 @@ from torch.autograd.function import once_differentiable
 
 from diffnet.cuda_graphs.added_rows import check_added_rows, is_known
 from diffnet.cuda_graphs.buffers import NotCounted, Rows
+from diffnet.cuda_graphs.calls import kind_of, may_have_graphs, rows_of, uses_graphs
 from diffnet.cuda_graphs.gradients import JoinedParameters
 from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
-from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState, settings
+from diffnet.cuda_graphs.module_state import GRAPHS, KnownStates, ModuleState, settings
 from diffnet.cuda_graphs.recording import ROWS, Recording, random_state, record_network, replay_again
 from diffnet.cuda_graphs.sizes import BatchSize, max_vertices, size_of
-from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
+from diffnet.cuda_graphs.static_operators import Fields
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
-from diffnet.geometry.fields import FIELDS
-from diffnet.ops.common.compiler import under_transforms
-from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
+from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.dispatch import applied
 from diffnet.ops.common.precision import compute_dtype
 
@@ -38,7 +36,6 @@ M = TypeVar("M", bound=nn.Module)
 MAX_LANES = 4  # forward passes whose backward pass is still to come
 # With fewer vertices, launching the kernels one by one takes longer than the kernels of this many vertices.
 LAUNCH_BOUND = 2**16
-MAX_NEW_STATES = 4  # calls in turn before each of which an attribute has got a new value
 MAX_CONFIGS = 1000
 
 
@@ -126,17 +123,6 @@ class _Lease:
         self._lane.busy = False
 
 
-class _KnownState(NamedTuple):
-    """A state of the network, and a number that states with an equal key share.
-
-    is_known: see `is_known`
-    """
-
-    state: ModuleState
-    number: int
-    is_known: bool
-
-
 @dataclass(eq=False)
 class _Config:
     """What is known of the calls that share graphs but for the size of the batch.
@@ -162,12 +148,10 @@ class GraphedForward:
         self._network, self._settings = network, settings
         self._plain = plain_class(network)
         self._parameter_names = list(inspect.signature(self._plain.forward).parameters)[1:3]
-        self._states: dict[Hashable, int] = {}  # their numbers, because a long key takes long to look up
-        self._numbers = count()
+        self._states = KnownStates(network)
+        self._is_known: tuple[int, bool] | None = None  # of the last state
         self._configs: dict[Hashable, _Config] = {}
         self._lanes: list[Lane[Recording]] = []
-        self._known_state: _KnownState | None = None
-        self._new_states = 0
         self._joined = JoinedParameters()
         self._too_large = float("inf")
         self._met_large = False
@@ -191,12 +175,12 @@ class GraphedForward:
         names = self._parameter_names[len(arguments) :]
         given = (*arguments, *[options[name] for name in names if name in options])
         if len(given) != 2 or len(given) != len(arguments) + len(options):
-            if any(isinstance(x, Tensor) and self._has_graphs(x) for x in given):
+            if any(isinstance(x, Tensor) and uses_graphs(x, self._settings.recorder) for x in given):
                 reason = "it is called with other arguments than features and operators"
                 return self._explained(reason, *arguments, **options)
             return self._eager(*arguments, **options)
         features, operators = given
-        if not self._applies(features, operators):
+        if not may_have_graphs(features, operators, self._settings.recorder):
             return self._eager(features, operators)
         at = self._outputs_at()
         if at not in ROWS or (at in ("faces", "edges") and len(operators.faces) == 0):
@@ -207,7 +191,7 @@ class GraphedForward:
         state, number, is_known = self._current_state()
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
-        kind = at, features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        kind = at, features.shape[1], features.dtype, features.requires_grad, kind_of(operators)
         # Buffers for several meshes also hold empty meshes, so they are checked on their own.
         config = self._config((number, settings(), *kind, is_known or len(operators) == 1))
         config.is_checked |= is_known
@@ -237,25 +221,6 @@ class GraphedForward:
         if operators.num_vertices >= self._too_large:
             self._clear_lanes()
         return self._explained(reason, features, operators)
-
-    def _applies(self, features: Any, operators: Any) -> bool:
-        """Whether the arguments are right and on a GPU. If not, the network itself says what is wrong."""
-        return (
-            isinstance(features, Tensor)
-            and self._has_graphs(features)
-            and not under_transforms()
-            and isinstance(operators, Operators)
-            and not isinstance(operators, StaticOperators)
-            and features.is_floating_point()
-            and features.ndim == 2
-            and features.device == operators.device
-            and len(features) == operators.num_vertices > 0
-            and not (operators.mass.requires_grad or operators.evals.requires_grad or operators.evecs.requires_grad)
-            and not (features.is_cuda and is_recorded())
-        )
-
-    def _has_graphs(self, x: Tensor) -> bool:
-        return x.is_cuda or self._settings.recorder is not record_graph
 
     def _max_vertices(self, features: Tensor, operators: Operators) -> int:
         """The vertices of the largest batch that should have a graph, see `max_vertices`.
@@ -292,21 +257,16 @@ class GraphedForward:
             name = type(self._network).__name__
             warnings.warn(f"{name} runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=stacklevel)
 
-    def _current_state(self) -> _KnownState:
-        before = self._known_state
-        if before is not None and before.state.is_current():
-            self._new_states = 0
-            return before
-        state = ModuleState(self._network, None if before is None else before.state)
-        is_new = state.key not in self._states
-        number = self._states.setdefault(state.key, next(self._numbers))
+    def _current_state(self) -> tuple[ModuleState, int, bool]:
+        """The state of the network, its number, and whether `is_known` is true for it."""
+        state, number, changing = self._states.current()
+        known = self._is_known
         # Another thread may read this at any time.
-        known = self._known_state = _KnownState(state, number, is_known(self._network))
-        if is_new and before is not None:
-            self._new_states += 1
-            if self._new_states > MAX_NEW_STATES:
-                self._say(f"{state.difference(before.state)} changes in almost every call", stacklevel=8)
-        return known
+        if known is None or known[0] != number:
+            known = self._is_known = number, is_known(self._network)
+        if changing:
+            self._say(changing, stacklevel=8)
+        return state, number, known[1]
 
     def _config(self, key: Hashable) -> _Config:
         if len(self._configs) > MAX_CONFIGS:
@@ -380,7 +340,7 @@ class GraphedForward:
         features: Tensor,
         operators: Operators,
     ) -> Tensor:
-        rows = _rows(outputs_at, operators)
+        rows = rows_of(outputs_at, operators)
         if recording.backward is None:
             recording.forward.replay()
             return recording.output[:rows].clone()
@@ -429,7 +389,7 @@ class _Replay(torch.autograd.Function):
         return None, None, None, features_grad, *(flat.clone() for flat in recording.gradients)
 
 
-_replay = applied(_Replay)  # `_applies` has found that no transform of torch.func runs
+_replay = applied(_Replay)  # `may_have_graphs` has found that no transform of torch.func runs
 
 
 def _larger(lane: Lane[Recording], config: _Config, size: BatchSize) -> Recording | None:
@@ -440,21 +400,3 @@ def _larger(lane: Lane[Recording], config: _Config, size: BatchSize) -> Recordin
     limit = max(2 * size.vertices, LAUNCH_BOUND)
     sizes = [s for c, s in lane.recorded() if c is config and size.fits_into(s) and s.vertices <= limit]
     return lane.get((config, min(sizes, key=lambda s: s.vertices))) if sizes else None
-
-
-def _kind(operators: Operators) -> Hashable:
-    """The properties of operators that a recording depends on, except their size."""
-    return (
-        operators.k,
-        operators.mass.dtype,
-        operators.evecs.dtype,
-        *[getattr(operators, name) is None for name, kind in FIELDS.items() if kind.optional],
-        operators.device,
-    )
-
-
-def _rows(outputs_at: str, operators: Operators) -> int:
-    """The rows of the output for a batch."""
-    if outputs_at == "vertices":
-        return operators.num_vertices
-    return len(operators) if outputs_at == "global_mean" else len(getattr(operators, outputs_at))

@@ -113,7 +113,10 @@ class Lane(Generic[T]):
             self._pool = self._anchor = None
             if self.device.type == "cuda":
                 forget_recording(self.device)
-            raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
+            reason = str(error).splitlines()[0]
+            if "capturing" in reason:
+                reason += "; CUDA says this when a value is read back from the GPU, as by .item()"
+            raise NotCapturable(f"it can't be recorded ({reason})") from error
 
     def _free_default_memory(self) -> None:
         if self.device.type == "cuda":

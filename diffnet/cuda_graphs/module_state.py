@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter, is_, itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ GRAPHS = "_diffnet_graphs"  # the attribute in which `graphed` keeps its state
 _VALUES = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, torch.Size)
 CONTAINERS = (list, dict, set, deque)
 MAX_FOLLOWED = 1000  # entries of a container. Comparing more would take longer than a graph saves.
+MAX_NEW_STATES = 4  # calls in turn before each of which an attribute has got a new value
 _RECORDS = (SimpleNamespace, argparse.Namespace)
 
 
@@ -187,6 +188,41 @@ class ModuleState:
     def changes(self) -> list[int]:
         """The number of in-place changes of each parameter."""
         return list(map(_changes, self.parameters))
+
+
+class KnownStates:
+    """The states of a module, with their numbers.
+
+    States with an equal key share a number. It stands for the key, which takes long to look up.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._by_key: dict[Hashable, int] = {}
+        self._numbers = count()
+        self._last: tuple[ModuleState, int] | None = None
+        self._new_in_turn = 0
+
+    def current(self) -> tuple[ModuleState, int, str | None]:
+        """The state, its number, and a reason to warn if almost every call finds a new state."""
+        before = self._last
+        if before is not None and before[0].is_current():
+            self._new_in_turn = 0
+            return *before, None
+        state = ModuleState(self._module, None if before is None else before[0])
+        is_new = state.key not in self._by_key
+        number = self._by_key.setdefault(state.key, next(self._numbers))
+        # Another thread may read this at any time.
+        self._last = state, number
+        if is_new and before is not None:
+            self._new_in_turn += 1
+            if self._new_in_turn > MAX_NEW_STATES:
+                return state, number, f"{state.difference(before[0])} changes in almost every call"
+        return state, number, None
+
+    def clear(self) -> None:
+        """Forget the numbers. Later states get other ones."""
+        self._by_key.clear()
 
 
 def settings() -> Hashable:

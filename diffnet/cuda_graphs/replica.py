@@ -57,7 +57,7 @@ class Replica:
             self._tensors[id(buffer)] = self._convert(buffer.clone())
         return self._tensors[id(buffer)]
 
-    def __call__(self, features: Tensor, operators: Any) -> Any:
+    def __call__(self, features: Tensor, operators: Any, *further: Tensor) -> Any:
         """Call the method `forward` of the network's class, and none of the network's hooks, in the caller's autocast.
 
         Autocast caches no cast of a weight, because a cached one would not be part of a graph.
@@ -65,7 +65,7 @@ class Replica:
         device = features.device.type
         autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         with torch.autocast(device, dtype, enabled=autocast, cache_enabled=False):
-            return type(self.network).forward(self.network, features, operators)
+            return type(self.network).forward(self.network, features, operators, *further)
 
     def check_attributes(self) -> None:
         """Raise NotCapturable if calls have changed an attribute. A replayed graph would not."""

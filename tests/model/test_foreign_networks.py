@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import graphed
-from diffnet.cuda_graphs.forward import MAX_NEW_STATES
+from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -165,7 +165,7 @@ def losses(samples: list[Sample], chosen: TrainOptions, capture: bool) -> Any:
     model = build_model(chosen, ["low", "high"], "vertices")
     step = TrainingStep(task_named(chosen.task), model, chosen, CPU)
     if capture:
-        step.capture("vertices", [s.operators for s in samples], EmulatedGraph)
+        step.capture([s.operators for s in samples], EmulatedGraph)
     torch.manual_seed(1)
     changes = draw_changes(len(samples), chosen, CPU)
     return torch.stack([step(changes.made(s, i), changes.rotations_of(i, 1)) for i, s in enumerate(samples)])

@@ -15,6 +15,7 @@ import torch
 import trimesh
 from graph_emulator import EmulatedGraph
 
+from diffnet import DiffusionNet, WeightAverage
 from diffnet.cuda_graphs import lane
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.buffers import BatchBuffers
@@ -27,7 +28,6 @@ from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.segmentation import TASK
@@ -72,7 +72,7 @@ def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], ca
     model = build_model(options, data.label_names, data.labels_at)
     step = TrainingStep(task_named(options.task), model, options, CPU)
     if capture:
-        step.capture(data.labels_at, [s.operators for s in batches], EmulatedGraph)
+        step.capture([s.operators for s in batches], EmulatedGraph)
     found = [step(batch, random_rotations(len(batch.operators)) if rotate else None) for batch in batches]
     return torch.stack(found), step.tally
 
@@ -127,12 +127,13 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
     torch.manual_seed(0)
     model = build_model(options, data.label_names, data.labels_at)
     step = TrainingStep(task_named(options.task), model, options, CPU)
-    step.capture("vertices", [s.operators for s in batches], EmulatedGraph)
+    step.capture([s.operators for s in batches], EmulatedGraph)
     makes, rows_in_pool, is_open = BatchBuffers.rows, [], False
 
-    def note(module: Any, arguments: Any) -> None:
+    def forward(features: torch.Tensor, operators: Any) -> torch.Tensor:
         if is_open:
-            rows_in_pool.append(len(arguments[0]))
+            rows_in_pool.append(len(features))
+        return DiffusionNet.forward(model, features, operators)
 
     @contextmanager
     def allocating_in(pool: Any, device: torch.device) -> Iterator[None]:
@@ -148,7 +149,7 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
 
     monkeypatch.setattr(lane, "allocating_in", allocating_in)
     monkeypatch.setattr(BatchBuffers, "rows", rows)
-    model.register_forward_pre_hook(note)
+    model.forward = forward
     found = torch.stack([step(batch) for batch in batches * 2])
     # The first size has no graphs yet. If it is not the largest one, the memory of the largest one is taken next.
     assert rows_in_pool == ([704, 176, 704] if sizes[0] == 1 else [176, 128])
@@ -169,7 +170,7 @@ def test_steps_that_cannot_be_recorded_still_train() -> None:
     torch.manual_seed(0)
     model = build_model(options, data.label_names, data.labels_at)
     step = TrainingStep(task_named(options.task), model, options, CPU)
-    step.capture("vertices", [s.operators for s in batches], Refusing)
+    step.capture([s.operators for s in batches], Refusing)
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
         found = torch.stack([step(batch) for batch in batches])
     torch.testing.assert_close(found, losses(data, options, batches, False, False)[0])
@@ -186,7 +187,7 @@ def test_captured_steps_average_weights() -> None:
         average = WeightAverage(model, options.average_weights)
         step = TrainingStep(task_named(options.task), model, options, CPU, average)
         if capture:
-            step.capture(data.labels_at, [s.operators for s in samples], EmulatedGraph)
+            step.capture([s.operators for s in samples], EmulatedGraph)
         for sample in samples * 2:
             step(sample)
         average.write()
@@ -248,7 +249,7 @@ def test_captured_steps_wait_for_nothing() -> None:
     batches = [collate_samples([samples[i], samples[j]]) for i in range(3) for j in range(3)]
     model = build_model(options, data.label_names, data.labels_at).cuda()
     step = TrainingStep(task_named(options.task), model, options, GPU)
-    step.capture("vertices", [s.operators for s in samples])
+    step.capture([s.operators for s in samples])
     for batch in batches:
         step(batch)
     torch.cuda.set_sync_debug_mode("error")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffnet import DiffnetError, DiffusionNet, MeshError
+from diffnet import DiffnetError, DiffusionNet, MeshError, WeightAverage
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import Preprocessing
 from diffnet.geometry.errors import OptionError
@@ -28,7 +28,6 @@ from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
-from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import make_optimizer, restore_optimizer
 from diffnet.train.tasks.network import MetadataError, NetworkInput
 

@@ -172,7 +172,7 @@ def test_captured_steps_use_the_weights(device: str) -> None:
         step = TrainingStep(task_named(options.task), model, options, place)
         if capture:
             recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
-            step.capture("vertices", [s.operators for s in samples], **recorder)
+            step.capture([s.operators for s in samples], **recorder)
         losses.append([float(step(batch)) for _ in range(4)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5 if device == "cpu" else 2e-2)
     plain = replace(options, class_weights=None)

@@ -299,7 +299,7 @@ def test_captured_steps_equal_plain_ones(at: str, loss: str) -> None:
         model = build_model(options, data.label_names, data.labels_at)
         step = TrainingStep(TASK, model, options, CPU)
         if captured:
-            step.capture(data.labels_at, [sample.operators for sample in samples], EmulatedGraph)
+            step.capture([sample.operators for sample in samples], EmulatedGraph)
         losses = [step(collate_samples(batch)) for batch in batches]
         found.append((torch.stack(losses), step.tally.clone()))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)

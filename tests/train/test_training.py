@@ -17,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from diffnet import WeightAverage
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.geometry.errors import OptionError
@@ -32,7 +33,6 @@ from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
-from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import Adam
 from diffnet.train.tasks import labels
 from diffnet.train.tasks.labels import mean_cross_entropy

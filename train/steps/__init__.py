@@ -1,1 +1,1 @@
-"""A training step, its CUDA graphs, the augmentation of meshes and the averaging of weights."""
+"""A training step and the augmentation of meshes."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, GraphedStep, WeightAverage
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
+from diffnet.data import Sample, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
-from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.train.batches import Batch
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.averaging import WeightAverage
-from diffnet.train.steps.captured_steps import CapturedSteps
 from diffnet.train.tasks.task import Task
 
 
@@ -36,68 +31,69 @@ class TrainingStep:
         model: DiffusionNet,
         options: TrainOptions,
         device: torch.device,
-        average: WeightAverage | None = None,
+        average: WeightAverage[DiffusionNet] | None = None,
     ) -> None:
-        self._task, self._model, self._options, self._device = task, model, options, device
+        self._options, self._device = options, device
         self.optimizer = make_optimizer(model, options, device)
-        self._average = average
-        self._vectors = vector_channels(options.features)
-        self.tally = task.new_tally(model.last.out_features, device)
-        self._captured: CapturedSteps | None = None
+        loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
+        self.tally = loss.tally
+        self._step = GraphedStep(
+            _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average
+        )
+        self._step.graphs = False
 
-    def capture(self, labels_at: TargetsAt, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
+    def capture(self, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
         """Replay CUDA graphs from now on.
 
         meshes: the operators of all training meshes
         recorder: see `Lane`
         """
-        self._captured = CapturedSteps(
-            self._loss,
-            self._step,
-            self._model,
-            labels_at,
-            meshes,
-            self._options,
-            self._device,
-            recorder,
-        )
+        self._step.graphs, self._step.recorder = True, recorder
+        self._step.reserve(meshes, self._options.batch_meshes, self._options.batch_vertices)
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
 
         rotations: (B, 3, 3), by which the vectors in the features of each mesh are rotated, or None
         """
-        batch = Batch(sample.features, sample.labels, sample.operators, rotations)
-        if self._captured is not None:
-            try:
-                return self._captured(batch).clone()
-            except NotCapturable as reason:
-                self._captured = None
-                warnings.warn(f"training runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
-        return self._step(batch)
-
-    def _outputs(self, batch: Batch) -> Tensor:
-        features = batch.features
-        if batch.rotations is not None:
-            features = rotate_vectors(features, self._vectors, batch.rotations, batch.operators.ptr)
+        further = () if rotations is None else (rotations,)
         with autocast(self._options.precision, self._device):
-            features = self._task.inputs(self._model, features, batch.operators, self._options)
-            outputs: Tensor = self._model(features, batch.operators)
-        return self._task.from_network(outputs, batch.operators, self._options)
+            return self._step(sample.features, sample.operators, sample.labels, *further)
 
-    def _loss(self, batch: Batch) -> Tensor:
-        return self._task.loss(self._outputs(batch), batch.labels, self._options)
 
-    def _step(self, batch: Batch) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
-        outputs = self._outputs(batch)
-        loss = self._task.loss(outputs, batch.labels, self._options)
-        descend(loss, self._model, self.optimizer, self._options.clip)
-        if self._average is not None:
-            self._average.update()
-        predictions = self._task.predict(outputs.detach())
-        self.tally += self._task.tally(predictions, batch.labels, outputs.shape[-1])
-        return loss.detach()
+class _TaskNetwork(nn.Module):
+    """A network with what its task does before and after it. It is called under autocast."""
+
+    def __init__(self, task: Task[Any, Any], model: DiffusionNet, options: TrainOptions) -> None:
+        super().__init__()
+        self.model, self.outputs_at = model, model.outputs_at
+        self._task, self._options, self._vectors = task, options, vector_channels(options.features)
+
+    def forward(self, features: Tensor, operators: Operators, rotations: Tensor | None = None) -> Tensor:
+        if rotations is not None:
+            with torch.autocast(features.device.type, enabled=False):
+                features = rotate_vectors(features, self._vectors, rotations, operators.ptr)
+        features = self._task.inputs(self.model, features, operators, self._options)
+        outputs = self.model(features, operators)
+        with torch.autocast(features.device.type, enabled=False):
+            return self._task.from_network(outputs, operators, self._options)
+
+
+class _TaskLoss(nn.Module):
+    """The loss of a task. It adds to the tally, a buffer, which trials of graphs restore."""
+
+    tally: Tensor
+
+    def __init__(self, task: Task[Any, Any], options: TrainOptions, tally: Tensor) -> None:
+        super().__init__()
+        self._task, self._options = task, options
+        self.register_buffer("tally", tally)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(outputs.device.type, enabled=False):
+            predictions = self._task.predict(outputs.detach())
+            self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1]))
+            return self._task.loss(outputs, targets, self._options)
 
 
 def descend(loss: Tensor, network: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> None:

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffnet import DiffusionNet
+M = TypeVar("M", bound=nn.Module)
 
 
-class WeightAverage:
-    """An exponential moving average of all parameters, as used in evaluation and saved as the network.
+class WeightAverage(Generic[M]):
+    """An exponential moving average of all parameters of a network over the steps of its training.
 
     A step s of t has the weight decay^(t−s), divided by the sum of all weights, so the initial weights don't count.
+    `GraphedStep` updates it in each step.
+
+    model: the network that is trained, with parameters
+    decay: above 0 and below 1. The average is over about 1/(1 − decay) steps.
 
     network: a copy of the network, which `write` gives the average. Until then it has the initial weights.
-    model: the network that is trained
-    decay: above 0 and below 1. The average is over about 1/(1 − decay) steps.
+
+    Raises ValueError for another decay.
+
+    >>> average = WeightAverage(nn.Linear(1, 1), decay=0.9)
+    >>> average.update()    # after each step of the optimizer
+    >>> average.write()
+    >>> average.network     # to evaluate and to save
+    Linear(in_features=1, out_features=1, bias=True)
     """
 
-    def __init__(self, model: DiffusionNet, decay: float) -> None:
-        self.network = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: M, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"decay should be above 0 and below 1, got {decay}")
+        self.network: M = copy.deepcopy(model).requires_grad_(False)
         self._decay, self._model = decay, model
+        parameters = list(model.parameters())
         # The average of the constant 1 is the sum of the weights of the steps.
-        self._tensors = [*model.parameters(), torch.ones((), device=model.last.weight.device)]
+        self._tensors = [*parameters, torch.ones((), device=parameters[0].device)]
         self._averages = [torch.zeros_like(tensor, requires_grad=False) for tensor in self._tensors]
 
     @torch.no_grad()
@@ -35,13 +48,15 @@ class WeightAverage:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Give `network` the average. There has to be a step."""
+        """Give `network` the average, and the buffers of the trained network. There has to be a step."""
         *averages, total = self._averages
         for parameter, average in zip(self.network.parameters(), averages, strict=True):
             torch.div(average, total, out=parameter)
+        for buffer, trained in zip(self.network.buffers(), self._model.buffers(), strict=True):
+            buffer.copy_(trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """The entries of a checkpoint besides `network`: the trained weights, the averages and their total weight."""
+        """The trained weights, the averages and their total weight. `network` has no part in it."""
         *averages, total = self._averages
         names = (name for name, _ in self._model.named_parameters())
         return {

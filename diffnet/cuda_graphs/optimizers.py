@@ -1,0 +1,111 @@
+"""The step of an optimizer in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Of a group of parameters: the learning rate, and what schedulers note. A graph bakes in all others.
+_FREE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
+
+
+class CapturedOptimizer:
+    """Takes steps of an optimizer that a CUDA graph can record. The optimizer's groups stay as its user wrote them.
+
+    During a step, learning rates are tensors on the device, and `capturable` is on. Where the user has chosen neither
+    `fused` nor `foreach`, one kernel updates all parameters of a group.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._rates: dict[tuple[int, torch.device], Tensor] = {}  # for each group
+        self._values: dict[tuple[int, torch.device], float] = {}
+        self._state: list[Any] = []
+
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def refused(self) -> str | None:
+        """Why no graph can record the step of this optimizer. None if one can."""
+        name = type(self.optimizer).__name__
+        has_option = all("capturable" in group for group in self.optimizer.param_groups)
+        if not has_option and not isinstance(self.optimizer, torch.optim.SGD):
+            return f"{name} has no option `capturable`, as Adam, AdamW and others of PyTorch have"
+        if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
+            return f"{name} has hooks, which a graph would not call"
+        return None
+
+    def settings(self) -> Hashable:
+        """What a graph bakes in: all options but the learning rates, and which tensors it changes."""
+        groups = self.optimizer.param_groups
+        options = [(n, _entry(v)) for group in groups for n, v in group.items() if n not in _FREE]
+        return (*options, *[id(group["lr"]) for group in groups if isinstance(group["lr"], Tensor)])
+
+    def has_other_state(self) -> bool:
+        """Whether tensors of its state have been replaced since `note_state`, as by `load_state_dict`."""
+        return not all(map(is_, self._members(), self._state)) or len(self._members()) < len(self._state)
+
+    def note_state(self) -> None:
+        self._state = self._members()
+
+    def _members(self) -> list[Any]:
+        return [*chain.from_iterable(state.values() for state in self.optimizer.state.values())]
+
+    def follow_rates(self, device: torch.device) -> None:
+        """Copy learning rates that have changed to the device."""
+        for i, group in enumerate(self.optimizer.param_groups):
+            rate, key = group["lr"], (i, device)
+            if isinstance(rate, Tensor) and rate.device == device:
+                continue  # a graph reads this tensor
+            value = float(rate)
+            if key not in self._rates:
+                self._rates[key] = torch.full((), value, device=device)
+            elif value != self._values[key]:
+                self._rates[key].fill_(value)
+            self._values[key] = value
+
+    def step(self, device: torch.device) -> None:
+        self.follow_rates(device)  # nothing to do if it has been called
+        with self._capturable(device):
+            self.optimizer.step()
+
+    @contextmanager
+    def _capturable(self, device: torch.device) -> Iterator[None]:
+        before = []
+        for i, group in enumerate(self.optimizer.param_groups):
+            own: dict[str, Any] = {}
+            if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
+                own["lr"] = self._rates[i, device]
+            if "capturable" in group and device.type == "cuda":
+                own["capturable"] = True
+                self._move_counts(group["params"])
+            if "fused" in group and group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
+                own["fused"] = all(p.is_floating_point() for p in group["params"])
+            before.append({name: group[name] for name in own})
+            group.update(own)
+        try:
+            yield
+        finally:
+            for group, own in zip(self.optimizer.param_groups, before, strict=True):
+                group.update(own)
+
+    def _move_counts(self, parameters: list[Tensor]) -> None:
+        """Move the numbers of steps from the CPU, where optimizers keep them without `capturable`."""
+        for p in parameters:
+            state = self.optimizer.state.get(p, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.ndim == 0 and value.device != p.device:
+                    state[name] = value.to(p.device, torch.float32)
+
+
+def _entry(value: Any) -> Hashable:
+    """An option of a group. Tensors are compared by identity."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_entry, value))
+    return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)

@@ -1,0 +1,338 @@
+"""Training steps of batches of any size as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.cuda_graphs.added_rows import check_added_rows, is_known
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
+from diffnet.cuda_graphs.calls import kind_of, rows_of
+from diffnet.cuda_graphs.lane import Graph, Lane, Recorder
+from diffnet.cuda_graphs.loss_rows import LossRows, loss_rows
+from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, KnownStates, settings
+from diffnet.cuda_graphs.plain_step import PlainStep, StepBatch
+from diffnet.cuda_graphs.recording import ROWS, check_output, preserved, trial
+from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, max_vertices, size_of
+from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
+from diffnet.geometry import Operators
+from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.ops.common.launcher import compile_ahead
+from diffnet.ops.common.precision import compute_dtype
+
+MAX_CONFIGS = 100
+NOTHING = BatchSize(0, 0)
+
+
+class Expected(NamedTuple):
+    """The meshes to come.
+
+    meshes: the operators of all of them
+    batch_meshes, batch_vertices: the limits of a batch, see `largest_batch`
+    """
+
+    meshes: Sequence[Operators]
+    batch_meshes: int | None
+    batch_vertices: int | None
+
+    def largest(self, counted: frozenset[str] = frozenset(), most: int | None = None) -> BatchSize:
+        """The size of the largest batch, without meshes of more vertices than `most`."""
+        sizes = [size_of(o, counted) for o in self.meshes]
+        limits = [n for n in (self.batch_vertices, most) if n is not None]
+        fitting = [size for size in sizes if most is None or size.vertices <= most]
+        return largest_batch(fitting, self.batch_meshes, min(limits, default=None))
+
+
+@dataclass
+class _Captured:
+    """The buffers of a step, and its graph once it is recorded.
+
+    added: the target of added rows
+    """
+
+    batch: StepBatch
+    operators: StaticOperators
+    added: float
+    graph: Graph | None = None
+
+    def load(self, batch: StepBatch) -> None:
+        rows = [Rows(self.batch.features, batch.features), Rows(self.batch.targets, batch.targets, self.added)]
+        rows += map(Rows, self.batch.further, batch.further)
+        if self.batch.rows is not None:
+            self.batch.rows.fill_(len(batch.targets))
+        self.operators.buffers.load(batch.operators, *rows)
+
+
+@dataclass(eq=False)
+class _Config:
+    """What is known of the steps that share graphs but for the size of the batch.
+
+    rows: the count of `BatchSize` that gives the rows of the outputs
+    counted: those that the network and the targets need
+    loss_rows: how the loss takes added rows. None until a batch has shown it.
+    loss_dtype: the dtype of the loss
+    fields: of the operators that the network reads, once a step has run
+    largest: the size of the largest expected batch
+    refused: why it runs without graphs
+    """
+
+    rows: str
+    counted: frozenset[str]
+    loss_rows: LossRows | None = None
+    loss_dtype: torch.dtype = torch.float32
+    fields: Fields | None = None
+    largest: BatchSize = NOTHING
+    refused: str | None = None
+
+
+class StepGraphs:
+    """Runs a training step on buffers, and replays CUDA graphs of it. One graph serves all batches of about one size.
+
+    All kernels are compiled before the first step. The first step of a size runs kernel by kernel, and the graph is
+    recorded after it. A replay runs the same kernels and draws the same random numbers. So results don't depend on the
+    order in which sizes occur, if the meshes to come are known.
+
+    network: the network of the step
+    ignore_index: see `loss_rows`
+    device: that of the network
+    expected: the meshes to come, if they are known. The buffers are made for the largest batch of these.
+    """
+
+    def __init__(
+        self,
+        step: PlainStep,
+        network: nn.Module,
+        ignore_index: int | None,
+        device: torch.device,
+        recorder: Recorder,
+        expected: Expected | None,
+    ) -> None:
+        self._step, self._network, self._ignore_index, self._expected = step, network, ignore_index, expected
+        self.device = device
+        self._states = KnownStates(step.modules)
+        self._configs: dict[Hashable, _Config] = {}
+        self._lane: Lane[_Captured] = Lane(device, recorder)
+        self._is_known: tuple[int, bool] | None = None  # of the last state
+        self._options: Hashable = None  # of the optimizer in the last call
+        self._new_options = 0
+        self._too_large = float("inf")
+        self._meets_large = False
+        # The most eigenpairs and vertices that are expected.
+        self._known = 0, 0
+        if expected is not None:
+            self._known = max(o.k for o in expected.meshes), expected.largest().vertices
+
+    def __call__(self, batch: StepBatch, outputs_at: str) -> tuple[Tensor | None, str | None]:
+        """Train on a batch.
+
+        Returns the loss (), which the next call overwrites, and why some later steps can't have a graph, if so. The
+        loss is None if this step can't have one. Nothing has been changed then.
+        """
+        optimizer = self._step.optimizer
+        reason = optimizer.refused()
+        self._step.capturable = reason is None
+        if reason is not None:
+            return None, reason
+        self._lane.follow()
+        optimizer.follow_rates(self.device)
+        reason = self._refused(batch, outputs_at)
+        if reason is not None:
+            return None, reason
+        if batch.operators.num_vertices > self._max_vertices(batch):
+            return None, None
+        state, number, changing = self._states.current()
+        if state.has_inner_hooks():
+            return None, "a module has hooks, which a graph would not call"
+        changing = self._changing_option() or changing
+        if changing is not None:
+            return None, changing
+        if optimizer.has_other_state():
+            self._lane.clear()
+            optimizer.note_state()
+        config = self._config(batch, outputs_at, number)
+        if config.refused is None and batch.operators.num_vertices < self._too_large:
+            try:
+                return self._on_buffers(batch, config)
+            except NotCapturable as error:
+                config.refused = str(error)
+            except torch.OutOfMemoryError:
+                self._too_large = batch.operators.num_vertices
+            if config.refused is None:  # no error keeps the tensors of the failed call alive here
+                self._lane.clear()
+        return None, config.refused or self._no_memory()
+
+    def _no_memory(self) -> str:
+        return f"{self._too_large} vertices don't fit into the memory"
+
+    def clear(self) -> None:
+        """Drop all graphs, and return their memory."""
+        self._lane.clear()
+
+    def _refused(self, batch: StepBatch, outputs_at: str) -> str | None:
+        """Why no graph can take this batch."""
+        if isinstance(self._network, nn.parallel.DistributedDataParallel):
+            return "DistributedDataParallel exchanges gradients in Python"
+        given = (batch.features, batch.targets, *batch.further)
+        if not all(isinstance(x, Tensor) for x in given):
+            return "the targets or a further argument are no tensor"
+        if any(x.requires_grad for x in given):
+            return "an argument needs a gradient, which a graph would not compute"
+        if any(x.device != self.device for x in given):
+            return "the arguments are on several devices"
+        rows, meshes = rows_of(outputs_at, batch.operators), len(batch.operators)
+        if batch.targets.ndim == 0 or len(batch.targets) != rows:
+            return f"the targets have shape {tuple(batch.targets.shape)}, and the outputs {rows} rows"
+        if any(x.ndim == 0 or len(x) != meshes for x in batch.further):
+            return "a further argument does not have a row for each mesh"
+        return None
+
+    def _changing_option(self) -> str | None:
+        """A reason to run without graphs while the optimizer's options change in every step."""
+        before, self._options = self._options, self._step.optimizer.settings()
+        changed = before is not None and self._options != before
+        self._new_options = self._new_options + 1 if changed else 0
+        if self._new_options <= MAX_NEW_STATES:
+            return None
+        return "an option of the optimizer besides its learning rate changes in every step, as OneCycleLR changes betas"
+
+    def _max_vertices(self, batch: StepBatch) -> int:
+        """The vertices of the largest batch that should have a graph, see `max_vertices`.
+
+        The graphs keep their memory while a larger batch runs, so they serve batches of half its size then.
+        """
+        k, vertices = map(max, self._known, (batch.operators.k, batch.operators.num_vertices))
+        limit = max_vertices(k, compute_dtype(batch.features, batch.operators.evecs))
+        if not self._meets_large and vertices > limit:
+            self._meets_large = True
+            if self._lane.arena.capacity.vertices > limit // 2:
+                self._lane.clear()
+        return limit // 2 if self._meets_large else limit
+
+    def _config(self, batch: StepBatch, outputs_at: str, state: int) -> _Config:
+        if len(self._configs) > MAX_CONFIGS:
+            self._lane.clear()
+            self._configs.clear()
+            self._states.clear()
+        kinds = [(x.dtype, x.shape[1:]) for x in (batch.features, batch.targets, *batch.further)]
+        if self._is_known is None or self._is_known[0] != state:
+            self._is_known = state, is_known(self._network)
+        # Buffers for several meshes also hold empty meshes, so they are checked on their own.
+        alike = self._is_known[1] or len(batch.operators) == 1
+        key = state, settings(), self._options, outputs_at, kind_of(batch.operators), *kinds, alike
+        if key not in self._configs:
+            self._configs[key] = _Config(ROWS[outputs_at], frozenset({outputs_at} & {"faces", "edges"}))
+        return self._configs[key]
+
+    def _on_buffers(self, batch: StepBatch, config: _Config) -> tuple[Tensor | None, str | None]:
+        """Train on a batch by its graph, which is recorded if there is none. See `__call__` for the results."""
+        if config.loss_rows is None:
+            config.loss_rows = self._examined(batch, config)
+            if config.loss_rows is None:
+                return None, None
+            if self._expected is not None:
+                config.largest = self._expected.largest(config.counted, self._max_vertices(batch)).rounded()
+        size = size_of(batch.operators, config.counted).rounded()
+        self._lane.make_room(size.union(config.largest))
+        captured = self._lane.get((config, size))
+        if captured is None:
+            return self._record(batch, size, config, config.loss_rows)
+        captured.load(batch)
+        assert captured.graph is not None
+        captured.graph.replay()
+        return self._loss(config), None
+
+    def _examined(self, batch: StepBatch, config: _Config) -> LossRows | None:
+        """Compile all kernels, and find out what the network reads and how the loss takes added rows."""
+        step, modules = self._step, self._step.modules
+        while True:
+            size = size_of(batch.operators, config.counted).rounded()
+            self._lane.make_room(size)
+            try:
+                given = self._buffers(batch, size, config, LossRows(0, False)).batch  # any loss takes targets of 0
+                with self._lane.stream(), preserved(modules, self.device), trial():
+                    # Without gradients, other kernels would run. No step needs them, and compiling them takes long.
+                    compile_ahead(lambda: step.loss(given), modules.parameters())  # noqa: B023
+                    outputs = step.outputs(given)
+                    check_output(outputs, getattr(size, config.rows))
+                    config.loss_dtype = step.loss_of(outputs, given).dtype
+                    outputs = outputs.detach()[: len(batch.targets)]
+                if self._is_known is None or not self._is_known[1]:
+                    arguments = batch.features, batch.operators, batch.further
+                    check_added_rows(self._network, config.rows, size, config.counted, *arguments)
+                with preserved(modules, self.device):
+                    return loss_rows(step.values, outputs, batch.targets, self._ignore_index)
+            except NotCounted as missing:
+                config.counted |= {missing.args[0]}
+
+    def _buffers(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> _Captured:
+        """Buffers that hold this batch."""
+        arena = self._lane.arena
+        operators = StaticOperators(BatchBuffers(arena, size, config.counted, batch.operators))
+
+        def take(name: str, like: Tensor, rows: str) -> Tensor:
+            return arena.take(name, size, lambda s: (getattr(s, rows), *like.shape[1:]), like.dtype)
+
+        given = StepBatch(
+            take("features", batch.features, "vertices"),
+            operators,
+            take("targets", batch.targets, config.rows),
+            tuple(take(f"further {i}", x, "meshes") for i, x in enumerate(batch.further)),
+            arena.take("rows", size, lambda s: (), torch.int64) if added.is_each else None,
+        )
+        captured = _Captured(given, operators, added.target)
+        captured.load(batch)
+        return captured
+
+    def _record(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> tuple[Tensor, str | None]:
+        """Train on the first batch of its size, and record the step."""
+        step, is_first = self._step, config.fields is None
+        captured = self._buffers(batch, size, config, added)
+        loss = self._loss(config)  # memory that is allocated in a recording would belong to the graph
+
+        def run() -> None:
+            loss.copy_(step(captured.batch))
+
+        with self._lane.stream():
+            # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
+            captured.operators.read(config.fields or [])
+            with nullcontext() if is_first else self._lane.memory():
+                run()
+            step.optimizer.note_state()
+            config.fields = captured.operators.fields_read()
+            if is_first and size != self._lane.arena.capacity:
+                self._reserve(batch, config, added)
+            try:
+                (captured.graph,) = self._lane.record([run])
+                captured.operators.buffers.complete()
+                self._lane.keep((config, size), captured)
+            except NotCapturable as error:
+                config.refused = str(error)
+            except torch.OutOfMemoryError:
+                self._too_large = batch.operators.num_vertices
+        if captured.graph is None and config.refused is None:
+            loss = loss.clone()
+            self._lane.clear()
+            return loss, self._no_memory()
+        return loss, config.refused
+
+    def _reserve(self, batch: StepBatch, config: _Config, added: LossRows) -> None:
+        """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
+
+        The memory of small steps has no room for the tensors of large ones, and it is never returned.
+        """
+        modules = self._step.modules
+        largest = self._buffers(batch, self._lane.arena.capacity, config, added)
+        largest.operators.read(config.fields or [])
+        weights = [p for p in modules.parameters() if p.requires_grad]
+        # If it fails, each size takes its memory when it is recorded.
+        failing = suppress(NotCapturable, torch.OutOfMemoryError)
+        with failing, preserved(modules, self.device), trial(), self._lane.reserving():
+            torch.autograd.grad(self._step.loss(largest.batch), weights, allow_unused=True)
+
+    def _loss(self, config: _Config) -> Tensor:
+        return self._lane.arena.take("loss", NOTHING, lambda size: (), config.loss_dtype)
