@@ -18,6 +18,7 @@ PEERS = {
     "diffnet": "our kernels, launched one by one, in a loop as in the README",
     "diffnet-graphed": "the same with diffnet.graphed, and PyTorch's Adam",
     "diffnet-graphed-fused": "the same with Adam(fused=True)",
+    "diffnet-step": "a loop with diffnet.GraphedStep, and PyTorch's Adam",
     "diffnet-captured": "one CUDA graph of the whole step for each mesh",
     "diffnet-command": "the step of diffnet train, with graphs for batches of any size",
     "matrix-products": "on the CPU: the dense matrix products of the loop alone",

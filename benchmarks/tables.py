@@ -64,9 +64,12 @@ def short(results: Path) -> str:
         "original's form": "original",
         "plain PyTorch": "plain",
         "diffnet": "diffnet",
-        "diffnet, graphed": "diffnet-graphed",
+        "`graphed`": "diffnet-graphed",
+        "`GraphedStep`": "diffnet-step",
         "`diffnet train`": "diffnet-command",
     }
+    if "diffnet-step" not in found.values("peer"):  # results from before there was one
+        del peers["`GraphedStep`"]
     text = (
         "Wall-clock time of one training step of 4 blocks of width 128 with 128 eigenpairs, on one\n"
         f"{found.run['device']} ([results](benchmarks/results/{found.folder})). The original's form is a\n"
@@ -127,7 +130,8 @@ def training_loop(results: Path) -> str:
         lines.append([f"`{peer}`", *cells])
     text += table(["peer", *loops], lines) + "\n"
     lines = []
-    for peer in ("diffnet-graphed", "diffnet-graphed-fused", "diffnet-command"):
+    ours = ("diffnet-graphed", "diffnet-graphed-fused", "diffnet-step", "diffnet-command")
+    for peer in (name for name in ours if name in found.values("peer")):
         times = {name: found.ms(peer, loop=name) for name in loops}
         sizes = {row["loop"]: float(row["vertices_per_step"]) for row in found.rows}
         per_vertex = {name: None if ms is None else ms / sizes[name] for name, ms in times.items()}

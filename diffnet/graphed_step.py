@@ -110,10 +110,7 @@ class GraphedStep:
             found, outputs_at = None, self._outputs_now()
             if self.graphs and outputs_at in ROWS and may_have_graphs(features, operators, self.recorder):
                 found, reason = self._graphs_on(features.device)(batch, outputs_at)
-            if found is None:
-                loss = self._plain(batch)
-            else:
-                loss = found.clone()
+            loss = self._plain(batch) if found is None else found.clone()
         except BaseException:
             self._on_graphs = None  # the next step starts anew
             raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet import graphed
+from diffnet import GraphedStep, graphed
 from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.benchmarks.harness.peers import first_made, on_kernels
 from diffnet.benchmarks.harness.registry import Run, Unavailable
@@ -34,6 +34,7 @@ def training_peers(work: Workload, compile: bool) -> dict[str, Run]:
         "diffnet": first_made(partial(loop, work, "triton")),
         "diffnet-graphed": first_made(partial(loop, work, "triton", graphs=True)),
         "diffnet-graphed-fused": first_made(partial(loop, work, "triton", graphs=True, fused=True)),
+        "diffnet-step": first_made(partial(whole_step, work)),
         "diffnet-captured": first_made(partial(captured, work)),
         "diffnet-command": first_made(partial(command, work)),
     }
@@ -59,6 +60,22 @@ def loop(work: Workload, backend: Backend, *, compile: bool = False, graphs: boo
     def step() -> Tensor:
         sample = collate_samples([samples[i] for i in next(order)])
         return train(optimizer, lambda: mean_loss(work.forward(forward, sample), sample.labels))
+
+    return step
+
+
+def whole_step(work: Workload) -> Step:
+    """A loop as users write it with `GraphedStep`."""
+    needs_gpu(work.device)
+    network = work.network("triton").train()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    training_step = GraphedStep(network, optimizer, losses_of_rows)
+    samples, order = work.samples_of_a_peer(), work.order()
+
+    def step() -> Tensor:
+        sample = collate_samples([samples[i] for i in next(order)])
+        with work.autocast():
+            return training_step(work.features(sample), sample.operators, sample.labels)
 
     return step
 
@@ -164,8 +181,13 @@ def train(optimizer: torch.optim.Optimizer, loss: Step) -> Tensor:
 
 def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean cross-entropy."""
+    return losses_of_rows(outputs, labels).mean()
+
+
+def losses_of_rows(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of each vertex."""
     # A mean inside PyTorch's loss would sum all vertices on one multiprocessor.
-    return F.cross_entropy(outputs.float(), labels, reduction="none").mean()
+    return F.cross_entropy(outputs.float(), labels, reduction="none")
 
 
 def needs_gpu(device: torch.device) -> None:

@@ -253,7 +253,7 @@ class StepGraphs:
             size = size_of(batch.operators, config.counted).rounded()
             self._lane.make_room(size)
             try:
-                given = self._buffers(batch, size, config, LossRows(0, False)).batch  # any loss takes targets of 0
+                given = self._loaded(batch, size, config, LossRows(0, False)).batch  # any loss takes targets of 0
                 with self._lane.stream(), preserved(modules, self.device), trial():
                     # Without gradients, other kernels would run. No step needs them, and compiling them takes long.
                     compile_ahead(lambda: step.loss(given), modules.parameters())  # noqa: B023
@@ -269,7 +269,7 @@ class StepGraphs:
             except NotCounted as missing:
                 config.counted |= {missing.args[0]}
 
-    def _buffers(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> _Captured:
+    def _loaded(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> _Captured:
         """Buffers that hold this batch."""
         arena = self._lane.arena
         operators = StaticOperators(BatchBuffers(arena, size, config.counted, batch.operators))
@@ -291,7 +291,7 @@ class StepGraphs:
     def _record(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> tuple[Tensor, str | None]:
         """Train on the first batch of its size, and record the step."""
         step, is_first = self._step, config.fields is None
-        captured = self._buffers(batch, size, config, added)
+        captured = self._loaded(batch, size, config, added)
         loss = self._loss(config)  # memory that is allocated in a recording would belong to the graph
 
         def run() -> None:
@@ -326,7 +326,7 @@ class StepGraphs:
         The memory of small steps has no room for the tensors of large ones, and it is never returned.
         """
         modules = self._step.modules
-        largest = self._buffers(batch, self._lane.arena.capacity, config, added)
+        largest = self._loaded(batch, self._lane.arena.capacity, config, added)
         largest.operators.read(config.fields or [])
         weights = [p for p in modules.parameters() if p.requires_grad]
         # If it fails, each size takes its memory when it is recorded.

@@ -53,7 +53,7 @@ def test_tables_on_a_page(tmp_path: Path) -> None:
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]], more: tuple[str, ...] = ()) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     empty = dict.fromkeys((*COLUMNS, *more), "")
     parameters = [key for key in rows[0] if key not in empty]
     write_csv(folder / f"{name}.csv", [{**{key: row[key] for key in parameters}, **empty, **row} for row in rows])
@@ -67,6 +67,9 @@ def test_steps(tmp_path: Path) -> None:
     write(tmp_path / "steps", "train-step", [*rows, {**case, "peer": "broken", "error": "no"}])
     out = tables.short(tmp_path)
     assert "| 200,000 | 77.5 ms | 16.0 ms | 8.00 ms | 4.12 ms | 0.50 ms |\n" in out
+    step = {**case, "peer": "diffnet-step", "median_ms": 0.5}
+    write(tmp_path / "more" / "steps", "train-step", [*rows, step])
+    assert "| 4.12 ms | 0.50 ms | 0.50 ms |\n" in tables.short(tmp_path / "more")
     full = tables.TABLES["training-step"](tmp_path)
     assert "| `diffnet-graphed` |" in full
     assert "| 77.5 ms (0.25) |" in full
