@@ -26,6 +26,9 @@ class CapturedOptimizer:
         self.optimizer = optimizer
         self._rates: dict[tuple[int, torch.device], Tensor] = {}  # for each group
         self._values: dict[tuple[int, torch.device], float] = {}
+        self._options: list[Any] = []
+        self._settings: dict[Hashable, int] = {}
+        self._number = -1
         self._state: list[Any] = []
 
     def parameters(self) -> list[Tensor]:
@@ -41,21 +44,29 @@ class CapturedOptimizer:
             return f"{name} has hooks, which a graph would not call"
         return None
 
-    def settings(self) -> Hashable:
-        """What a graph bakes in: all options but the learning rates, and which tensors it changes."""
+    def settings(self) -> int:
+        """A number for what a graph bakes in: all options but learning rates that are numbers, and the parameters."""
         groups = self.optimizer.param_groups
-        options = [(n, _entry(v)) for group in groups for n, v in group.items() if n not in _FREE]
-        return (*options, *[id(group["lr"]) for group in groups if isinstance(group["lr"], Tensor)])
+        now = [v for group in groups for n, v in group.items() if n != "lr" or isinstance(v, Tensor)]
+        now += chain.from_iterable(group["params"] for group in groups)
+        if len(now) != len(self._options) or not all(map(is_, now, self._options)):
+            self._options = now
+            given = [(n, v) for group in groups for n, v in group.items() if n not in _FREE]
+            given += [("lr", group["lr"]) for group in groups if isinstance(group["lr"], Tensor)]
+            key = tuple((name, _entry(value)) for name, value in given)
+            self._number = self._settings.setdefault(key, len(self._settings))
+        return self._number
 
     def has_other_state(self) -> bool:
         """Whether tensors of its state have been replaced since `note_state`, as by `load_state_dict`."""
-        return not all(map(is_, self._members(), self._state)) or len(self._members()) < len(self._state)
+        now = self._members()
+        return len(now) < len(self._state) or not all(map(is_, now, self._state))
 
     def note_state(self) -> None:
         self._state = self._members()
 
     def _members(self) -> list[Any]:
-        return [*chain.from_iterable(state.values() for state in self.optimizer.state.values())]
+        return [*chain.from_iterable(map(dict.values, self.optimizer.state.values()))]
 
     def follow_rates(self, device: torch.device) -> None:
         """Copy learning rates that have changed to the device."""

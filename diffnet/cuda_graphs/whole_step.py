@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,11 +53,13 @@ class _Captured:
     """The buffers of a step, and its graph once it is recorded.
 
     added: the target of added rows
+    loss: a buffer ()
     """
 
     batch: StepBatch
     operators: StaticOperators
     added: float
+    loss: Tensor
     graph: Graph | None = None
 
     def load(self, batch: StepBatch) -> None:
@@ -74,6 +76,7 @@ class _Config:
 
     rows: the count of `BatchSize` that gives the rows of the outputs
     counted: those that the network and the targets need
+    max_vertices: of a batch that should have a graph, see the function of this name
     loss_rows: how the loss takes added rows. None until a batch has shown it.
     loss_dtype: the dtype of the loss
     fields: of the operators that the network reads, once a step has run
@@ -83,6 +86,7 @@ class _Config:
 
     rows: str
     counted: frozenset[str]
+    max_vertices: int
     loss_rows: LossRows | None = None
     loss_dtype: torch.dtype = torch.float32
     fields: Fields | None = None
@@ -118,7 +122,7 @@ class StepGraphs:
         self._configs: dict[Hashable, _Config] = {}
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._is_known: tuple[int, bool] | None = None  # of the last state
-        self._options: Hashable = None  # of the optimizer in the last call
+        self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
         self._too_large = float("inf")
         self._meets_large = False
@@ -143,8 +147,6 @@ class StepGraphs:
         reason = self._refused(batch, outputs_at)
         if reason is not None:
             return None, reason
-        if batch.operators.num_vertices > self._max_vertices(batch):
-            return None, None
         state, number, changing = self._states.current()
         if state.has_inner_hooks():
             return None, "a module has hooks, which a graph would not call"
@@ -155,6 +157,8 @@ class StepGraphs:
             self._lane.clear()
             optimizer.note_state()
         config = self._config(batch, outputs_at, number)
+        if batch.operators.num_vertices > self._max_vertices(batch, config):
+            return None, None
         if config.refused is None and batch.operators.num_vertices < self._too_large:
             try:
                 return self._on_buffers(batch, config)
@@ -177,19 +181,17 @@ class StepGraphs:
         """Why no graph can take this batch."""
         if isinstance(self._network, nn.parallel.DistributedDataParallel):
             return "DistributedDataParallel exchanges gradients in Python"
-        given = (batch.features, batch.targets, *batch.further)
-        if not all(isinstance(x, Tensor) for x in given):
-            return "the targets or a further argument are no tensor"
-        if any(x.requires_grad for x in given):
-            return "an argument needs a gradient, which a graph would not compute"
-        if any(x.device != self.device for x in given):
-            return "the arguments are on several devices"
-        rows, meshes = rows_of(outputs_at, batch.operators), len(batch.operators)
-        if batch.targets.ndim == 0 or len(batch.targets) != rows:
-            return f"the targets have shape {tuple(batch.targets.shape)}, and the outputs {rows} rows"
-        if any(x.ndim == 0 or len(x) != meshes for x in batch.further):
-            return "a further argument does not have a row for each mesh"
-        return None
+        meshes = len(batch.operators)
+        given = [(batch.targets, rows_of(outputs_at, batch.operators)), *((x, meshes) for x in batch.further)]
+        for x, rows in given:
+            if not isinstance(x, Tensor) or x.shape[:1] != (rows,):
+                what = "the targets" if x is batch.targets else "a further argument"
+                return f"{what} should be a tensor of {rows} rows, got {_described(x)}"
+            if x.device != self.device:
+                return f"an argument is on {x.device}, and the features are on {self.device}"
+            if x.requires_grad:
+                return "the targets or a further argument need a gradient, which a graph would not compute"
+        return "the features need a gradient, which a graph would not compute" if batch.features.requires_grad else None
 
     def _changing_option(self) -> str | None:
         """A reason to run without graphs while the optimizer's options change in every step."""
@@ -200,14 +202,13 @@ class StepGraphs:
             return None
         return "an option of the optimizer besides its learning rate changes in every step, as OneCycleLR changes betas"
 
-    def _max_vertices(self, batch: StepBatch) -> int:
+    def _max_vertices(self, batch: StepBatch, config: _Config) -> int:
         """The vertices of the largest batch that should have a graph, see `max_vertices`.
 
         The graphs keep their memory while a larger batch runs, so they serve batches of half its size then.
         """
-        k, vertices = map(max, self._known, (batch.operators.k, batch.operators.num_vertices))
-        limit = max_vertices(k, compute_dtype(batch.features, batch.operators.evecs))
-        if not self._meets_large and vertices > limit:
+        limit = config.max_vertices
+        if not self._meets_large and max(self._known[1], batch.operators.num_vertices) > limit:
             self._meets_large = True
             if self._lane.arena.capacity.vertices > limit // 2:
                 self._lane.clear()
@@ -218,14 +219,16 @@ class StepGraphs:
             self._lane.clear()
             self._configs.clear()
             self._states.clear()
-        kinds = [(x.dtype, x.shape[1:]) for x in (batch.features, batch.targets, *batch.further)]
+        kinds = [(x.dtype, *x.shape[1:]) for x in (batch.features, batch.targets, *batch.further)]
         if self._is_known is None or self._is_known[0] != state:
             self._is_known = state, is_known(self._network)
         # Buffers for several meshes also hold empty meshes, so they are checked on their own.
         alike = self._is_known[1] or len(batch.operators) == 1
         key = state, settings(), self._options, outputs_at, kind_of(batch.operators), *kinds, alike
         if key not in self._configs:
-            self._configs[key] = _Config(ROWS[outputs_at], frozenset({outputs_at} & {"faces", "edges"}))
+            dtype = compute_dtype(batch.features, batch.operators.evecs)
+            most = max_vertices(max(self._known[0], batch.operators.k), dtype)
+            self._configs[key] = _Config(ROWS[outputs_at], frozenset({outputs_at} & {"faces", "edges"}), most)
         return self._configs[key]
 
     def _on_buffers(self, batch: StepBatch, config: _Config) -> tuple[Tensor | None, str | None]:
@@ -235,16 +238,16 @@ class StepGraphs:
             if config.loss_rows is None:
                 return None, None
             if self._expected is not None:
-                config.largest = self._expected.largest(config.counted, self._max_vertices(batch)).rounded()
+                config.largest = self._expected.largest(config.counted, self._max_vertices(batch, config)).rounded()
         size = size_of(batch.operators, config.counted).rounded()
-        self._lane.make_room(size.union(config.largest))
         captured = self._lane.get((config, size))
         if captured is None:
+            self._lane.make_room(size.union(config.largest))
             return self._record(batch, size, config, config.loss_rows)
         captured.load(batch)
         assert captured.graph is not None
         captured.graph.replay()
-        return self._loss(config), None
+        return captured.loss, None
 
     def _examined(self, batch: StepBatch, config: _Config) -> LossRows | None:
         """Compile all kernels, and find out what the network reads and how the loss takes added rows."""
@@ -284,7 +287,8 @@ class StepGraphs:
             tuple(take(f"further {i}", x, "meshes") for i, x in enumerate(batch.further)),
             arena.take("rows", size, lambda s: (), torch.int64) if added.is_each else None,
         )
-        captured = _Captured(given, operators, added.target)
+        loss = arena.take("loss", NOTHING, lambda size: (), config.loss_dtype)
+        captured = _Captured(given, operators, added.target, loss)
         captured.load(batch)
         return captured
 
@@ -292,10 +296,9 @@ class StepGraphs:
         """Train on the first batch of its size, and record the step."""
         step, is_first = self._step, config.fields is None
         captured = self._loaded(batch, size, config, added)
-        loss = self._loss(config)  # memory that is allocated in a recording would belong to the graph
 
         def run() -> None:
-            loss.copy_(step(captured.batch))
+            captured.loss.copy_(step(captured.batch))
 
         with self._lane.stream():
             # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
@@ -315,10 +318,10 @@ class StepGraphs:
             except torch.OutOfMemoryError:
                 self._too_large = batch.operators.num_vertices
         if captured.graph is None and config.refused is None:
-            loss = loss.clone()
+            loss = captured.loss.clone()
             self._lane.clear()
             return loss, self._no_memory()
-        return loss, config.refused
+        return captured.loss, config.refused
 
     def _reserve(self, batch: StepBatch, config: _Config, added: LossRows) -> None:
         """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
@@ -334,5 +337,6 @@ class StepGraphs:
         with failing, preserved(modules, self.device), trial(), self._lane.reserving():
             torch.autograd.grad(self._step.loss(largest.batch), weights, allow_unused=True)
 
-    def _loss(self, config: _Config) -> Tensor:
-        return self._lane.arena.take("loss", NOTHING, lambda size: (), config.loss_dtype)
+
+def _described(x: Any) -> str:
+    return f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
