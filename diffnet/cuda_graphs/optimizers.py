@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
+MAX_SETTINGS = 100
 # Of a group of parameters: the learning rate, and what schedulers note. A graph bakes in all others.
 _FREE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
 
@@ -27,7 +28,8 @@ class CapturedOptimizer:
         self._rates: dict[tuple[int, torch.device], Tensor] = {}  # for each group
         self._values: dict[tuple[int, torch.device], float] = {}
         self._options: list[Any] = []
-        self._settings: dict[Hashable, int] = {}
+        self._settings: dict[Hashable, tuple[int, list[Any]]] = {}  # the lists keep objects alive, so ids stay theirs
+        self._numbers = count()
         self._number = -1
         self._state: list[Any] = []
 
@@ -54,7 +56,9 @@ class CapturedOptimizer:
             given = [(n, v) for group in groups for n, v in group.items() if n not in _FREE]
             given += [("lr", group["lr"]) for group in groups if isinstance(group["lr"], Tensor)]
             key = tuple((name, _entry(value)) for name, value in given)
-            self._number = self._settings.setdefault(key, len(self._settings))
+            if len(self._settings) > MAX_SETTINGS:
+                self._settings.clear()
+            self._number, _ = self._settings.setdefault(key, (next(self._numbers), now))
         return self._number
 
     def has_other_state(self) -> bool:
@@ -96,8 +100,8 @@ class CapturedOptimizer:
             if "capturable" in group and device.type == "cuda":
                 own["capturable"] = True
                 self._move_counts(group["params"])
-            if "fused" in group and group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
-                own["fused"] = all(p.is_floating_point() for p in group["params"])
+            if self._may_fuse(group):
+                own["fused"] = True
             before.append({name: group[name] for name in own})
             group.update(own)
         try:
@@ -105,6 +109,16 @@ class CapturedOptimizer:
         finally:
             for group, own in zip(self.optimizer.param_groups, before, strict=True):
                 group.update(own)
+
+    def _may_fuse(self, group: dict[str, Any]) -> bool:
+        """Whether one kernel may update all parameters, because the user has chosen no other form."""
+        if group.get("fused", False) is not None or group["foreach"] is not None or group["differentiable"]:
+            return False
+        changed = [p for p in group["params"] if p.grad is not None]
+        # The kernel of SGD takes momenta of all parameters or of none.
+        known = {len(self.optimizer.state.get(p, ())) for p in changed}
+        is_sgd = isinstance(self.optimizer, torch.optim.SGD)
+        return all(p.is_floating_point() for p in changed) and not (is_sgd and len(known) > 1)
 
     def _move_counts(self, parameters: list[Tensor]) -> None:
         """Move the numbers of steps from the CPU, where optimizers keep them without `capturable`."""

@@ -86,7 +86,7 @@ class PlainStep:
             return values.mean()
         counts = torch.arange(len(values), device=values.device) < batch.rows
         known = torch.where(counts.view(-1, *[1] * (values.ndim - 1)), values, 0)
-        return known.sum() / (batch.rows * values[0].numel())
+        return known.sum() / (batch.rows * values.shape[1:].numel())
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """Train on a batch. Returns the loss (). Gradients from before are dropped, and none are left."""

@@ -352,13 +352,14 @@ def test_options_that_change_in_every_step(meshes: list[Operators]) -> None:
 
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_changes_between_steps_counts(meshes: list[Operators], device: str) -> None:
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_what_changes_between_steps_counts(meshes: list[Operators], name: str, device: str) -> None:
     """Modes, frozen parameters, replaced layers, loaded weights, and a stored optimizer."""
     data = batches(meshes[:2], device, 1)
     found = []
     for graphs in (False, True):
         model = network(dropout=0.5).eval().to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        optimizer = OPTIMIZERS[name](model.parameters())
         step = made(model, optimizer, F.cross_entropy)
 
         def run() -> Tensor:
@@ -366,7 +367,9 @@ def test_what_changes_between_steps_counts(meshes: list[Operators], device: str)
                 return torch.stack([step(*batch) for batch in data * 2])  # noqa: B023
             return loop(model, optimizer, F.cross_entropy, data * 2)  # noqa: B023
 
+        model.last.requires_grad_(False)
         losses = [run()]
+        model.last.requires_grad_(True)
         first, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
         model.first.requires_grad_(False)
         losses.append(run())
