@@ -180,9 +180,10 @@ class Ranks:
             # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
             by_another = isinstance(error, Terminated) or (isinstance(error, RuntimeError) and is_initialized())
             if self.failure is None and by_another and not isinstance(error, (DiffnetError, DistError)):
-                if self.is_first:
-                    self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
-                _wait_for(lambda: self.failure is not None, (2 if self.is_first else 6) * BEAT)
+                missing = self._silent(3 * BEAT) if self.is_first else []
+                self._publish_missing(missing, 3 * BEAT)
+                if missing or not self.is_first:
+                    _wait_for(lambda: self.failure is not None, 6 * BEAT)
             if self.failure is not None:
                 self._counted("told", 1)
             elif not isinstance(error, DistError):

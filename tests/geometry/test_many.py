@@ -46,6 +46,22 @@ class Deadly(str):
         return os._exit, (3,)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_given_positions(tmp_path: Path, device: str) -> None:
+    """They are taken when a process can start on them, and nothing else is computed."""
+    sources = [*(ellipsoid(i) for i in range(5)), tmp_path / "missing.off"]
+    taken, seen, ready = [], [], []
+    positions = (taken.append(i) or i for i in (4, 5, 1))
+    more = {"positions": positions, "ready": lambda i: ready.append((i, len(taken)))}
+    failed = fill_cache(sources, OPTIONS, tmp_path, 1, lambda: seen.append(1), device, **more)
+    assert list(failed) == [5]
+    assert "missing.off: no such file" in failed[5]
+    assert ready == ([(4, 1), (1, 3)] if device == "cpu" else [(4, 3), (1, 3)])  # a GPU takes 32 at once
+    assert len(seen) == 3
+    assert len(operator_entries(tmp_path)) == 2
+    assert fill_cache(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
+
+
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
 def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ([[0, 0, 0]] * 3, [[0, 1, 2]]), ellipsoid(2)]

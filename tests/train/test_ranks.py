@@ -245,6 +245,15 @@ def test_torchrun_that_stops_a_rank_finds_out_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_have_done_their_work_keep_their_exit_code(tmp_path: Path) -> None:
+    """torchrun sends SIGTERM to all ranks when the first of them ends with an error."""
+    path = script(tmp_path, "pass")
+    path.write_text(f"{path.read_text()}    time.sleep(2 - 2 * rank)\n    sys.exit(3)\n")
+    ran = torchrun(path)
+    assert re.findall(r"exitcode +: (\S+)", ran.stderr) == ["3", "3"], ran.stderr
+
+
+@pytest.mark.slow
 def test_a_collective_operation_names_the_rank_that_failed(tmp_path: Path) -> None:
     work = (
         "import torch\n"
