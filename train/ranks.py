@@ -1,4 +1,4 @@
-"""Ranks: processes that work together, started by torchrun. Which of them this process is, and what they tell another.
+"""Ranks: processes that work together, started by torchrun. Which one this process is, and what they tell each other.
 
 Ranks talk through the store that torchrun keeps on the first machine. So they need no process group, no locks and no
 common clock. This module loads PyTorch only where there are several ranks.
@@ -180,9 +180,9 @@ class Ranks:
             # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
             by_another = isinstance(error, Terminated) or (isinstance(error, RuntimeError) and is_initialized())
             if self.failure is None and by_another and not isinstance(error, (DiffnetError, DistError)):
-                missing = self._silent(3 * BEAT) if self.is_first else []
-                self._publish_missing(missing, 3 * BEAT)
-                if missing or not self.is_first:
+                if self.is_first:
+                    self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
+                else:
                     _wait_for(lambda: self.failure is not None, 6 * BEAT)
             if self.failure is not None:
                 self._counted("told", 1)
@@ -200,7 +200,7 @@ class Ranks:
         """Stop giving signs of life. From now on, torchrun may stop this process, because another one has ended."""
         ignore_sigterm()
         self._ended.set()
-        for thread in self._threads:
+        for thread in filter(threading.Thread.is_alive, self._threads):
             thread.join(GRACE / 5)  # a call of a store whose machine is gone never returns
 
     def _silent(self, seconds: float) -> list[int]:
@@ -248,16 +248,17 @@ class Ranks:
             complain(self.failure)
             os._exit(1)  # the main thread waits for a collective operation or for the store
 
-    def _publish(self, reason: str) -> None:
+    def _publish(self, reason: str) -> str:
+        """Tell all ranks why the run ends. Returns the first reason that one of them has given."""
         assert self.store is not None
-        self.store.compare_set("failure", "", reason)  # the first one stays
+        return self.store.compare_set("failure", "", reason).decode()
 
     def _publish_missing(self, ranks: Sequence[int], seconds: float) -> None:
         if ranks:
             names = [f"{rank} (on {self._hosts[rank]})" if self._hosts else str(rank) for rank in ranks]
             each = "rank" if len(ranks) == 1 else "ranks"
             since = f"no sign of life for {seconds:.0f} s"
-            self._publish(f"{each} {', '.join(names)} of {self.place.world_size} missing: {since}")
+            self.failure = self._publish(f"{each} {', '.join(names)} of {self.place.world_size} missing: {since}")
 
     def _lost(self) -> str:
         return f"rank {self.place.rank} has lost the store on {_address()[0]}: rank 0 or its machine has ended"
@@ -267,8 +268,8 @@ class Ranks:
 def connected(timeout: float | None = None) -> Iterator[Ranks]:
     """All ranks of a run. One process that nobody else belongs to is a run of one rank.
 
-    Begins and ends when all ranks do so. If a rank fails or is missing, this raises RankError on the others, also while
-    they compute, and their processes end if they don't stop within GRACE seconds.
+    Begins and ends when all ranks do so. If a rank fails or is missing, this raises RankError on the others. What they
+    compute is interrupted as by Ctrl-C, and a process that doesn't stop within GRACE seconds ends.
 
     timeout: seconds without a sign of life, after which a rank is missing; by default TIMEOUT
 
@@ -319,17 +320,12 @@ def _store(here: Place, timeout: float) -> Store:
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
     host, port = _address()
-    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    keeps_it = here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        return TCPStore(
-            host,
-            port,
-            is_master=here.rank == 0 and not by_torchrun,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-        )
+        return TCPStore(host, port, None, keeps_it, timedelta(seconds=timeout), wait_for_workers=False)
     except DistError as e:
-        raise RankError(f"rank {here.rank} finds no store on {host}, port {port}: rank 0 has not started ({e})") from e
+        problem = "can't keep a store" if keeps_it else "finds no store of rank 0"
+        raise RankError(f"rank {here.rank} {problem} on {host}, port {port}: {e}") from e
 
 
 def _address() -> tuple[str, int]:
@@ -344,7 +340,7 @@ def _address() -> tuple[str, int]:
 
 
 def _interrupt_main() -> None:
-    """Raise the exception of Ctrl-C or SIGTERM in the main thread. One of both can be ignored."""
+    """Raise the exception of Ctrl-C or SIGTERM in the main thread. A process in the background can ignore Ctrl-C."""
     number = next((n for n in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(n))), None)
     if number is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident, number)  # type: ignore[arg-type]  # it runs
