@@ -24,7 +24,8 @@ class Records:
     digests: (N,) int64, which tell whether an item of a data set is the one that was written
     ranges: (N, 3) int64, where the first and the second blob begin and the second one ends
     checksums: (N, 2) int64, of the arrays of both blobs
-    vertex_counts, face_counts: (N,) int64
+    vertex_counts, face_counts, label_counts: (N,) int64
+    gradient_entries: (N,) int64, the nonzeros of the gradients
     """
 
     names: NDArray[np.bytes_]
@@ -33,6 +34,8 @@ class Records:
     checksums: NDArray[np.int64]
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
+    label_counts: NDArray[np.int64]
+    gradient_entries: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.digests)

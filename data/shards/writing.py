@@ -201,7 +201,7 @@ class _Writer:
     def _begin(self) -> None:
         self._file: BinaryIO | None = None
         self._size = 0
-        self._rows: list[tuple[bytes, int, list[int], list[int], int, int]] = []
+        self._rows: list[tuple[Any, ...]] = []  # the fields of `Records`
         self._entries: list[Path] = []
 
     def __enter__(self) -> _Writer:
@@ -237,7 +237,9 @@ class _Writer:
             for blob, size in zip(blobs, sizes, strict=True):
                 self._write(blob.ljust(size, b"\0"))
             ranges = [begin, begin + sizes[0], begin + sum(sizes)]
-            counts = len(item.mesh.verts), len(item.mesh.faces)
+            vertices, gradient = len(item.mesh.verts), entry.get("gradient_indices")
+            nonzeros = 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient)
+            counts = vertices, len(item.mesh.faces), len(first["labels"]), nonzeros
             self._rows.append((os.fsencode(item.name), digest, ranges, checksums, *counts))
             self._entries.append(path)
 
