@@ -13,6 +13,7 @@ import numpy as np
 from diffnet.data.folders.files import listing, meshes_in
 from diffnet.data.folders.tables import PARTS, TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.shards.reading import labeled_shards
 from diffnet.geometry import FORMATS, load_mesh
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -41,6 +42,7 @@ def load_classes(
 
     - `CLASS/train/*` and `CLASS/test/*`, or `train/CLASS/*` and `test/CLASS/*`: meshes in one folder per class.
     - `CLASS/*`: the same without a split.
+    - Shards, see `load_shards`. Their meshes are read when they are needed.
     - A table, `labels.csv` in the folder or the path itself: lines `file,label` or `file,label,split`, where the split
       is train or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a header.
 
@@ -56,6 +58,8 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
+    if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
+        return shards
     parts, names = find_rows(Path(path), test_fraction, seed, needs_train)
     place = {name: np.array(i, np.int64) for i, name in enumerate(names)}
     train, test = (

@@ -19,6 +19,7 @@ from diffnet.data.folders.labels import check_fit, find_labels_at, place_labels
 from diffnet.data.folders.layouts import Layout, SetFiles, check_classes, find_files
 from diffnet.data.folders.sources import FileLabels, read_source
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
@@ -114,14 +115,14 @@ def index_dataset(
     seed: int = 0,
     needs_train: bool = True,
     jobs: int | None = None,
-) -> IndexedDataset:
+) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
 
     `train` and `test` are `IndexedMeshes`. The first call reads all files and stores an index in the cache folder: the
     numbers of vertices and faces, which labels occur, and size and time of modification of each file. Later calls read
     files that are new or whose size or time differs. Processes can share the folder.
 
-    path, layout, test_fraction, seed, needs_train: see `load_dataset`
+    path, layout, test_fraction, seed, needs_train: see `load_dataset`. Shards give the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
@@ -131,6 +132,8 @@ def index_dataset(
     Raises DataError for the same faults as `load_dataset`, also for meshes that can't be read. The message names the
     files. What is known of the other files is stored first.
     """
+    if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
+        return shards
     root = Path(path)
     files = find_files(root, layout, test_fraction, seed, needs_train)
     parts = files.parts if needs_train else ([], files.parts[1])
@@ -158,12 +161,14 @@ def index_classes(
     seed: int = 0,
     needs_train: bool = True,
     jobs: int | None = None,
-) -> IndexedDataset:
+) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
     path, test_fraction, seed, needs_train: see `load_classes`
     cache_dir, jobs: see `index_dataset`, also for the index and what is raised
     """
+    if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
+        return shards
     (train, test), names = find_rows(Path(path), test_fraction, seed, needs_train)
     rows = [*train, *test]
     meshes = [row.path for row in rows]

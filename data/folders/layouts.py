@@ -34,6 +34,7 @@ from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.soft_labels import with_soft_labels
 from diffnet.data.folders.sources import FileLabels, read_source
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.shards.reading import labeled_shards
 from diffnet.geometry import FORMATS, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
@@ -90,6 +91,8 @@ def load_dataset(
         folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`;
         teeth, if a mesh with a `.json` file beside it is in a subfolder.
 
+    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
+
     In "princeton" and "folder", meshes are files in `FORMATS`. The subfolders `train/` and `test/` divide them.
     Without these, the meshes are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt` and
     `test.txt` divide them, with one file name per line, and a mesh that is not listed is left out. Names may lack their
@@ -118,6 +121,8 @@ def load_dataset(
     malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
     and for a single class; and MeshError for a mesh that can't be read.
     """
+    if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
+        return shards if labels_at is None else with_labels_at(shards, labels_at)
     root = Path(path)
     files = find_files(root, layout, test_fraction, seed, needs_train)
     data = _load(root, files, cache_dir, needs_train)

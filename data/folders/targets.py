@@ -19,6 +19,7 @@ from diffnet.data.folders.labels import fits, shown_size
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.folders.tables import TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.shards.reading import labeled_shards
 from diffnet.data.target_names import TABLE, target_parts
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -57,6 +58,8 @@ def load_targets(
         `file,COLUMN,…` or `file,COLUMN,…,split`, where the split is train or test. Files are relative to the table.
         Without a split, a random share of `test_fraction`, drawn with `seed`, is the test part.
 
+    `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
+
     NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
     or one per triangle.
 
@@ -68,6 +71,8 @@ def load_targets(
     contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
     another form; and MeshError for a mesh that can't be read.
     """
+    if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
+        return shards
     root = Path(path)
     names = None if targets is None else target_parts(targets)
     if not 0 < test_fraction < 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -129,6 +129,30 @@ def is_shards(path: str | os.PathLike[str]) -> bool:
             "them; it keeps complete shards"
         )
     return False
+
+
+def labeled_shards(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None,
+    needs_train: bool,
+    of: Literal["labels", "targets"] = "labels",
+) -> ShardedDataset | None:
+    """`load_shards`, or None for a path that is neither a folder of shards nor a URL.
+
+    of: what the meshes should have
+
+    Raises DataError if they have none, or the other kind, and for an empty part.
+    """
+    if not is_shards(path):
+        return None
+    data = load_shards(path, cache_dir, needs_train=needs_train)
+    stored = "targets" if (data.train or data.test)[0].labels.dtype.kind == "f" else "labels"
+    if not data.label_names or stored != of:
+        found = stored if data.label_names else "neither labels nor targets"
+        raise DataError(f"{os.fspath(path)}: these shards have {found}, not {of}. Write them with --task")
+    if needs_train and not (len(data.train) and len(data.test)):
+        raise DataError(f"{os.fspath(path)}: there are no {'test' if len(data.train) else 'training'} meshes")
+    return data
 
 
 def load_shards(

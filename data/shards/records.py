@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.arrays import own_arrays
 from diffnet.data.feature_names import array_names
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
@@ -85,8 +85,8 @@ def check_options(settings: Settings, root: str, options: Preprocessing) -> None
             )
 
 
-def mesh_arrays(item: LabeledMesh, features: str) -> Arrays:
-    """The arrays of a mesh, its labels and the own arrays among the features. Reading gives equal ones."""
+def mesh_arrays(item: LabeledMesh, own: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The arrays of a mesh, of its labels and own arrays. Reading gives equal ones."""
     mesh, labels = item.mesh, np.asarray(item.labels)
     arrays: Arrays = {"verts": _exact(mesh.verts), "faces": mesh.faces.astype(np.int32)}
     arrays["labels"] = labels.astype(np.int32) if labels.dtype.kind in "iu" else _exact(labels)
@@ -97,7 +97,7 @@ def mesh_arrays(item: LabeledMesh, features: str) -> Arrays:
         arrays["normals"] = _exact(mesh.normals)
     if item.accepted is not None:
         arrays["accepted"] = item.accepted.astype(np.uint8)
-    for name, values in own_arrays(mesh, features, given=item.arrays).items():
+    for name, values in own.items():
         arrays[ARRAY + name] = _exact(values)
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from diffnet.data.arrays import own_arrays
 from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import fingerprint
@@ -224,7 +225,7 @@ class _Writer:
         entry = read_operators(path, mesh, own)
         if entry is None:  # damaged, or the cache can't be written
             entry = entry_of(mesh, computed_arrays(mesh, own), own)
-        first = mesh_arrays(item, options.features)
+        first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))
         checksums = [checksum(first), checksum(entry)]
         blobs = [save(first), save(entry)]
         sizes = [-(-len(blob) // ALIGNMENT) * ALIGNMENT for blob in blobs]

@@ -331,10 +331,10 @@ def evaluate(
         ),
     ],
     data: Annotated[
-        Path,
+        str,
         typer.Option(
-            help="Folder of labeled meshes or of meshes in pairs, a table (.csv) for a network with outputs for whole "
-            "meshes, or the name of the generated set of the network's task: figures or shapes."
+            help="Folder of labeled meshes, of shards or of meshes in pairs, a table (.csv) for a network with outputs "
+            "for whole meshes, or the name of the generated set of the network's task: figures or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],

@@ -50,9 +50,10 @@ def training_command(
 def check_data(path: str | Path, task: TaskName) -> None:
     """Raises DataError if a data set is neither at this path nor the generated one of the task."""
     from diffnet.data import DataError
+    from diffnet.data.shards.storage import is_url
 
     generated = TASK_OPTIONS[task].generated
-    if generated is not None and str(path) != generated and not Path(path).exists():
+    if generated is not None and str(path) != generated and not is_url(path) and not Path(path).exists():
         raise DataError(f"{path}: no such file or folder; {generated} is the generated set of {task}")
 
 

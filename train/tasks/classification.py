@@ -49,7 +49,7 @@ class Classification(LabelTask):
     name = "classification"
     targets_at = ("meshes",)
 
-    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
         if str(path) == OPTIONS.generated:
             return shapes(train=1, seed=known.seed)  # the training part is not read
         return load_classes(path, cache_dir=cache_dir, needs_train=False)

@@ -70,7 +70,7 @@ class Correspondence(PairTask):
             return unsupervised_loss(maps)
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
-    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> PairedMeshes:
+    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> PairedMeshes:
         if str(path) == OPTIONS.generated:
             made = figure_pairs(train=2, seed=known.seed, cache_dir=cache_dir)  # the smallest number
             found = replace(made, train=[], train_pairs=[])

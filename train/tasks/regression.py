@@ -132,7 +132,7 @@ class Regression(MeshTask):
     def score(self, tally: Tensor) -> float:
         return mean_r2(tally)
 
-    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
         return load_targets(
             path, known.targets or known.network.options.targets, cache_dir=cache_dir, needs_train=False
         )

@@ -87,7 +87,7 @@ class Segmentation(LabelTask):
     name = "segmentation"
     targets_at = ("vertices", "faces", "edges")
 
-    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
         if str(path) == OPTIONS.generated:
             return figures(train=1, seed=known.seed)  # the training part is not read
         return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)

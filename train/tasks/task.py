@@ -146,7 +146,7 @@ class Task(ABC, Generic[D, S]):
     no_classes: str | None = None
 
     @abstractmethod
-    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> D:
+    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> D:
         """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:

@@ -24,7 +24,8 @@ def train(
     data: Annotated[
         str,
         typer.Option(
-            help="Folder of classes, a table file,label (.csv), or [bold]shapes[/], the generated set of classes."
+            help="Folder of classes or of shards, a table file,label (.csv), or [bold]shapes[/], the generated set of "
+            "classes."
         ),
     ],
     out: RunOption,

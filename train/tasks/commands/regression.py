@@ -1,7 +1,6 @@
 """`diffnet train regression`. Typer reads the annotations of the command, so they are not strings."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +26,8 @@ ScalarTargetsOption = Annotated[
 @training_command("regression")
 def train(
     data: Annotated[
-        Path, typer.Option(help="Folder of meshes with targets, or a table file,COLUMN,… of whole meshes (.csv).")
+        str,
+        typer.Option(help="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv), or shards."),
     ],
     out: RunOption,
     targets: TargetsOption = None,

@@ -32,7 +32,9 @@ OutputsAtOption = Annotated[
 
 @training_command("segmentation")
 def train(
-    data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
+    data: Annotated[
+        str, typer.Option(help="Folder of labeled meshes or of shards, or [bold]figures[/], the generated set.")
+    ],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
     outputs_at: OutputsAtOption = None,
