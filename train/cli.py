@@ -1,4 +1,4 @@
-"""The command line: `diffnet train`, `predict`, `match`, `evaluate`, `precompute` and `info`.
+"""The command line: `diffnet demo`, `train`, `predict`, `match`, `evaluate`, `precompute`, `info` and `view`.
 
 `--help` and mistakes on the command line should answer at once. So this file and the top of the commands' files import
 neither PyTorch nor SciPy, and each command imports what it runs.
@@ -16,9 +16,11 @@ import typer
 
 from diffnet import __version__
 from diffnet.train.commands.console import complain, user_message
+from diffnet.train.commands.demo import demo
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
+from diffnet.train.commands.view import view
 from diffnet.train.tasks.options.shared import TaskName
 
 app = typer.Typer(
@@ -56,7 +58,7 @@ def _options(
 
 
 app.add_typer(train_app, name="train")
-for command in (predict, match, evaluate, precompute, info):
+for command in (demo, predict, match, evaluate, precompute, info, view):
     app.command()(command)
 
 

@@ -58,7 +58,7 @@ def page(
     colors: Any = None,
     vectors: Any = None,
     frames: Any = None,
-    at: ValuesAt | None = None,
+    at: ValuesAt | Mapping[str, ValuesAt] | None = None,
     label_names: Sequence[str] = (),
     color_map: ColorMap | Mapping[str, ColorMap] = "viridis",
     range: tuple[float, float] | Mapping[str, tuple[float, float]] | None = None,
@@ -72,7 +72,10 @@ def page(
 
     labels, scalars, colors: also several by name, for example `scalars={"height (m)": h, "curvature (1/m)": c}`. The
         page switches between them. Of labels called "prediction" and "truth", it also shows the errors.
+    at: also by the name of the values
     color_map, range: also by the name of the scalars
+    vectors: also by the name of values, for example `vectors={"height (m)": gradient}`. The page shows these arrows
+        with these values only.
     titles: the name of each shape. The page shows several shapes side by side, or one of them.
     heading: the page's heading
 
@@ -119,7 +122,7 @@ def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) ->
         chosen = view if isinstance(view, View) else View(chosen.up, *view)
     low, high = shown.min(axis=0), shown.max(axis=0)
     center = (low + high) / 2
-    reach = shown if shape.arrows is None else np.concatenate([shown, shape.arrows.verts])
+    reach = np.concatenate([shown, *(arrows.verts for arrows in shape.arrows.values())])
     sides = any(field.at == "edges" for field in shape.fields)
     return {
         "title": shape.title or f"Shape {number + 1}",
@@ -130,7 +133,7 @@ def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) ->
         "ball": 0.55 * float(np.sqrt(np.prod(np.sort(high - low)[1:]) / len(shown))),
         **_pack_surface(shape.surface, center),
         "elements": _base64(face_elements(shape.surface.faces, "edges").astype("<u4")) if sides else "",
-        "arrows": None if shape.arrows is None else _pack_surface(shape.arrows, center),
+        "arrows": {name: _pack_surface(arrows, center) for name, arrows in shape.arrows.items()},
         "sets": [_pack_field(field) for field in shape.fields],
     }
 

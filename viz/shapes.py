@@ -17,12 +17,18 @@ Meshes: TypeAlias = "MeshLike | list[Any]"
 
 
 class Shape(NamedTuple):
-    """A surface with its title, its fields, of which there is at least one, and its arrows or None."""
+    """A surface with its title, its fields, of which there is at least one, and its arrows.
+
+    arrows: by the name of the field beside which they are drawn, or by "" if they are always drawn
+    """
 
     title: str
     surface: Surface
     fields: list[Field]
-    arrows: Surface | None
+    arrows: dict[str, Surface]
+
+    def arrows_beside(self, field: Field) -> Surface | None:
+        return self.arrows.get(field.name, self.arrows.get(""))
 
 
 def make_shapes(
@@ -33,7 +39,7 @@ def make_shapes(
     colors: Any,
     vectors: Any,
     frames: Any,
-    at: ValuesAt | None,
+    at: ValuesAt | Mapping[str, ValuesAt] | None,
     titles: str | Sequence[str] | None,
 ) -> list[Shape]:
     """The shapes of one mesh or of a list of meshes. `picture` explains the arguments.
@@ -88,7 +94,7 @@ def _per_shape(name: str, value: Any, count: int | None) -> list[Any]:
     return list(value)
 
 
-def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | None) -> Shape:
+def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Mapping[str, ValuesAt] | None) -> Shape:
     surface = surface_of(mesh)
     fields = []
     kinds: tuple[Kind, ...] = get_args(Kind)
@@ -97,11 +103,17 @@ def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Non
         if values is None:
             continue
         named = values if isinstance(values, Mapping) else {kind: values}
-        fields += [make_field(kind, str(name), each, surface, at) for name, each in named.items()]
+        places = at if isinstance(at, Mapping) else dict.fromkeys(named, at)
+        fields += [make_field(kind, str(name), each, surface, places.get(name)) for name, each in named.items()]
     if len({field.name for field in fields}) < len(fields):
         raise ValueError(f"two fields have one name: {', '.join(field.name for field in fields)}")
     if not fields:
         plain = np.tile(np.array(PLAIN_COLOR, np.uint8), (len(surface.verts), 1))
         fields = [Field("", "colors", "vertices", plain)]
-    arrows = None if given["vectors"] is None else vector_arrows(surface, given["vectors"], given["frames"])
+    vectors = given["vectors"]
+    by_name = {} if vectors is None else vectors if isinstance(vectors, Mapping) else {"": vectors}
+    unknown = sorted(set(by_name) - {"", *(field.name for field in fields)})
+    if unknown:
+        raise ValueError(f"vectors: there are no values named {', '.join(map(repr, unknown))}")
+    arrows = {name: vector_arrows(surface, each, given["frames"]) for name, each in by_name.items()}
     return Shape(title, surface, fields, arrows)

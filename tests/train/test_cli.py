@@ -224,7 +224,7 @@ def run(*arguments):
     except SystemExit as end:
         assert not end.code, arguments
 
-for command in ("", "train", "train segmentation", "predict", "bench"):
+for command in ("", "train", "train segmentation", "predict", "demo", "view", "bench"):
     run(*command.split(), "--help")
 heavy = ["torch", "triton", "scipy", "trimesh", "matplotlib", "tensorboard", "skimage", "PIL"]
 print("loaded for help:", [name for name in heavy if name in sys.modules])
@@ -241,7 +241,7 @@ def test_help_and_info_load_little_and_a_bug_shows_its_traceback(tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", QUICK]
     ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.stdout.count("Usage:") == 5
+    assert ran.stdout.count("Usage:") == 7
     assert "loaded for help: []" in ran.stdout
     assert "no faults found" in ran.stdout
     assert "loaded for info: False" in ran.stdout

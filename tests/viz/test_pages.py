@@ -91,9 +91,22 @@ def test_scalars_colors_and_arrows(ball: tuple[np.ndarray, np.ndarray]) -> None:
     assert (data["scales"]["area"]["low"], data["scales"]["area"]["high"]) == (0, 40)
     assert [tick["text"] for tick in data["scales"]["area"]["ticks"]] == ["0", "10", "20", "30", "40"]
     assert len(array(scale["table"], np.uint8)) == 3 * 256
-    reach = array(item["arrows"]["positions"], "<f4").reshape(-1, 3)
+    (arrows,) = item["arrows"].values()  # beside all values
+    reach = array(arrows["positions"], "<f4").reshape(-1, 3)
     assert np.linalg.norm(reach, axis=1).max() == pytest.approx(item["radius"])
     assert item["radius"] > 1.05
+
+
+def test_arrows_and_places_by_name(ball: tuple[np.ndarray, np.ndarray]) -> None:
+    verts, faces = ball
+    same = verts[:40], faces[(faces < 40).all(1)][:40]  # as many vertices as faces
+    values = {"height": np.arange(40.0), "area": np.arange(40.0)}
+    field = {"height": np.tile([0.0, 0, 1], (40, 1))}
+    (item,) = data_of(page(same, scalars=values, at={"area": "faces"}, vectors=field))["items"]
+    assert [(s["name"], s["at"]) for s in item["sets"]] == [("height", "vertices"), ("area", "faces")]
+    assert list(item["arrows"]) == ["height"]
+    with pytest.raises(ValueError, match="vectors: there are no values named 'depth'"):
+        page(same, scalars=values, vectors={"depth": field["height"]})
 
 
 def test_a_surface_without_values_has_one_color(ball: tuple[np.ndarray, np.ndarray]) -> None:

@@ -23,7 +23,7 @@ from diffnet.train.tasks.labels import (
 )
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import Predicted, Scored, titles_of, write_views
+from diffnet.train.tasks.task import Fields, Predicted, Scored, titles_of, write_views
 
 SHOWN_MESHES = 60  # on the page of predictions
 
@@ -107,14 +107,17 @@ class Classification(LabelTask):
             rows.append([predicted.mesh.name, network.label_names[int(predicted.values.argmax())], *shares])
         return rows
 
+    def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
+        label = int(predicted.values.argmax())
+        return Fields("labels", "vertices", {"prediction": np.full(len(predicted.mesh.verts), label)})
+
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
     ) -> None:
         meshes, label_names = [predicted.mesh for predicted in predictions], network.label_names
         chosen = [int(predicted.values.argmax()) for predicted in predictions]
-        shown = [np.full(len(mesh.verts), label) for mesh, label in zip(meshes, chosen, strict=True)]
         titles = [f"{title}: {label_names[label]}" for title, label in zip(titles_of(meshes), chosen, strict=True)]
-        fields = [{"prediction": labels} for labels in shown]
+        fields = [self.fields(predicted, network).values for predicted in predictions]
         write_views(
             meshes,
             html,

@@ -30,7 +30,7 @@ from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.regression import Loss
 from diffnet.train.tasks.options.sides import found_sides
-from diffnet.train.tasks.task import MeshTask, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, MeshTask, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -214,19 +214,21 @@ class Regression(MeshTask):
         assert network.labels_at != "meshes"  # these are in a table
         _write_values(file, predicted.mesh, predicted.values.numpy(), network.label_names, network.labels_at)
 
+    def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
+        values, at = predicted.values.numpy(), network.labels_at
+        if at == "meshes":
+            values, at = np.repeat(values, len(predicted.mesh.verts), axis=0), "vertices"
+        return Fields("scalars", at, dict(zip(network.label_names, values.T, strict=True)))
+
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
     ) -> None:
         """A page, and a picture of the first column."""
-        meshes, label_names = [predicted.mesh for predicted in predictions], network.label_names
-        shown = [predicted.values.numpy() for predicted in predictions]
-        at: LabelsAt = "vertices"
-        if network.labels_at != "meshes":
-            at = network.labels_at
-        else:  # a page shows values at vertices
-            shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(shown, meshes, strict=True)]
-        fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
-        write_views(meshes, html, png, "Predicted values", fields, kind="scalars", at=at)
+        meshes = [predicted.mesh for predicted in predictions]
+        fields = [self.fields(predicted, network) for predicted in predictions]
+        write_views(
+            meshes, html, png, "Predicted values", [own.values for own in fields], kind="scalars", at=fields[0].at
+        )
 
 
 TASK = Regression()

@@ -25,7 +25,7 @@ from diffnet.train.tasks.labels import (
 )
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions
 
@@ -168,6 +168,9 @@ class Segmentation(LabelTask):
         else:
             content = "".join(f"{label}\n" for label in labels.tolist())
         write_atomically(file, content)
+
+    def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
+        return Fields("labels", _elements(network.labels_at), {"prediction": predicted.values.numpy()})
 
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None

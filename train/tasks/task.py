@@ -19,6 +19,7 @@ from diffnet.data import (
     DataError,
     LabeledMesh,
     LabeledMeshes,
+    LabelsAt,
     MeshPairs,
     PairSample,
     PairShape,
@@ -69,6 +70,17 @@ class Scored:
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
+
+
+class Fields(NamedTuple):
+    """A prediction as values that pictures and pages show.
+
+    values: arrays (N,) by name, at the elements `at`
+    """
+
+    kind: Literal["labels", "scalars"]
+    at: LabelsAt
+    values: dict[str, NDArray[Any]]
 
 
 def titles_of(meshes: Sequence[Mesh]) -> list[str]:
@@ -295,6 +307,10 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """Write the prediction of one mesh in the format of the file's extension."""
         write_atomically(file, csv_text(self.table([predicted], network)))
+
+    @abstractmethod
+    def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
+        """The prediction as values on its mesh. A prediction for the whole mesh is repeated at the vertices."""
 
     @abstractmethod
     def write_views(

@@ -1,0 +1,113 @@
+"""`diffnet view`."""
+
+import base64
+import json
+import re
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+from command import complaint, output
+
+from diffnet import DiffusionNet
+from diffnet.train import predict_labels
+
+
+@pytest.fixture
+def ball(tmp_path: Path) -> Path:
+    trimesh.creation.icosphere(2).export(tmp_path / "ball.off")
+    return tmp_path / "ball.off"
+
+
+def network(path: Path, outputs_at: str = "vertices", **metadata: Any) -> Path:
+    model = DiffusionNet(16, 3, width=8, blocks=1, outputs_at=outputs_at)  # type: ignore[arg-type]
+    model.save(path / "network.safetensors", features="hks", k=16, normalize=True, **metadata)
+    return path / "network.safetensors"
+
+
+def sets_in(path: Path) -> list[tuple[str, str, str]]:
+    """Name, kind and place of the values on a page."""
+    (item,) = items_in(path)
+    return [(one["name"], one["kind"], one["at"]) for one in item["sets"]]
+
+
+def items_in(path: Path) -> list[dict[str, Any]]:
+    content = re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.S)[1]
+    items: list[dict[str, Any]] = json.loads(content)["items"]
+    return items
+
+
+OWN = [
+    *[f"eigenfunction {i}" for i in range(1, 9)],
+    *[f"log HKS at t = {t}" for t in ("0.01", "0.1", "1")],
+    *[f"gradient of eigenfunction {i}" for i in range(1, 4)],
+]
+
+
+def test_view(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail(f"opened {url}"))
+    out = tmp_path / "new" / "page.html"
+    assert output("view", ball, "--out", out) == f"wrote {out}\n"
+    assert sets_in(out) == [(name, "scalars", "vertices") for name in OWN]
+    assert list(items_in(out)[0]["arrows"]) == OWN[-3:]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    written = Path(output("view", ball).removeprefix("wrote ").rstrip("\n"))
+    assert written.name == "ball.html"
+    assert written.is_relative_to(tmp_path)
+    assert written.read_text() == out.read_text()
+
+
+def test_view_of_a_point_cloud_in_several_parts(tmp_path: Path) -> None:
+    """The constant functions of the parts are left out."""
+    verts = np.asarray(trimesh.creation.icosphere(2).vertices)
+    trimesh.PointCloud(np.concatenate([verts, verts + 5.0])).export(tmp_path / "two.ply")
+    output("view", tmp_path / "two.ply", "--out", tmp_path / "page.html")
+    assert [name for name, *_ in sets_in(tmp_path / "page.html")][:2] == ["eigenfunction 2", "eigenfunction 3"]
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "global_mean"])
+def test_view_with_a_segmentation_or_classification(ball: Path, tmp_path: Path, at: str) -> None:
+    checkpoint, out = network(tmp_path, at, label_names=["a", "b", "c"]), tmp_path / "page.html"
+    output("view", ball, "--checkpoint", checkpoint, "--out", out)
+    place = "vertices" if at == "global_mean" else at
+    assert sets_in(out) == [("prediction", "labels", place), *((name, "scalars", "vertices") for name in OWN)]
+    ((_, expected),) = predict_labels([ball], DiffusionNet.load(checkpoint), "cpu")
+    page = out.read_text(encoding="utf-8")
+    assert '"names":["a","b","c"]' in page
+    values = np.frombuffer(base64.b64decode(items_in(out)[0]["sets"][0]["values"]), "<i4")
+    np.testing.assert_array_equal(values, np.broadcast_to(expected, values.shape))
+
+
+def test_view_with_a_regression(ball: Path, tmp_path: Path) -> None:
+    checkpoint = network(tmp_path, task="regression", label_names=["x", "y", "z"])
+    output("view", ball, "--checkpoint", checkpoint, "--out", tmp_path / "page.html")
+    assert [name for name, *_ in sets_in(tmp_path / "page.html")] == ["x", "y", "z", *OWN]
+
+
+def test_bad_input(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no such file" in complaint("view", tmp_path / "none.off").lower()
+    assert ".html file, got" in complaint("view", tmp_path / "x.off", "--out", tmp_path / "page.htm")
+    correspondence = network(tmp_path, task="correspondence")
+    assert "correspondence" in complaint("view", ball, "--checkpoint", correspondence)
+    assert "leave out --polyscope" in complaint("view", ball, "--polyscope", "--out", tmp_path / "page.html")
+    monkeypatch.setattr("diffnet.train.commands.view.find_spec", lambda name: None)
+    assert complaint("view", ball, "--polyscope").endswith("run pip install polyscope")
+
+
+def test_polyscope(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    polyscope = pytest.importorskip("polyscope", reason="the package is not installed: pip install polyscope")
+    monkeypatch.chdir(tmp_path)  # polyscope writes its settings
+    polyscope.init("openGL_mock")
+    monkeypatch.setattr(polyscope, "init", lambda: None)
+    shown = []
+    monkeypatch.setattr(polyscope, "show", lambda: shown.append(polyscope.get_surface_mesh("ball")))
+    output("view", ball, "--checkpoint", network(tmp_path, "faces"), "--polyscope")
+    (structure,) = shown
+    assert structure.n_vertices() == 162
+    assert structure.get_quantity_buffer("prediction", "colors").size() == 320
+    assert structure.get_quantity_buffer("eigenfunction 1", "values").size() == 162
+    assert "edges" in complaint("view", ball, "--checkpoint", network(tmp_path, "edges"), "--polyscope")

@@ -1,0 +1,129 @@
+"""`diffnet view`."""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import make_folder
+from diffnet.interrupts import ExitAtCtrlC
+from diffnet.train.commands.browser import open_page
+from diffnet.train.commands.console import console
+from diffnet.train.commands.options import MESH_FILES
+from diffnet.train.commands.predicting import check_suffix, described_input
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from diffnet.geometry import Mesh
+    from diffnet.train.tasks.task import Fields
+
+EIGENPAIRS = 128  # those of `diffnet train`, so the HKS is the one that networks get
+SHOWN_EIGENFUNCTIONS = 8
+SHOWN_GRADIENTS = 3  # those of the first eigenfunctions
+SHOWN_TIMES = (0.01, 0.1, 1.0)  # of the HKS, those of `hks_times(3)`
+
+
+def view(
+    mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="A network whose predictions are shown, too: any file that diffnet predict takes."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")
+    ] = None,
+    polyscope: Annotated[
+        bool,
+        typer.Option("--polyscope", help="Open a window of polyscope, if it is installed, instead of a page."),
+    ] = False,
+) -> None:
+    """Show a mesh with its eigenfunctions, its heat kernel signature (HKS), gradients and predictions.
+
+    Opens a page in the browser, one file that works offline. The values are those of the mesh at radius 1.
+    """
+    if polyscope and out is not None:
+        raise OptionError("--out is for the page; leave out --polyscope")
+    if polyscope and find_spec("polyscope") is None:
+        raise OptionError("--polyscope needs the package polyscope; run pip install polyscope")
+    check_suffix("--out", out, ".html")
+    with ExitAtCtrlC():
+        from diffnet.geometry import load_mesh
+        from diffnet.geometry.mesh.mesh import mesh_stem
+        from diffnet.viz import page
+
+        if polyscope:
+            from diffnet.train.commands.polyscope_window import show_window
+
+    loaded = load_mesh(mesh)
+    predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, checkpoint)
+    computed, vectors = _values(loaded)
+    fields, name = [*predicted, *computed], mesh_stem(loaded.name)
+    if polyscope:
+        show_window(name, loaded, fields, vectors)
+        return
+    values: dict[str, dict[str, Any]] = {"labels": {}, "scalars": {}}
+    for field in fields:
+        values[field.kind] |= field.values
+    shown = page(
+        loaded,
+        labels=values["labels"],
+        scalars=values["scalars"],
+        vectors=vectors,
+        at={own: field.at for field in fields for own in field.values},
+        color_map=dict.fromkeys(computed[0].values, "coolwarm"),
+        label_names=label_names,
+        heading=name,
+    )
+    if out is None:
+        out = Path(tempfile.mkdtemp(prefix="diffnet-")) / f"{name}.html"
+    make_folder(out.parent)
+    shown.save(out)
+    console.print(f"wrote {out}", soft_wrap=True)
+    open_page(out)
+
+
+def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
+    """The eigenfunctions, the HKS and the lengths of gradients, and the gradients (V, 3) by the names of their lengths.
+
+    They are those of the mesh at radius 1.
+    """
+    import torch
+
+    from diffnet.data.features import descriptor, prepare
+    from diffnet.data.options import Preprocessing
+    from diffnet.geometry import gradient
+    from diffnet.train.device import pick_device
+    from diffnet.train.tasks.task import Fields
+
+    operators = prepare(mesh, Preprocessing(EIGENPAIRS), device=pick_device("auto"))[1].cpu()
+    constants = int((operators.evals[0] <= 1e-6 * operators.evals.max()).sum())  # one for each component
+    first = max(min(constants, operators.k - SHOWN_EIGENFUNCTIONS), 0)
+    evecs = operators.evecs[:, first : first + SHOWN_EIGENFUNCTIONS].contiguous()
+    numbers = range(first, first + evecs.shape[1])
+    eigenfunctions = {f"eigenfunction {i}": evecs[:, i - first].numpy() for i in numbers}
+    signature = 3 * descriptor("log-hks", operators, torch.tensor(SHOWN_TIMES))
+    heat = {f"log HKS at t = {t:g}": signature[:, i].numpy() for i, t in enumerate(SHOWN_TIMES)}
+    slopes = gradient(evecs[:, :SHOWN_GRADIENTS].contiguous(), operators)
+    in_space = torch.einsum("dvc,vdx->cvx", slopes, operators.frames[:, :2].to(slopes.dtype)).numpy()
+    vectors = {f"gradient of eigenfunction {first + i}": own for i, own in enumerate(in_space)}
+    lengths = {name: (own**2).sum(1) ** 0.5 for name, own in vectors.items()}
+    return [Fields("scalars", "vertices", each) for each in (eigenfunctions, heat, lengths)], vectors
+
+
+def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
+    """The prediction of a network, and the names of its classes."""
+    from diffnet.train.device import pick_device
+    from diffnet.train.inference.loading import load_network
+    from diffnet.train.inference.predict import predictor
+    from diffnet.train.tasks.registry import task_named
+
+    network = load_network(checkpoint)
+    expected = described_input(checkpoint, network)
+    task = task_named(expected.options.task).on_meshes()
+    return [task.fields(predictor(network, pick_device("auto"))(mesh), expected)], expected.label_names
