@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from diffnet import DiffusionNet, graphed, random_rotation
+from diffnet import DiffusionNet, GraphedStep, random_rotation
 from diffnet.data import Preprocessing, figures, load_dataset, make_sample
 
 
@@ -17,14 +17,13 @@ def main(folder: str | None = None, features: str = "xyz", epochs: int = 5, k: i
     train = [make_sample(item, options, cache_dir="cache").to(device) for item in data.train]
     test = [make_sample(item, options, cache_dir="cache").to(device) for item in data.test]
     model = DiffusionNet(train[0].features.shape[1], len(data.label_names), width=width, outputs_at=data.labels_at)
-    optimizer = torch.optim.Adam(graphed(model.to(device)).parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.to(device).parameters(), lr=1e-3)
+    step = GraphedStep(model, optimizer, torch.nn.CrossEntropyLoss(ignore_index=-1))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
     for _ in range(epochs):
         for i in torch.randperm(len(train)).tolist():
             x = random_rotation(train[i].features) if features == "xyz" else train[i].features
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x, train[i].operators), train[i].labels, ignore_index=-1).backward()
-            optimizer.step()
+            step(x, train[i].operators, train[i].labels)
         schedule.step()
     with torch.no_grad():
         right = torch.cat([model.eval()(s.features, s.operators).argmax(1) == s.labels for s in test])
