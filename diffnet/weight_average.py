@@ -24,6 +24,7 @@ class WeightAverage(Generic[M]):
 
     Raises ValueError for another decay.
 
+    >>> from torch import nn
     >>> average = WeightAverage(nn.Linear(1, 1), decay=0.9)
     >>> average.update()    # after each step of the optimizer
     >>> average.write()

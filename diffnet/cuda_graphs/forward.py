@@ -54,9 +54,9 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
         there are any, or else without graphs. Recording takes some ten times as long as a call, so a size that never
         comes back should not be recorded.
 
-    Loss, optimizer and loop stay as they are. Several forward passes may come before one backward pass. Results are
-    those of the network without graphs up to rounding; dropout draws other numbers. Wrap the network first and give the
-    result to `DistributedDataParallel`.
+    Loss, optimizer and loop stay as they are; `GraphedStep` records whole steps. Several forward passes may come before
+    one backward pass. Results are those of the network without graphs up to rounding; dropout draws other numbers. Wrap
+    the network first and give the result to `DistributedDataParallel`.
 
     A call runs without graphs on the CPU, in copies by `DataParallel`, and under `torch.compile` and `torch.func`. It
     also does so in these cases, and a warning says why, once:

@@ -44,7 +44,7 @@ class Expected(NamedTuple):
         """The size of the largest batch, without meshes of more vertices than `most`."""
         sizes = [size_of(o, counted) for o in self.meshes]
         limits = [n for n in (self.batch_vertices, most) if n is not None]
-        fitting = [size for size in sizes if most is None or size.vertices <= most]
+        fitting = [size for size in sizes if most is None or size.vertices <= most] or [BatchSize(1, 1)]
         return largest_batch(fitting, self.batch_meshes, min(limits, default=None))
 
 
@@ -317,6 +317,8 @@ class StepGraphs:
                 config.refused = str(error)
             except torch.OutOfMemoryError:
                 self._too_large = batch.operators.num_vertices
+            if captured.graph is None:
+                step.clear_gradients()  # of the recording, which have no values
         if captured.graph is None and config.refused is None:
             loss = captured.loss.clone()
             self._lane.clear()

@@ -499,6 +499,15 @@ def test_announced_meshes_are_recorded_once(meshes: list[Operators]) -> None:
         assert replays_of(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
 
 
+def test_smaller_batches_than_announced(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all announced meshes are too large for graphs, smaller ones have graphs all the same."""
+    monkeypatch.setattr(graph_sizes, "MAX_BYTES", 100 * 6 * 4)
+    model = network()
+    step = made(model, torch.optim.Adam(model.parameters()), F.cross_entropy)
+    step.reserve(meshes[2:], batch_meshes=2, batch_vertices=200)
+    assert replays_of(lambda: [step(*batch) for batch in batches(meshes)]) == 5  # of 12 and 42 vertices
+
+
 def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs then serve batches of half the limit."""
     monkeypatch.setattr(graph_sizes, "MAX_BYTES", 100 * 6 * 4)
