@@ -112,7 +112,7 @@ class CapturedOptimizer:
 
     def _may_fuse(self, group: dict[str, Any]) -> bool:
         """Whether one kernel may update all parameters, because the user has chosen no other form."""
-        if group.get("fused", False) is not None or group["foreach"] is not None or group["differentiable"]:
+        if group.get("fused", False) is not None or group.get("foreach") is not None or group.get("differentiable"):
             return False
         changed = [p for p in group["params"] if p.grad is not None]
         # The kernel of SGD takes momenta of all parameters or of none.

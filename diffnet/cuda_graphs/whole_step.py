@@ -160,6 +160,9 @@ class StepGraphs:
         if batch.operators.num_vertices > self._max_vertices(batch, config):
             return None, None
         if config.refused is None and batch.operators.num_vertices < self._too_large:
+            for p in state.parameters:
+                if p.grad is not None:  # from before the step
+                    p.grad = None
             try:
                 return self._on_buffers(batch, config)
             except NotCapturable as error:

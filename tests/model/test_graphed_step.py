@@ -34,7 +34,8 @@ DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CLASSES = 5
 Batch = tuple[Tensor, Operators, Tensor]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
-ADAM = partial(torch.optim.Adam, lr=1e-2)
+# With a small ε, Adam would take rounding errors of vanishing gradients for gradients.
+ADAM = partial(torch.optim.Adam, lr=1e-2, eps=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +127,13 @@ def no_warning() -> Iterator[None]:
 def two_groups(parameters: Any) -> torch.optim.Optimizer:
     first, *others = parameters
     groups = [{"params": [first], "lr": 1e-3, "weight_decay": 0}, {"params": others}]
-    return torch.optim.AdamW(groups, lr=1e-2)
+    return torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
 
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "Adam": ADAM,
-    "AdamW": partial(torch.optim.AdamW, lr=1e-2, amsgrad=True),
-    "fused Adam": partial(torch.optim.Adam, lr=1e-2, fused=True),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-2, eps=1e-4, amsgrad=True),
+    "fused Adam": partial(ADAM, fused=True),
     "SGD": partial(torch.optim.SGD, lr=1e-2, momentum=0.9),
     "two groups": two_groups,
 }
@@ -196,7 +197,7 @@ def test_a_loss_that_is_a_module_may_count(meshes: list[Operators], device: str)
     data = batches(meshes, device)
     loss = Weighted().to(device)
     model = network().to(device)
-    step = made(model, torch.optim.Adam(model.parameters(), lr=1e-2), loss)
+    step = made(model, ADAM(model.parameters()), loss)
     for batch in data:
         step(*batch)
     assert int(loss.rows) == sum(len(y) for _, _, y in data)
@@ -334,7 +335,7 @@ def test_batches_in_which_nothing_counts(meshes: list[Operators]) -> None:
 
 def test_options_that_change_in_every_step(meshes: list[Operators]) -> None:
     model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = ADAM(model.parameters())
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=20)
     step = made(model, optimizer, F.cross_entropy)
     data = batches(meshes[:1], rounds=MAX_NEW_STATES + 4)
@@ -392,10 +393,12 @@ def test_a_loop_goes_on_after_steps(meshes: list[Operators]) -> None:
     """The optimizer and its stored state serve an ordinary loop, also one on other steps."""
     data = batches(meshes)
     model, other = network(), network()
-    optimizer, own = (torch.optim.Adam(m.parameters(), lr=1e-2) for m in (model, other))
+    optimizer, own = (ADAM(m.parameters()) for m in (model, other))
     step = made(model, optimizer, F.cross_entropy)
-    for batch in data:
-        step(*batch)
+    for x, o, y in data:
+        F.cross_entropy(model(x, o), y).backward()  # gradients from before a step don't count
+        step(x, o, y)
+        assert all(p.grad is None for p in model.parameters())
     loop(other, own, F.cross_entropy, data)
     torch.testing.assert_close(
         loop(model, optimizer, F.cross_entropy, data), loop(other, own, F.cross_entropy, data), rtol=1e-3, atol=1e-4
@@ -436,7 +439,7 @@ def test_an_error_of_the_loss_leaves_the_step_usable(meshes: list[Operators]) ->
         return F.cross_entropy(outputs, targets)
 
     model = network()
-    step = made(model, torch.optim.Adam(model.parameters(), lr=1e-2), loss)
+    step = made(model, ADAM(model.parameters()), loss)
     data = batches(meshes)
     with pytest.raises(KeyError, match="no such class"):
         step(*data[0])
@@ -454,7 +457,7 @@ def test_averaged_weights(meshes: list[Operators], device: str) -> None:
     for graphs in (False, True):
         model = network().to(device)
         average = WeightAverage(model, 0.5)
-        step = made(model, torch.optim.Adam(model.parameters(), lr=1e-2), F.cross_entropy, average=average)
+        step = made(model, ADAM(model.parameters()), F.cross_entropy, average=average)
         step.graphs = graphs
         for batch in batches(meshes, device):
             step(*batch)
@@ -481,7 +484,7 @@ def test_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
     found = []
     for graphs in (False, True):
         model = Shifted().to(device)
-        step = made(model, torch.optim.Adam(model.parameters(), lr=1e-2), F.cross_entropy)
+        step = made(model, ADAM(model.parameters()), F.cross_entropy)
         step.graphs = graphs
         found.append(torch.stack([step(*batch) for batch in data]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
