@@ -139,6 +139,7 @@ class _Items(Sequence[LabeledMesh]):
 
     def __init__(self, data: LabeledMeshes) -> None:
         self._parts = data.train, data.test
+        self._paths = [getattr(part, "paths", None) for part in self._parts]  # listing them takes a while
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
@@ -153,7 +154,8 @@ class _Items(Sequence[LabeledMesh]):
 
     def source(self, i: int) -> MeshLike:
         part, own = self._place(i)
-        return part.paths[own] if hasattr(part, "paths") else part[own].mesh  # type: ignore[no-any-return]
+        paths = self._paths[0 if i < len(self._parts[0]) else 1]
+        return part[own].mesh if paths is None else paths[own]  # type: ignore[no-any-return]
 
     def digest(self, i: int) -> int:
         """A hash that tells whether item i is the one that was written."""
