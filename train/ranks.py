@@ -6,6 +6,7 @@ common clock. This module loads PyTorch only where there are several ranks.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,12 +17,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
-from diffnet.train.commands.console import complain, user_message
+from diffnet.train.commands.console import complain, console, user_message
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ TIMEOUT = 300.0  # seconds without a sign of life, after which a rank is missing
 BEAT = 1.0  # seconds between signs of life
 GRACE = 10.0  # seconds in which a rank ends when another one has failed
 PIECE = 4 << 20  # bytes; a store takes up to 8 MiB at once
+_runs = itertools.count()  # of this process; all ranks start the same ones
 
 
 class RankError(DiffnetError, RuntimeError):
@@ -73,7 +75,8 @@ def _number(name: str, default: str = "") -> int:
 class Ranks:
     """All ranks, as one of them sees them. `connected` makes it.
 
-    All ranks have to call `shared`, `gathered`, `counter` and `handed_out` in the same order. Values are those of JSON.
+    All ranks have to call `shared`, `gathered`, `counter`, `handed_out` and `mailbox` in the same order. Values are
+    those of JSON.
 
     store: None for one process
     timeout: seconds
@@ -121,7 +124,28 @@ class Ranks:
     def handed_out(self, count: int) -> Iterator[int]:
         """The numbers from 0 to count - 1. Each goes to the rank that asks first, so idle ranks take more of them."""
         taken = self.counter()
-        return iter(lambda: min(taken(1) - 1, count), count)
+        return iter(range(count)) if self.is_alone else iter(lambda: min(taken(1) - 1, count), count)
+
+    def mailbox(self, receive: Callable[[Any], Any]) -> Callable[..., None]:
+        """A function that sends its argument to rank 0, which calls `receive` with it.
+
+        On rank 0, a call also receives what the other ranks have sent. Without an argument, it does only that.
+        """
+        sent, name, received = self.counter(), f"{self._calls}", 0
+
+        def post(*values: Any) -> None:
+            nonlocal received
+            if not self.is_first:
+                for value in values:
+                    self._put(f"{name}/{sent(1)}", value)
+                return
+            for value in values:
+                receive(value)
+            while self.store is not None and self.store.check([f"{name}/{received + 1}"]):
+                received += 1
+                receive(self._get(f"{name}/{received}", delete=True))
+
+        return post
 
     def _counted(self, name: str, more: int = 0) -> int:
         assert self.store is not None
@@ -135,7 +159,7 @@ class Ranks:
             self.store.set(f"{key}, piece {i}", piece)  # type: ignore[arg-type]  # it takes bytes, too
         self.store.set(key, str(len(pieces)))
 
-    def _get(self, key: str, meanwhile: Callable[[], Any] = lambda: None) -> Any:
+    def _get(self, key: str, meanwhile: Callable[[], Any] = lambda: None, delete: bool = False) -> Any:
         assert self.store is not None
         pause = 0.01
         # `wait` would keep the store from the other threads.
@@ -143,8 +167,11 @@ class Ranks:
             time.sleep(pause)
             pause = min(2 * pause, BEAT)
             meanwhile()
-        pieces = (self.store.get(f"{key}, piece {i}") for i in range(int(self.store.get(key))))
-        return json.loads(zlib.decompress(b"".join(pieces)))
+        names = [f"{key}, piece {i}" for i in range(int(self.store.get(key)))]
+        content = b"".join(map(self.store.get, names))
+        for name in (key, *names) if delete else ():
+            self.store.delete_key(name)
+        return json.loads(zlib.decompress(content))
 
     def start(self) -> None:
         """Give signs of life, watch those of others, and wait for all ranks to do so."""
@@ -189,8 +216,9 @@ class Ranks:
             elif not isinstance(error, DistError):
                 self._leave()  # before this thread finds the failure of this rank
                 self._publish(f"rank {self.place.rank}: {_reason(error)}")
+                self._counted("told", 1)
                 if not isinstance(error, Terminated):  # torchrun stops the others as soon as this one ends
-                    _wait_for(lambda: self._counted("told") == self.place.world_size - 1)
+                    _wait_for(lambda: self._counted("told") == self.place.world_size)
         except DistError as e:
             error = e
         self._leave()
@@ -269,7 +297,8 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
     """All ranks of a run. One process that nobody else belongs to is a run of one rank.
 
     Begins and ends when all ranks do so. If a rank fails or is missing, this raises RankError on the others. What they
-    compute is interrupted as by Ctrl-C, and a process that doesn't stop within GRACE seconds ends.
+    compute is interrupted as by Ctrl-C, and a process that doesn't stop within GRACE seconds ends. Only rank 0 prints
+    on the console of the commands.
 
     timeout: seconds without a sign of life, after which a rank is missing; by default TIMEOUT
 
@@ -278,6 +307,7 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
     timeout = TIMEOUT if timeout is None else timeout
     here = place()
     ranks = Ranks(here, None if here.world_size == 1 else _store(here, timeout), timeout)
+    console.quiet = not ranks.is_first
     try:
         ranks.start()
         yield ranks
@@ -287,6 +317,8 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
         if reason is None:
             raise
         raise RankError(reason) from error
+    finally:
+        console.quiet = False
 
 
 @contextmanager
@@ -316,6 +348,15 @@ def process_group(
 
 
 def _store(here: Place, timeout: float) -> Store:
+    """A store of all ranks for one run, with names of its own in the store of the process."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"restart {restart}, run {next(_runs)}", _store_of_process(here, timeout))
+
+
+@cache
+def _store_of_process(here: Place, timeout: float) -> Store:
     """The store of torchrun or, for ranks that were started in another way, one in rank 0."""
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 

@@ -6,11 +6,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +14,7 @@ import pytest
 import torch
 import trimesh
 from command import complaint, diffnet
+from two_ranks import ended, torchrun, two_machines, wait_for
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import available_cores
@@ -49,55 +46,6 @@ def arrays_of(cache: Path) -> dict[str, dict[str, bytes]]:
 
     paths = cache.rglob("*.safetensors")
     return {path.name: {name: array.tobytes() for name, array in load_file(path).items()} for path in paths}
-
-
-def free_port() -> int:
-    with socket.socket() as at:
-        at.bind(("localhost", 0))
-        return int(at.getsockname()[1])
-
-
-def environment(**more: object) -> dict[str, str]:
-    path = os.pathsep.join(sys.path)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **{name: str(v) for name, v in more.items()}}
-
-
-def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run two ranks on this machine. `arguments` follow those of torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += map(str, arguments)
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
-
-
-@contextmanager
-def two_machines(*command: object, **more: object) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks that no torchrun watches, as if each were on its own machine."""
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(RANK=rank, WORLD_SIZE=2, MASTER_ADDR="localhost", MASTER_PORT=port, **more),
-            start_new_session=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        yield started
-    finally:
-        for process in started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # ---- diffnet precompute ----
@@ -173,11 +121,6 @@ def script(folder: Path, work: str, begin: str = "with ranks.connected() as team
     path = folder / "work.py"
     path.write_text(WORK.format(short=SHORT, begin=begin, work=work.replace("\n", "\n            ")))
     return path
-
-
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    found = [(*process.communicate(timeout=60), process.returncode) for process in processes]
-    return [(code, out, err) for out, err, code in found]
 
 
 def test_values_and_numbers_are_shared(tmp_path: Path) -> None:

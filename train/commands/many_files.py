@@ -18,6 +18,7 @@ from diffnet.train.commands.console import complain, console, user_message
 
 if TYPE_CHECKING:
     from diffnet.data import Preprocessing
+    from diffnet.train.ranks import Ranks
 
 REPORT_COLUMNS = ("status", "reason", "seconds", "state", "settings")  # after those that name the files
 
@@ -112,11 +113,13 @@ def complete_items(
 
 def work_through(
     items: Sequence[Item],
-    work: Callable[[int], None],
+    work: Callable[[int], Any],
     report: Path | None,
     settings: str,
     columns: Sequence[str] = ("file",),
     *,
+    ranks: Ranks,
+    keep: Callable[[int, Any], Any] = lambda i, made: None,
     kept: Mapping[int, Sequence[str]] | None = None,
     in_turn: Callable[[Sequence[int], Callable[[int], None]], dict[int, str]] | None = None,
     advance: Callable[[], Any] = lambda: None,
@@ -124,6 +127,9 @@ def work_through(
     """Call work(i) for each item. One that can't be used does not stop the others.
 
     work: writes the result, and leaves a complete file or none
+    ranks: those that share the items. Rank 0 writes the report.
+    keep: called in rank 0 with the number of each item that `work` has done and with what it returned, a value of JSON
+        where there are several ranks
     report: the file that gets a row for each item when its result is complete
     settings: see `settings_of`
     columns: the names of the columns for `Item.read`
@@ -131,68 +137,77 @@ def work_through(
     in_turn: calls its second argument with each of these positions, and returns reasons for those that it can't
     advance: called for each item when it is done
 
-    Returns the reasons of the items that failed.
+    Returns the reasons of the items that failed, to all ranks.
     """
     kept = kept or {}
     header = [*columns, *REPORT_COLUMNS]
-    states: dict[int, str] = {}
-    table = None if report is None else GrowingTable(report, header, kept)
+    table = None if report is None or not ranks.is_first else GrowingTable(report, header, kept)
     if table is not None:
         table.write()
     failed: dict[int, str] = {}
 
-    def record(i: int, reason: str | None, started: float) -> None:
+    def record(done: Any) -> None:
+        i, reason, state, seconds, made = done
         if reason is not None:
             failed[i] = reason
+        else:
+            keep(i, made)
         if table is not None:
-            seconds = f"{time.perf_counter() - started:.3f}"
             status = "ok" if reason is None else "failed"
-            table.add(i, [*items[i].read, status, reason, seconds, states.pop(i, ""), settings])
+            table.add(i, [*items[i].read, status, reason, f"{seconds:.3f}", state, settings])
         advance()
 
+    post = ranks.mailbox(record)
+
     def one(i: int) -> None:
-        started, reason = time.perf_counter(), None
-        states[i] = _state(items[i])
+        started, reason, made = time.perf_counter(), None, None
+        state = _state(items[i])
         try:
-            work(i)
+            made = work(i)
         except Exception as error:
             reason = user_message(error)
             if reason is None:
                 raise
-        record(i, reason, started)
+        post([i, reason, state, time.perf_counter() - started, made])
 
     for _ in kept:
         advance()
     todo = [i for i in range(len(items)) if i not in kept]
     try:
         if in_turn is None:
-            for i in todo:
-                one(i)
+            for position in ranks.handed_out(len(todo)):
+                one(todo[position])
         else:
             for i, reason in in_turn(todo, one).items():
-                record(i, reason, time.perf_counter())
+                post([i, reason, "", 0.0, None])
+        ranks.gathered(None, meanwhile=post)
+        post()
     finally:
         if table is not None:
             table.write()
-    return [failed[i] for i in sorted(failed)]
+    reasons: list[str] = ranks.shared(lambda: [failed[i] for i in sorted(failed)])
+    return reasons
 
 
-def end(written: Sequence[Path], report: Path | None, failed: Sequence[str]) -> None:
+def end(written: Sequence[Path], report: Path | None, failed: Sequence[str], ranks: Ranks) -> None:
     """List the files that were written and the reasons for those that were not. Raises Exit if there are any."""
-    for path in (*written, *(() if report is None else (report,))):
-        console.print(f"wrote {path}", soft_wrap=True)
-    for reason in failed:
-        complain(reason)
+    if ranks.is_first:
+        for path in (*written, *(() if report is None else (report,))):
+            console.print(f"wrote {path}", soft_wrap=True)
+        for reason in failed:
+            complain(reason)
     if failed:
         raise typer.Exit(1)
 
 
 def preprocessed_ahead(
-    items: Sequence[Item], options: Preprocessing, cache: Path, jobs: int | None
+    items: Sequence[Item], options: Preprocessing, cache: Path, jobs: int | None, ranks: Ranks
 ) -> Callable[[Sequence[int], Callable[[int], None]], dict[int, str]]:
     """The argument `in_turn` of `work_through`: the cores preprocess the next meshes in `Item.read` into the cache.
 
     Workers wait while an item is worked on, so each has at most one mesh ready.
+
+    ranks: those that share the meshes. If there are several, each item has only one.
     """
     from diffnet.data import fill_cache
 
@@ -211,7 +226,8 @@ def preprocessed_ahead(
                 if not missing[i]:
                     one(i)
 
-        failed = fill_cache(meshes, options, cache, jobs, ready=ready)
+        shared = None if ranks.is_alone else ranks.handed_out(len(meshes))
+        failed = fill_cache(meshes, options, cache, jobs, ready=ready, positions=shared)
         reasons = {meshes[position]: reason for position, reason in failed.items()}
         first = {i: next((mesh for mesh in items[i].read if mesh in reasons), None) for i in positions}
         return {i: reasons[mesh] for i, mesh in first.items() if mesh is not None}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -140,38 +140,52 @@ def match_pairs(
         from diffnet.train.commands.predicting import check_outputs, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
+        from diffnet.train.ranks import connected
         from diffnet.train.run import progress_bar
 
     if out.suffix and not out.is_dir():
         raise OptionError(f"--out should be a folder for --pairs, got {out}")
     check_folder_path(out)
-    found = read_pairs(pairs)
-    report = report_file(out, COLUMNS)
-    items = [Item(pair, file) for pair, file in zip(found, pair_files(found, out), strict=True)]
-    written = [item.result for item in items]
-    check_outputs([*written, report], [*dict.fromkeys(mesh for pair in found for mesh in pair), checkpoint, pairs])
-    remove_leftovers([*written, report])
-    network = load_matching_network(checkpoint)
-    expected, chosen = described_input(checkpoint, network), pick_device(device)
+    with connected() as ranks:
+        found = read_pairs(pairs)
+        report = report_file(out, COLUMNS)
+        items = [Item(pair, file) for pair, file in zip(found, pair_files(found, out), strict=True)]
+        written = [item.result for item in items]
+        check_outputs([*written, report], [*dict.fromkeys(mesh for pair in found for mesh in pair), checkpoint, pairs])
+        network = load_matching_network(checkpoint)
+        expected, chosen = described_input(checkpoint, network), pick_device(device)
 
-    def work(i: int) -> None:
-        first, second = found[i]
-        given = second, first, network, chosen
-        matches = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache).matches
-        make_folder(written[i].parent)
-        write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matches.tolist()))
+        def work(i: int) -> None:
+            first, second = found[i]
+            given = second, first, network, chosen
+            matches = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache).matches
+            make_folder(written[i].parent)
+            write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matches.tolist()))
 
-    settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
-    kept = complete_items(items, report, settings, COLUMNS) if resume else {}
-    ahead = None
-    if cache is not None and expected.normalize:
-        ahead = preprocessed_ahead(items, expected.options.preprocessing, cache, jobs)
-    with progress_bar(console) as bar:
-        shown = bar.add_task("matching", total=len(items))
-        failed = work_through(
-            items, work, report, settings, COLUMNS, kept=kept, in_turn=ahead, advance=lambda: bar.advance(shown)
-        )
-    end([], report, failed)
+        settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
+
+        def complete() -> list[Any]:
+            remove_leftovers([*written, report])
+            return list(complete_items(items, report, settings, COLUMNS).items()) if resume else []
+
+        kept = dict(ranks.shared(complete))
+        ahead = None
+        if cache is not None and expected.normalize and ranks.is_alone:
+            ahead = preprocessed_ahead(items, expected.options.preprocessing, cache, jobs, ranks)
+        with progress_bar(console) as bar:
+            shown = bar.add_task("matching", total=len(items))
+            failed = work_through(
+                items,
+                work,
+                report,
+                settings,
+                COLUMNS,
+                ranks=ranks,
+                kept=kept,
+                in_turn=ahead,
+                advance=lambda: bar.advance(shown),
+            )
+    end([], report, failed, ranks)
 
 
 def read_pairs(path: Path) -> list[tuple[Path, Path]]:

@@ -130,7 +130,7 @@ def predict(
 
     Of several meshes, one that can't be used does not stop the others. It is listed at the end, and the exit code is 1.
     report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times. With --cache,
-    worker processes preprocess the next meshes meanwhile.
+    worker processes preprocess the next meshes meanwhile. Under torchrun, all ranks share the meshes.
     """
     with ExitAtCtrlC():
         from diffnet.data.arrays import array_files
@@ -138,113 +138,136 @@ def predict(
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
-        from diffnet.train.inference.predict import predictor
+        from diffnet.train.inference.predict import as_json, from_json, predictor
+        from diffnet.train.ranks import connected
         from diffnet.train.run import progress_bar
         from diffnet.train.tasks.registry import task_named
 
     if not smooth <= MAX_WEIGHT:
         raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
-    network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
-    expected = described_input(checkpoint, network)
-    task = task_named(expected.options.task).on_meshes()
-    sources = find_meshes(meshes, without=out)
-    files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
-    report = report_file(out) if is_batch(meshes) else None
-    given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
-    for name, is_given in given.items():
-        if is_given and task.standardized:
-            raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-        if is_given and name != "--probabilities" and expected.labels_at == "meshes":
-            raise OptionError(f"{name} is for networks that label vertices, faces or edges; this one classifies meshes")
-    if instances and files[0].suffix.lower() in (".txt", ".seg", ".eseg"):
-        raise OptionError(
-            f"--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; got "
-            f"{files[0].suffix}"
+    with connected() as ranks:
+        network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
+        expected = described_input(checkpoint, network)
+        task = task_named(expected.options.task).on_meshes()
+        # A network file system may not list the same files on all machines yet.
+        sources = [
+            Path(name) for name in ranks.shared(lambda: [str(path) for path in find_meshes(meshes, without=out)])
+        ]
+        files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
+        report = report_file(out) if is_batch(meshes) else None
+        given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
+        for name, is_given in given.items():
+            if is_given and task.standardized:
+                raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
+            if is_given and name != "--probabilities" and expected.labels_at == "meshes":
+                raise OptionError(
+                    f"{name} is for networks that label vertices, faces or edges; this one classifies meshes"
+                )
+        if instances and files[0].suffix.lower() in (".txt", ".seg", ".eseg"):
+            raise OptionError(
+                "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
+                f"got {files[0].suffix}"
+            )
+        if least_area != LEAST_AREA and not instances:
+            raise OptionError("--least-area is for --instances; add it")
+        views = [path for path in (html, png, probabilities) if path is not None]
+        if resume and (report is None or views):
+            raise OptionError(
+                "--resume is for a folder of meshes or several of them, without --html, --png and --probabilities, "
+                "which need all predictions"
+            )
+        all_files = [*files, *views, *([] if report is None else [report])]
+        check_outputs(all_files, [*sources, checkpoint])
+        check_suffix("--html", html, ".html")
+        check_suffix("--png", png, ".png")
+        check_suffix("--probabilities", probabilities, ".npz", ".csv")
+        for folder in {path.parent for path in all_files}:
+            check_folder_path(folder)
+        chosen = expected.options
+        least = least_area if instances else None
+        settings = settings_of(
+            checkpoint,
+            class_names=class_names,
+            labels_at=labels_at,
+            smooth=smooth,
+            files=files[0].suffix,
+            least_area=least,
         )
-    if least_area != LEAST_AREA and not instances:
-        raise OptionError("--least-area is for --instances; add it")
-    views = [path for path in (html, png, probabilities) if path is not None]
-    if resume and (report is None or views):
-        raise OptionError(
-            "--resume is for a folder of meshes or several of them, without --html, --png and --probabilities, which "
-            "need all predictions"
-        )
-    all_files = [*files, *views, *([] if report is None else [report])]
-    check_outputs(all_files, [*sources, checkpoint])
-    check_suffix("--html", html, ".html")
-    check_suffix("--png", png, ".png")
-    check_suffix("--probabilities", probabilities, ".npz", ".csv")
-    for folder in {path.parent for path in all_files}:
-        check_folder_path(folder)
-    remove_leftovers(all_files)
-    chosen = expected.options
-    least = least_area if instances else None
-    settings = settings_of(
-        checkpoint,
-        class_names=class_names,
-        labels_at=labels_at,
-        smooth=smooth,
-        files=files[0].suffix,
-        least_area=least,
-    )
-    names = array_names(chosen.features)
-    one_table = not task.formats(expected.labels_at)
-    results = files * len(sources) if one_table else files
-    items = [
-        Item((source,), result, tuple(place for name in names for place in array_files(source, name)))
-        for source, result in zip(sources, results, strict=True)
-    ]
-    header = task.table([], expected)[0]
-    is_resumed = resume and one_table and files[0].is_file()
-    earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
+        names = array_names(chosen.features)
+        one_table = not task.formats(expected.labels_at)
+        results = files * len(sources) if one_table else files
+        items = [
+            Item((source,), result, tuple(place for name in names for place in array_files(source, name)))
+            for source, result in zip(sources, results, strict=True)
+        ]
+        header = task.table([], expected)[0]
+        is_resumed = resume and one_table and files[0].is_file()
+        earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
 
-    def has_result(item: Item) -> bool:
-        return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
+        def has_result(item: Item) -> bool:
+            return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
 
-    kept = complete_items(items, report, settings, has_result=has_result) if resume and report is not None else {}
-    table = None
-    if one_table:
-        table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
-    predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least)
-    predictions: list[Predicted] = []
-    written: list[Path] = []
+        def complete() -> list[Any]:
+            remove_leftovers(all_files)
+            if not resume or report is None:
+                return []
+            return list(complete_items(items, report, settings, has_result=has_result).items())
 
-    def work(i: int) -> None:
-        predicted = predicted_of(sources[i])
-        if table is not None:
-            table.add(i, task.table([predicted], expected)[1])
-        else:
-            make_folder(files[i].parent)
-            task.write_file(files[i], predicted, expected)
-            written.append(files[i])
-        if views:
-            predictions.append(predicted)
+        kept: dict[int, Sequence[str]] = dict(ranks.shared(complete))
+        table = None
+        if one_table and ranks.is_first:
+            table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
+        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least)
+        predictions: dict[int, Predicted] = {}
+        written: list[Path] = []
 
-    ahead = None
-    if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
-        ahead = preprocessed_ahead(items, chosen.preprocessing, cache, jobs)
-    with progress_bar(console, disable=len(sources) == 1) as bar:
-        shown = bar.add_task("predicting", total=len(sources))
-        failed = work_through(
-            items,
-            work,
-            report,
-            settings=settings,
-            kept=kept,
-            in_turn=ahead,
-            advance=lambda: bar.advance(shown),
-        )
-    if table is not None and table.rows:
-        table.write()
-        written.append(table.path)
-    if predictions:
-        for path in views:
-            make_folder(path.parent)
-            written.append(path)
-        task.write_views(predictions, expected, html, png)
-        if probabilities is not None:
-            _write_probabilities(probabilities, predictions, expected.label_names)
-    end(written, report, failed)
+        def work(i: int) -> Any:
+            predicted = predicted_of(sources[i])
+            row = task.table([predicted], expected)[1] if one_table else None
+            if not one_table:
+                make_folder(files[i].parent)
+                task.write_file(files[i], predicted, expected)
+            if not views:
+                return row, None
+            return row, predicted if ranks.is_alone else as_json(predicted)
+
+        def keep(i: int, made: Any) -> None:
+            row, predicted = made
+            if table is not None:
+                table.add(i, row)
+            else:
+                written.append(files[i])
+            if predicted is not None:
+                predictions[i] = predicted if ranks.is_alone else from_json(sources[i], predicted)
+
+        ahead = None
+        if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
+            ahead = preprocessed_ahead(items, chosen.preprocessing, cache, jobs, ranks)
+        with progress_bar(console, disable=len(sources) == 1) as bar:
+            shown = bar.add_task("predicting", total=len(sources))
+            failed = work_through(
+                items,
+                work,
+                report,
+                settings=settings,
+                ranks=ranks,
+                keep=keep,
+                kept=kept,
+                in_turn=ahead,
+                advance=lambda: bar.advance(shown),
+            )
+        if table is not None and table.rows:
+            table.write()
+            written.append(table.path)
+        if predictions:
+            for path in views:
+                make_folder(path.parent)
+                written.append(path)
+            shown_ones = [predictions[i] for i in sorted(predictions)]
+            task.write_views(shown_ones, expected, html, png)
+            if probabilities is not None:
+                _write_probabilities(probabilities, shown_ones, expected.label_names)
+    end(written, report, failed, ranks)
 
 
 def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_names: list[str]) -> None:

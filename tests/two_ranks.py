@@ -1,0 +1,93 @@
+"""Two processes that work together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as at:
+        at.bind(("localhost", 0))
+        return int(at.getsockname()[1])
+
+
+def environment(**more: object) -> dict[str, str]:
+    path = os.pathsep.join(sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **{name: str(v) for name, v in more.items()}}
+
+
+def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run two ranks on this machine. `arguments` follow those of torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += map(str, arguments)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+
+
+@contextmanager
+def two_machines(*command: object, **more: object) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two ranks that no torchrun watches, as if each were on its own machine."""
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(RANK=rank, WORLD_SIZE=2, MASTER_ADDR="localhost", MASTER_PORT=port, **more),
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    found = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    return [(code, out, err) for out, err, code in found]
+
+
+def commands_of_two_ranks(folder: Path, commands: Sequence[Sequence[object]]) -> list[list[tuple[int, str, str]]]:
+    """Run commands of diffnet one after another in two ranks of torchrun.
+
+    Returns for each rank the exit code, stdout and stderr of each command.
+    """
+    script = folder / "commands.py"
+    script.write_text(COMMANDS)
+    ran = torchrun(script, folder, json.dumps([[str(argument) for argument in command] for command in commands]))
+    assert ran.returncode == 0, ran.stderr
+    return [[tuple(one) for one in json.loads((folder / f"rank {rank}.json").read_text())] for rank in range(2)]
+
+
+COMMANDS = """
+import json, os, sys
+from pathlib import Path
+from command import diffnet
+if __name__ == "__main__":
+    import torch
+    from diffnet.train import ranks
+    torch.set_num_threads(1)
+    found = [diffnet(*command) for command in json.loads(sys.argv[2])]
+    Path(sys.argv[1], f"rank {os.environ['RANK']}.json").write_text(json.dumps(found))
+"""
