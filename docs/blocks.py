@@ -27,7 +27,7 @@ from sybil.region import Lexeme
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | NUMBER
 BLOCK = re.compile(
-    r"(?:^ *<!-- (?P<mark>not run|run with): (?P<text>.+) -->\n)?"
+    r"(?:^ *<!-- (?P<mark>not run|run with): (?P<text>[^\n]+) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\S*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
