@@ -34,7 +34,6 @@ from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.soft_labels import with_soft_labels
 from diffnet.data.folders.sources import FileLabels, read_source
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
-from diffnet.data.shards.reading import labeled_shards
 from diffnet.geometry import FORMATS, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
@@ -121,6 +120,8 @@ def load_dataset(
     malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
     and for a single class; and MeshError for a mesh that can't be read.
     """
+    from diffnet.data.shards.reading import labeled_shards  # here, because --help loads this file and no PyTorch
+
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards if labels_at is None else with_labels_at(shards, labels_at)
     root = Path(path)
