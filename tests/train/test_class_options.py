@@ -210,7 +210,7 @@ def test_captured_steps_of_each_loss(loss: str, at: str, device: str) -> None:
         step = TrainingStep(task_named(task), model, options, place)
         if capture:
             recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
-            step.capture(at, [s.operators for s in samples], **recorder)
+            step.capture([s.operators for s in samples], **recorder)
         losses.append([float(step(batch)) for _ in range(8)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     assert losses[1][-1] < losses[1][0]
