@@ -33,6 +33,7 @@ BLOCK = re.compile(
 )
 SHOWN = ("csv", "json", "text")  # languages of blocks that are no code
 SECONDS = 240
+PICTURES = bool(os.environ.get("PICTURES"))  # run the blocks as they stand, and keep their pictures
 
 
 def parts(document: Document) -> Iterator[Region]:
@@ -43,7 +44,7 @@ def parts(document: Document) -> Iterator[Region]:
         if language in SHOWN or language.startswith("{") or mark == "not run":
             continue
         code = dedent(block["code"])
-        for pair in text.split("; ") if mark else ():
+        for pair in text.split("; ") if mark and not PICTURES else ():
             old, new = pair.split(" → ")
             if old not in code:
                 raise ValueError(f"{document.path}: 'run with: {pair}', but the block does not contain {old!r}")
@@ -103,13 +104,13 @@ def enter(names: dict[str, Any]) -> None:
 
 
 def leave(names: dict[str, Any]) -> None:
-    """End it. With `make docs PICTURES=1`, the pictures that the page shows are replaced by those it has written."""
+    """End it. With PICTURES=1, keep the pictures that pages show."""
     os.chdir(names["_home"])
     folder = Path(names["_folder"])
-    if os.environ.get("PICTURES"):
-        for picture in (ROOT / "docs").glob("*.png"):
-            if (folder / picture.name).exists():
-                shutil.copy(folder / picture.name, picture)
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    for picture in folder.glob("*.png"):
+        if PICTURES and f"]({picture.name})" in pages:
+            shutil.copy(picture, ROOT / "docs")
     shutil.rmtree(folder)
 
 
