@@ -88,11 +88,11 @@ typecheck: $(VENV)/installed-test
 	    --cache-dir ../../.mypy_cache -p diffnet
 
 # Each page is one session, so its blocks run in one worker. PICTURES=1 also replaces the pictures that the pages write.
-PAGES := README.md docs/functional_maps.md
+PAGES := README.md $(addprefix docs/,start.md method.md segmentation.md classification.md regression.md functional_maps.md)
 
 docs: $(VENV)/installed-docs
 	PYTHONPATH=docs OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p blocks -n auto --maxprocesses 8 --dist loadfile $(PAGES)
-	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/docs
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/docs
 	@echo 'The site: build/docs/index.html'
 
 # Installed again only when one of these files has changed.

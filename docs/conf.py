@@ -33,7 +33,7 @@ html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 nb_execution_raise_on_error = True
-nb_execution_timeout = 240
+nb_execution_timeout = 600  # for a cell
 nb_merge_streams = True
 
 default_role = "py:obj"
