@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
-from diffnet.data.synthetic.shape import Floats, Shape
+from diffnet.data.synthetic.shape import Floats, Shape, bone_distances
+from diffnet.data.synthetic.shift import MESHERS, Shift, remesh, shift_of
 from diffnet.data.synthetic.surface import Surface, polygonize
 from diffnet.geometry import make_mesh
 
@@ -25,17 +28,38 @@ _RADIUS = (0.027, 0.031)
 _SPACING = (0.025, 0.029)
 _SCALE = (0.5, 2.0)
 _HOLE = (0.03, 0.045)
+_COUNTS = (800, 1500)  # vertices of adaptive triangulations
 _BEND = 35.0  # degrees, at each of two joints of a limb
 _APART = 65.0  # degrees, between two limbs at least
 _ATTEMPTS = 200
 
+CLASS_SHIFTS = ("builds", "mesher", "missing")  # of those of figures; a mesh with one label has no boundaries
+# Ranges outside those above: (body, length, factor of all radii, degrees at each joint of a limb).
+_BUILDS = (
+    ((0.080, 0.087), (0.36, 0.385), (0.97, 1.03), 40.0),
+    ((0.108, 0.115), (0.255, 0.268), (0.97, 1.03), 30.0),
+    ((0.090, 0.105), (0.36, 0.38), (1.04, 1.08), 40.0),
+    ((0.080, 0.087), (0.262, 0.28), (0.92, 0.96), 40.0),
+)
+_MISSING = (0.75, 0.95)  # radius of a ball without surface, in radii of the body
 
-def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> LabeledMeshes:
+
+class _Build(NamedTuple):
+    body: float
+    length: tuple[float, float]
+    radius: tuple[float, float]
+    bend: float
+
+
+def shapes(
+    classes: int = 30, train: int = 16, test: int = 4, seed: int = 0, *, shift: str | None = None
+) -> LabeledMeshes:
     """Generate bodies with four limbs, in classes that differ by the kinds of the limbs.
 
     classes: number of classes, 2 to 35
     train, test: number of meshes of each class in each split, ≥ 1
     seed: ≥ 0. Equal seeds give equal arrays.
+    shift: how the source of the test meshes differs from that of the training meshes, see below
 
     A limb is plain or thick, has a ball at its end (club), in the middle (bead) or at both places (twin), has two
     prongs (fork), or gets wider toward its end (cone). A class is a choice of four different kinds, and its name lists
@@ -45,7 +69,13 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
     limb, rotation and scale of the mesh, and the grid from which marching cubes makes about 1,000 vertices. Half of the
     meshes have one or two holes in the body.
 
-    Raises ValueError for a count out of range or a negative seed.
+    With a shift, training meshes have no holes. They are the same for every shift. Test meshes differ from them by one
+    of these kinds, or by several, such as "builds+mesher":
+        "builds": bodies and limbs of sizes and bends outside the training range
+        "mesher": see `figures`
+        "missing": the side of the body that is farthest from the limbs
+
+    Raises ValueError for a count out of range and a negative seed, OptionError for an unknown shift.
 
     >>> data = shapes(classes=3, train=1, test=1)
     >>> data.label_names, len(data.train)
@@ -58,45 +88,74 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
             raise ValueError(f"{name} should be at least 1, got {count}")
     if seed < 0:
         raise ValueError(f"seed should be at least 0, got {seed}")
+    changes = None if shift is None else shift_of(shift, CLASS_SHIFTS)
     return LabeledMeshes(
-        train=_part(0, "train", classes, train, seed),
-        test=_part(1, "test", classes, test, seed),
+        train=_part(0, "train", classes, train, seed, None if changes is None else frozenset()),
+        test=_part(1, "test", classes, test, seed, changes),
         label_names=["+".join(limbs) for limbs in _CLASSES[:classes]],
         labels_at="meshes",
     )
 
 
-def _part(part: int, name: str, classes: int, count: int, seed: int) -> list[LabeledMesh]:
-    return [
-        _mesh(f"{name}_{label:02d}_{i:02d}", label, np.random.default_rng([seed, part, label, i]))
-        for label in range(classes)
-        for i in range(count)
-    ]
+def _part(part: int, name: str, classes: int, count: int, seed: int, changes: Shift | None) -> list[LabeledMesh]:
+    found = []
+    for label in range(classes):
+        for i in range(count):
+            rng, own_name = np.random.default_rng([seed, part, label, i]), f"{name}_{label:02d}_{i:02d}"
+            found.append(_mesh(own_name, label, rng, changes, label + i))
+    return found
 
 
-def _mesh(name: str, label: int, rng: np.random.Generator) -> LabeledMesh:
+def _mesh(name: str, label: int, rng: np.random.Generator, changes: Shift | None, number: int) -> LabeledMesh:
+    """One mesh. changes: None for a set without a shift. number: builds and meshers take turns by it."""
     for _ in range(_ATTEMPTS):
-        shape = _skeleton(_CLASSES[label], rng)
-        turned = shape.rotated(_any_rotation(rng))
-        surface = polygonize(turned, rng.uniform(*_SPACING))  # None if limbs touch each other
+        if changes is None:
+            shape = _skeleton(_CLASSES[label], _usual(rng), rng).rotated(_any_rotation(rng))
+            surface = polygonize(shape, rng.uniform(*_SPACING))  # None if limbs touch each other
+            if surface is not None and rng.random() < 0.5:
+                surface = _with_holes(surface, rng)
+        else:
+            surface = _of_source(label, rng, changes, number)
         if surface is None:
             continue
-        verts, faces = _with_holes(surface, rng) if rng.random() < 0.5 else surface
+        verts, faces = surface
         verts = _any_rotation(rng).apply(verts) * rng.uniform(*_SCALE)
         return LabeledMesh(name, make_mesh(verts, faces, name=name), np.array(label, np.int64))
     raise RuntimeError(f"{name}: no shape passed all checks in {_ATTEMPTS} attempts")
+
+
+def _of_source(label: int, rng: np.random.Generator, changes: Shift, number: int) -> Surface | None:
+    build = _unusual(number, rng) if "builds" in changes else _usual(rng)
+    shape = _skeleton(_CLASSES[label], build, rng).rotated(_any_rotation(rng))
+    if "mesher" in changes:
+        skin = polygonize(shape)
+        mesher = MESHERS[number % len(MESHERS)]
+        surface = None if skin is None else remesh(shape, skin, mesher, int(rng.integers(*_COUNTS)), rng)
+    else:
+        surface = polygonize(shape, rng.uniform(*_SPACING))
+    return _without_a_side(surface, shape, build.body, rng) if surface and "missing" in changes else surface
+
+
+def _usual(rng: np.random.Generator) -> _Build:
+    return _Build(rng.uniform(*_BODY), _LENGTH, _RADIUS, _BEND)
+
+
+def _unusual(number: int, rng: np.random.Generator) -> _Build:
+    body, length, factors, bend = _BUILDS[number % len(_BUILDS)]
+    factor = rng.uniform(*factors)
+    return _Build(rng.uniform(*body), length, (factor * _RADIUS[0], factor * _RADIUS[1]), bend)
 
 
 def _any_rotation(rng: np.random.Generator) -> Rotation:
     return Rotation.from_quat(rng.normal(size=4))  # uniform over all rotations
 
 
-def _skeleton(limbs: tuple[str, ...], rng: np.random.Generator) -> Shape:
+def _skeleton(limbs: tuple[str, ...], build: _Build, rng: np.random.Generator) -> Shape:
     bones: list[tuple[Floats, Floats, float, float]] = []
-    body = rng.uniform(*_BODY)
+    body = build.body
     bones.append((np.array([0, 0, -0.01]), np.array([0, 0, 0.01]), body, body))
     for kind, direction in zip(rng.permutation(limbs).tolist(), _directions(rng), strict=True):
-        bones += _limb(kind, direction, body, rng)
+        bones += _limb(kind, direction, build, rng)
     starts, ends, first, last = (np.array(column) for column in zip(*bones, strict=True))
     count = len(bones)
     return Shape(starts, ends, np.stack([first, last], axis=1), np.zeros(count), np.zeros(count, np.int64))
@@ -113,13 +172,13 @@ def _directions(rng: np.random.Generator) -> Floats:
 
 
 def _limb(
-    kind: str, direction: Floats, body: float, rng: np.random.Generator
+    kind: str, direction: Floats, build: _Build, rng: np.random.Generator
 ) -> list[tuple[Floats, Floats, float, float]]:
     """The bones of a limb: three that bend, and those of its kind. Each has two ends and a radius at each of them."""
-    length, radius = rng.uniform(*_LENGTH), rng.uniform(*_RADIUS)
+    length, radius = rng.uniform(*build.length), rng.uniform(*build.radius)
     first, last = {"thick": (1.75, 1.75), "cone": (0.9, 2.2)}.get(kind, (1.0, 1.0))
     balls = {"bead": (1,), "twin": (1, 2), "club": (2,)}.get(kind, ())
-    start, bones = 0.7 * body * direction, []
+    start, bones = 0.7 * build.body * direction, []
     for step in range(3):
         end = start + length / 3 * direction
         radii = [radius * (first + (last - first) * share / 3) for share in (step, step + 1)]
@@ -129,7 +188,7 @@ def _limb(
             bones.append((center, center + 0.005 * direction, 2.2 * radius, 2.2 * radius))
         start = end
         if step < 2:
-            direction = _bent(direction, rng)
+            direction = _bent(direction, build.bend, rng)
     if kind == "fork":
         side = np.cross(direction, rng.normal(size=3))
         side /= np.linalg.norm(side)
@@ -139,18 +198,32 @@ def _limb(
     return bones
 
 
-def _bent(direction: Floats, rng: np.random.Generator) -> Floats:
+def _bent(direction: Floats, degrees: float, rng: np.random.Generator) -> Floats:
     axis = np.cross(direction, rng.normal(size=3))
-    axis *= np.radians(rng.uniform(-_BEND, _BEND)) / np.linalg.norm(axis)
+    axis *= np.radians(rng.uniform(-degrees, degrees)) / np.linalg.norm(axis)
     return np.asarray(Rotation.from_rotvec(axis).apply(direction), np.float64)
 
 
 def _with_holes(surface: Surface, rng: np.random.Generator) -> Surface:
     """The surface without the triangles in one or two balls around random vertices of the body."""
-    verts, faces = surface
+    verts, _ = surface
     near = np.flatnonzero(np.linalg.norm(verts, axis=1) < 1.15 * _BODY[1])
     centers = verts[rng.choice(near, rng.integers(1, 3))]
     away = np.linalg.norm(verts[:, None] - centers, axis=2)
-    inside = (away < rng.uniform(*_HOLE, size=len(centers))).any(axis=1)
+    return _without(surface, (away < rng.uniform(*_HOLE, size=len(centers))).any(axis=1))
+
+
+def _without_a_side(surface: Surface, shape: Shape, body: float, rng: np.random.Generator) -> Surface:
+    """The surface without a ball around the point of the body that is farthest from all limbs."""
+    verts, _ = surface
+    near = np.flatnonzero(np.linalg.norm(verts, axis=1) < 1.15 * body)
+    gaps = bone_distances(shape, verts[near])[:, 1:].min(axis=1)
+    center = verts[near[gaps.argmax()]]
+    return _without(surface, np.linalg.norm(verts - center, axis=1) < rng.uniform(*_MISSING) * body)
+
+
+def _without(surface: Surface, inside: NDArray[np.bool_]) -> Surface:
+    """The surface without some vertices (V,) and their triangles."""
+    verts, faces = surface
     used, compact = np.unique(faces[~inside[faces].any(axis=1)], return_inverse=True)
     return verts[used], compact.reshape(-1, 3)

@@ -9,7 +9,17 @@ from scipy.spatial.transform import Rotation
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
 from diffnet.data.synthetic.curvature import skin_curvature
-from diffnet.data.synthetic.shape import PARTS, Floats, Shape, bone_distances, sample_shape
+from diffnet.data.synthetic.shape import PARTS, Floats, Shape, bone_distances, sample_body, sample_shape
+from diffnet.data.synthetic.shift import (
+    BUILDS,
+    MESHERS,
+    Shift,
+    boundary_offsets,
+    lost_parts,
+    remesh,
+    shift_of,
+    unusual_body,
+)
 from diffnet.data.synthetic.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.geometry import make_mesh
 
@@ -26,26 +36,37 @@ _YAW = np.pi / 9
 _ATTEMPTS = 100
 
 
-def figures(train: int = 48, test: int = 16, seed: int = 0) -> LabeledMeshes:
+def figures(train: int = 48, test: int = 16, seed: int = 0, *, shift: str | None = None) -> LabeledMeshes:
     """Generate posed humanoid figures, labeled by body part at the vertices.
 
     train, test: number of figures in each split, ≥ 1
     seed: ≥ 0. Equal seeds give equal arrays. A longer split begins with the figures of a shorter one.
+    shift: how the source of the test figures differs from that of the training figures, see below
 
     The labels are head, torso, upper arm, forearm, hand, thigh, shin and foot. Left and right have the same label.
     Training figures stand upright and face y within 20°. Test figures are rotated at random, uniformly over all
     rotations, so a network must learn from the surface, or from randomly rotated coordinates, to label them. In each
     split, about one figure in seven has holes and one in seven is a point cloud. See `figure` for a single one.
 
-    Raises ValueError for a count below 1 or a negative seed.
+    With a shift, training figures are closed meshes of one mesher, with triangles of about equal size. They are the
+    same for every shift. Test figures differ from them by one of these kinds, or by several, such as "builds+mesher":
+        "builds": children, heavy and thin people, apes, and figures with giant hands and feet
+        "mesher": triangles that are smaller on thin parts, decimation to 750 vertices, subdivision of 300 vertices, and
+            scans with noise, holes and irregular sampling
+        "boundaries": the annotator draws the boundaries of parts elsewhere: the neck is head, for example
+        "missing": one to three of these are missing: the head, a hand, a forearm with its hand, a foot, a shin with
+            its foot
+
+    Raises ValueError for a count below 1 and a negative seed, OptionError for an unknown shift.
     """
     for name, count in (("train", train), ("test", test)):
         if count < 1:
             raise ValueError(f"{name} should be at least 1, got {count}")
     train_seed, test_seed = _seed_sequence(seed).spawn(2)
+    changes = None if shift is None else shift_of(shift)
     return LabeledMeshes(
-        train=_split("train", train, train_seed, upright=True),
-        test=_split("test", test, test_seed, upright=False),
+        train=_split("train", train, train_seed, upright=True, changes=None if changes is None else frozenset()),
+        test=_split("test", test, test_seed, upright=False, changes=changes),
         label_names=list(PARTS),
         labels_at="vertices",
     )
@@ -109,11 +130,17 @@ def _seed_sequence(seed: int) -> np.random.SeedSequence:
     return np.random.SeedSequence(seed)
 
 
-def _split(name: str, count: int, seed: np.random.SeedSequence, *, upright: bool) -> list[LabeledMesh]:
-    return [
-        _figure(np.random.default_rng(child), f"figure_{name}_{i:03d}", _KINDS[i % len(_KINDS)], upright)
-        for i, child in enumerate(seed.spawn(count))
-    ]
+def _split(
+    name: str, count: int, seed: np.random.SeedSequence, *, upright: bool, changes: Shift | None
+) -> list[LabeledMesh]:
+    found = []
+    for i, child in enumerate(seed.spawn(count)):
+        rng, own_name = np.random.default_rng(child), f"figure_{name}_{i:03d}"
+        if changes is None:
+            found.append(_figure(rng, own_name, _KINDS[i % len(_KINDS)], upright))
+        else:
+            found.append(_figure_of_source(rng, own_name, i, changes, upright))
+    return found
 
 
 def _figure(rng: np.random.Generator, name: str, kind: Kind, upright: bool) -> LabeledMesh:
@@ -125,6 +152,33 @@ def _figure(rng: np.random.Generator, name: str, kind: Kind, upright: bool) -> L
         verts, faces = surface
         labels = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
         if np.bincount(labels, minlength=len(PARTS)).min() >= _MIN_OF_A_LABEL:
+            return LabeledMesh(name, make_mesh(_turn(verts, upright, rng), faces, name=name), labels)
+    raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
+
+
+def _figure_of_source(rng: np.random.Generator, name: str, number: int, changes: Shift, upright: bool) -> LabeledMesh:
+    """A figure of a shifted set. Builds and meshers take turns along a split."""
+    build = list(BUILDS)[number % len(BUILDS)]
+    mesher = MESHERS[number % len(MESHERS)]
+    offsets = boundary_offsets() if "boundaries" in changes else np.zeros(len(PARTS))
+    for _ in range(_ATTEMPTS):
+        body = unusual_body(build, rng) if "builds" in changes else sample_body(rng)
+        lost = lost_parts(rng) if "missing" in changes else set()
+        shape = body.shape(lost)
+        count = int(rng.integers(*_COUNTS, endpoint=True))
+        skin = polygonize(shape)
+        if skin is None:
+            continue
+        if "mesher" in changes:
+            surface = remesh(shape, skin, mesher, count, rng)
+        else:
+            surface = triangulate(shape, skin, "even", count, rng)
+        if surface is None:
+            continue
+        verts, faces = surface
+        labels = shape.parts[(bone_distances(shape, verts) + offsets[shape.parts]).argmin(axis=1)]
+        present = np.unique(shape.parts)
+        if np.bincount(labels, minlength=len(PARTS))[present].min() >= _MIN_OF_A_LABEL:
             return LabeledMesh(name, make_mesh(_turn(verts, upright, rng), faces, name=name), labels)
     raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
 

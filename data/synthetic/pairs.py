@@ -1,4 +1,4 @@
-"""The generated set of pairs: figures of several builds, poses and triangulations, with known correspondences."""
+"""The generated sets of pairs: bodies of several builds, poses and triangulations, with known correspondences."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
 from diffnet.data.pairs.shapes import MeshPairs, PairShape
+from diffnet.data.synthetic.animals import ANIMAL, RARE, build_factors, build_of
 from diffnet.data.synthetic.deformation import STEPS, deformed
+from diffnet.data.synthetic.people import PERSON
 from diffnet.data.synthetic.shape import (
-    PARTS,
+    FIGURE,
     Body,
     Floats,
     bone_distances,
@@ -25,7 +28,10 @@ from diffnet.data.synthetic.shape import (
 from diffnet.data.synthetic.surface import STYLES, Ints, Surface, polygonize, triangulate
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import WorkerPool, available_cores
+
+One: TypeAlias = "tuple[str, str, int]"  # the bodies, the part ("train" or "test") and the number of a figure
 
 VERTICES = 5000
 TEST_PAIRS = 50
@@ -34,13 +40,15 @@ _TEMPLATE_VERTICES = 8000
 _TEMPLATE_SPACING = 0.0075
 _FINE = 0.0095  # spacing of the skin that is triangulated
 _YAW = np.pi / 9
+_PLANS = {"figures": FIGURE, "people": PERSON, "animals": ANIMAL}
 _ATTEMPTS = 100
 
 # A figure is drawn again if more of the template's triangles than this are folded, if a vertex is farther from the
 # template than this, in meters, or if more of its vertices than this change their part on the way from the template.
-_MAX_FOLDED = 1e-3
+# On the rare build, thick bones reach over their neighbors, so other bones are nearest.
+_MAX_FOLDED, _MAX_FOLDED_RARE = 1e-3, 4e-3
 _MAX_DISTANCE = 0.012
-_MAX_IN_OTHER_PARTS = 0.05
+_MAX_IN_OTHER_PARTS, _MAX_IN_OTHER_PARTS_RARE = 0.05, 0.16
 
 
 def figure_pairs(
@@ -48,6 +56,7 @@ def figure_pairs(
     test: int = 20,
     seed: int = 0,
     *,
+    bodies: str = "figures",
     jobs: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> MeshPairs:
@@ -55,6 +64,9 @@ def figure_pairs(
 
     train, test: number of figures in each part, ≥ 2
     seed: ≥ 0. Equal seeds give equal arrays. A longer part begins with the figures of a shorter one.
+    bodies: "figures" are humanoids whose front and back are nearly alike. "people" have a front: a face, breasts, a
+        belly, buttocks, knees, calves and longer feet. "animals" have four legs. They have the builds of a horse, a
+        dog, a cat and a cow in turns, and one in eight has the build of a hippopotamus, which is far from the others.
     jobs: number of worker processes; by default one for each core. See `precompute_all` for calls from a script.
     cache_dir: folder that keeps the figures, each of which takes about 2 s to make; see `precompute`
 
@@ -65,25 +77,27 @@ def figure_pairs(
     The truth is a point in a face: a template of 8,000 vertices is moved in small steps onto each figure, so each of
     its points is known on all figures. `MeshPairs.mirrored_truth` has left and right exchanged.
 
-    Raises ValueError for fewer than 2 figures or a negative seed.
+    Raises ValueError for fewer than 2 figures and a negative seed, OptionError for unknown bodies.
     """
+    if bodies not in _PLANS:
+        raise OptionError(f"the figures should be one of {', '.join(_PLANS)}, got {bodies!r}")
     for name, count in (("train", train), ("test", test)):
         if count < 2:
             raise ValueError(f"{name} should be at least 2, got {count}")
     if seed < 0:
         raise ValueError(f"seed should be at least 0, got {seed}")
-    todo = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
-    found = {one: None if cache_dir is None else _read(_entry(*one, seed, cache_dir), one) for one in todo}
+    todo = [(bodies, "train", i) for i in range(train)] + [(bodies, "test", i) for i in range(test)]
+    found = {one: None if cache_dir is None else _read(_entry(one, seed, cache_dir), one) for one in todo}
     missing = [one for one in todo if found[one] is None]
     jobs = min(available_cores() if jobs is None else jobs, len(missing))
     if jobs <= 1:
-        found |= {one: pair_figure(*one, seed, cache_dir) for one in missing}
+        found |= {one: pair_figure(one, seed, cache_dir) for one in missing}
     else:
         with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-            futures = {one: pool.submit(pair_figure, *one, seed, cache_dir) for one in missing}
+            futures = {one: pool.submit(pair_figure, one, seed, cache_dir) for one in missing}
             found |= {one: future.result() for one, future in futures.items()}
     shapes = [shape for shape in found.values() if shape is not None]
-    standard, mirror = template()
+    standard, mirror = template(bodies)
     tests = np.array(list(combinations(range(test), 2)))
     drawn = np.sort(np.random.default_rng([seed, 2]).permutation(len(tests))[:TEST_PAIRS])
     return MeshPairs(
@@ -96,54 +110,64 @@ def figure_pairs(
     )
 
 
-def pair_figure(part: str, number: int, seed: int = 0, cache_dir: str | os.PathLike[str] | None = None) -> PairShape:
-    """One figure of `figure_pairs`, which worker processes make and put into the cache. part: "train" or "test" """
-    shape = _sample(_name(part, number), np.random.default_rng([seed, part == "test", number]))
+def pair_figure(one: One, seed: int = 0, cache_dir: str | os.PathLike[str] | None = None) -> PairShape:
+    """One figure of `figure_pairs`, which worker processes make and put into the cache."""
+    _, part, number = one
+    shape = _sample(one, np.random.default_rng([seed, part == "test", number]))
     if cache_dir is not None:
         assert isinstance(shape.template, SurfacePoints)
         arrays = (shape.mesh.verts, shape.mesh.faces, shape.template.faces, shape.template.weights)
         write_entry(
-            _entry(part, number, seed, cache_dir),
+            _entry(one, seed, cache_dir),
             {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)},
         )
     return shape
 
 
-def _name(part: str, number: int) -> str:
-    return f"figure_{part}_{number:03d}"
+def _name(one: One) -> str:
+    bodies, part, number = one
+    kind = {"figures": "figure", "people": "person"}.get(bodies) or build_of(number)
+    return f"{kind}_{part}_{number:03d}"
 
 
 _STORED = ("verts", "faces", "template_faces", "template_weights")
 
 
-def _entry(part: str, number: int, seed: int, cache_dir: str | os.PathLike[str]) -> Path:
-    return entry_path(cache_dir, cache_key({}, figure=[part, number, seed], version=_VERSION), "figure")
+def _entry(one: One, seed: int, cache_dir: str | os.PathLike[str]) -> Path:
+    bodies, part, number = one
+    kind = [] if bodies == "figures" else [bodies]
+    return entry_path(cache_dir, cache_key({}, figure=[part, number, seed, *kind], version=_VERSION), "figure")
 
 
-def _read(path: Path, figure: tuple[str, int]) -> PairShape | None:
+def _read(path: Path, one: One) -> PairShape | None:
     """A figure in the cache, or None."""
     shapes = []
 
     def check(arrays: Arrays) -> None:
         verts, faces, *points = (arrays[name] for name in _STORED)
-        mesh = make_mesh(verts, faces, name=_name(*figure))
+        mesh = make_mesh(verts, faces, name=_name(one))
         shapes.append(PairShape(mesh.name, mesh, SurfacePoints(*points).check(mesh)))
 
     return shapes[0] if read_entry(path, check) is not None else None
 
 
-def _sample(name: str, rng: np.random.Generator) -> PairShape:
-    standard, _ = template()
+def _sample(one: One, rng: np.random.Generator) -> PairShape:
+    bodies, _, number = one
+    plan, name = _PLANS[bodies], _name(one)
+    standard, _ = template(bodies)
+    start = mean_body(plan)
     for _ in range(_ATTEMPTS):
-        body = sample_body(rng)
-        if touches_itself_on_the_way(mean_body(), body, STEPS // 2):
+        factors = build_factors(build_of(number)) if bodies == "animals" else None
+        body = sample_body(rng, factors, plan)
+        if touches_itself_on_the_way(start, body, STEPS // 2, own_rest=bodies == "animals"):
             continue
         surface = _surface(body, rng)
         if surface is None:
             continue
-        moved = deformed(standard.verts, mean_body(), body)
+        moved = deformed(standard.verts, start, body)
         mesh = make_mesh(*surface, name=name)
-        if _is_sound(body, standard, moved, mesh):
+        rare = bodies == "animals" and build_of(number) == RARE
+        if _is_sound(start, body, standard, moved, mesh, rare):
             turn = Rotation.from_euler("z", rng.uniform(-_YAW, _YAW))
             turned = make_mesh(turn.apply(mesh.verts), mesh.faces, name=name)
             return PairShape(name, turned, closest_points(mesh, moved))
@@ -160,10 +184,10 @@ def _surface(body: Body, rng: np.random.Generator) -> Surface | None:
     return triangulate(shape, skin, style, VERTICES, rng, (0.99 * spacing, 1.01 * spacing))
 
 
-@lru_cache(maxsize=1)
-def template() -> tuple[Mesh, SurfacePoints]:
+@lru_cache(maxsize=3)
+def template(bodies: str = "figures") -> tuple[Mesh, SurfacePoints]:
     """The mean body at rest, and the mirror image of each of its vertices."""
-    shape = mean_body().shape()
+    shape = mean_body(_PLANS[bodies]).shape()
     skin = polygonize(shape, _TEMPLATE_SPACING)
     surface = None if skin is None else triangulate(shape, skin, "even", _TEMPLATE_VERTICES, np.random.default_rng(0))
     assert surface is not None  # nothing about it is random
@@ -171,22 +195,21 @@ def template() -> tuple[Mesh, SurfacePoints]:
     return standard, closest_points(standard, standard.verts * [-1, 1, 1])
 
 
-def _is_sound(body: Body, standard: Mesh, moved: Floats, mesh: Mesh) -> bool:
+def _is_sound(start: Body, body: Body, standard: Mesh, moved: Floats, mesh: Mesh, rare: bool) -> bool:
     """Whether the moved template is a one-to-one map onto the mesh that keeps the parts of the body."""
     shape = body.shape()
     on_template = make_mesh(moved, standard.faces)
-    if _folded(moved, standard.faces, skin_gradient(shape, moved)) > _MAX_FOLDED:
+    if _folded(moved, standard.faces, skin_gradient(shape, moved)) > (_MAX_FOLDED_RARE if rare else _MAX_FOLDED):
         return False
     place = closest_points(on_template, mesh.verts)
     away = np.linalg.norm(place.interpolate(on_template.faces, moved) - mesh.verts, axis=1)
     if away.max() > _MAX_DISTANCE:
         return False
-    start = mean_body().shape()
-    original = place.interpolate(standard.faces, standard.verts)
-    before = start.parts[bone_distances(start, original).argmin(axis=1)]
+    original, rest = place.interpolate(standard.faces, standard.verts), start.shape()
+    before = rest.parts[bone_distances(rest, original).argmin(axis=1)]
     after = shape.parts[bone_distances(shape, mesh.verts).argmin(axis=1)]
-    every = np.bincount(after, minlength=len(PARTS)).min() > 0
-    return bool(every and (before != after).mean() <= _MAX_IN_OTHER_PARTS)
+    every = np.bincount(after, minlength=len(body.plan.parts)).min() > 0
+    return bool(every and (before != after).mean() <= (_MAX_IN_OTHER_PARTS_RARE if rare else _MAX_IN_OTHER_PARTS))
 
 
 def _folded(verts: Floats, faces: Ints, outward: Floats) -> float:

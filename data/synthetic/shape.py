@@ -5,6 +5,7 @@ Lengths are in meters. A body stands along z and faces y. Its pelvis is at the o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -68,9 +69,10 @@ _REST = dict.fromkeys(_LIMITS, (0.0, 0.0, 0.0)) | {"shoulder": (50.0, 0.0, 0.0),
 
 Sizes: TypeAlias = "dict[str, float]"
 Pose: TypeAlias = "dict[tuple[str, int], tuple[float, ...]]"
+Lost: TypeAlias = "Collection[tuple[str, int]]"
 
 
-class _Frame(NamedTuple):
+class Frame(NamedTuple):
     """A joint: its position, and the rotation of the bones below it."""
 
     origin: Floats
@@ -79,20 +81,43 @@ class _Frame(NamedTuple):
     def at(self, x: float, y: float, z: float) -> Floats:
         return self.origin + np.asarray(self.rotation.apply([x, y, z]), np.float64)
 
-    def joint(self, place: tuple[float, float, float], degrees: tuple[float, ...], side: int = 1) -> _Frame:
+    def joint(self, place: tuple[float, float, float], degrees: tuple[float, ...], side: int = 1) -> Frame:
         """The frame of a child joint at `place`. Side -1 mirrors the angles."""
         sideways, forward, twist = degrees
         turn = Rotation.from_euler("YXZ", [-side * sideways, forward, side * twist], degrees=True)
-        return _Frame(self.at(*place), self.rotation * turn)
+        return Frame(self.at(*place), self.rotation * turn)
 
 
-class _Bone(NamedTuple):
+class Bone(NamedTuple):
     part: str
-    joint: _Frame
+    joint: Frame
     start: Floats
     end: Floats
     radii: tuple[float, float]
     bulge: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What bodies of one kind have in common.
+
+    parts: their names
+    mean: mean sizes, in meters
+    limits: of the joints, see `_LIMITS`
+    rest: the angles of each joint at rest
+    sample_sizes: random sizes
+    bones: those of a body with these sizes and this pose, without some parts, see `Body.shape`
+    """
+
+    parts: tuple[str, ...]
+    mean: Sizes
+    limits: Mapping[str, Ranges]
+    rest: Mapping[str, tuple[float, float, float]]
+    sample_sizes: Callable[[np.random.Generator], Sizes]
+    bones: Callable[[Sizes, Pose, Lost], list[Bone]]
+
+    def rest_pose(self) -> Pose:
+        return {(name, side): self.rest[name] for name in self.limits for side in (-1, 1)}
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,7 @@ class Body:
 
     sizes: Sizes
     pose: Pose
+    plan: Plan
 
     def toward(self, other: Body, share: float) -> Body:
         """A body between this one and another one: each size and angle moves by a share of the difference."""
@@ -109,11 +135,22 @@ class Body:
             joint: tuple(a + share * (b - a) for a, b in zip(angles, other.pose[joint], strict=True))
             for joint, angles in self.pose.items()
         }
-        return Body(sizes, pose)
+        return Body(sizes, pose, self.plan)
 
-    def shape(self) -> Shape:
-        """The bones of the body."""
-        return _assemble(self.sizes, self.pose)
+    def shape(self, missing: Lost = ()) -> Shape:
+        """The bones of the body, without some of its parts, each given as (part, side).
+
+        Sides are -1 and 1, and 0 for what is in the middle.
+        """
+        bones = self.plan.bones(self.sizes, self.pose, missing)
+        return Shape(
+            np.stack([b.start for b in bones]),
+            np.stack([b.end for b in bones]),
+            np.array([b.radii for b in bones]),
+            np.array([b.bulge for b in bones]),
+            np.array([self.plan.parts.index(b.part) for b in bones], np.int64),
+            np.stack([b.joint.rotation.as_matrix() for b in bones]),
+        )
 
 
 @dataclass(frozen=True)
@@ -145,27 +182,44 @@ def sample_shape(rng: np.random.Generator) -> Shape:
     return sample_body(rng).shape()
 
 
-def sample_body(rng: np.random.Generator) -> Body:
-    """A body of random proportions in a random pose without self-contact. If none is found, the body is at rest."""
-    sizes = _sample_sizes(rng)
-    rest = Body(sizes, _rest_pose())
+def sample_body(rng: np.random.Generator, factors: Mapping[str, float] | None = None, plan: Plan | None = None) -> Body:
+    """A body of random proportions in a random pose without self-contact. If none is found, the body is at rest.
+
+    factors: multiply sizes, by their names
+    plan: by default, that of figures
+    """
+    plan = FIGURE if plan is None else plan
+    sizes = plan.sample_sizes(rng)
+    for name, factor in (factors or {}).items():
+        sizes[name] *= factor
+    rest = Body(sizes, plan.rest_pose(), plan)
     gaps = _ball_gaps(rest.shape())
     for _ in range(_ATTEMPTS):
-        body = Body(sizes, _sample_pose(rng))
+        body = Body(sizes, _sample_pose(rng, plan), plan)
         if not _touches_itself(body.shape(), gaps):
             return body
     return rest
 
 
-def mean_body() -> Body:
-    """The body of mean proportions at rest. It is its own mirror image in x."""
-    return Body({name: mean for name, (mean, _) in _SIZES.items()}, _rest_pose())
+def mean_body(plan: Plan | None = None) -> Body:
+    """The body of mean proportions at rest, by default of figures. It is its own mirror image in x."""
+    plan = FIGURE if plan is None else plan
+    return Body(dict(plan.mean), plan.rest_pose(), plan)
 
 
-def touches_itself_on_the_way(start: Body, end: Body, steps: int) -> bool:
-    """Whether the body touches itself at some step on the straight way between two poses."""
+def touches_itself_on_the_way(start: Body, end: Body, steps: int, *, own_rest: bool = False) -> bool:
+    """Whether the body touches itself at some step on the straight way between two poses.
+
+    own_rest: compare each step with its own proportions at rest instead of the start. Builds that are far from the
+        start need this, because a short neck brings the head close to the chest.
+    """
     gaps = _ball_gaps(start.shape())
-    return any(_touches_itself(start.toward(end, i / steps).shape(), gaps) for i in range(1, steps + 1))
+    for i in range(1, steps + 1):
+        body = start.toward(end, i / steps)
+        rest = _ball_gaps(Body(body.sizes, start.pose, start.plan).shape()) if own_rest else gaps
+        if _touches_itself(body.shape(), rest):
+            return True
+    return False
 
 
 def bone_distances(shape: Shape, points: Floats) -> Floats:
@@ -215,32 +269,30 @@ def _sample_sizes(rng: np.random.Generator) -> Sizes:
     return sizes
 
 
-def _sample_pose(rng: np.random.Generator) -> Pose:
+def _sample_pose(rng: np.random.Generator, plan: Plan) -> Pose:
     return {
         (name, side): tuple(rng.uniform(low, high) for low, high in limits)
-        for name, limits in _LIMITS.items()
+        for name, limits in plan.limits.items()
         for side in (-1, 1)
     }
 
 
-def _assemble(sizes: Sizes, pose: Pose) -> Shape:
-    pelvis = _Frame(np.zeros(3), Rotation.identity())
+def figure_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
+    """The bones of a figure."""
+    pelvis, chest, neck = figure_frames(sizes, pose)
+    groups = {0: _trunk(sizes, pelvis, chest) + _head(sizes, neck)}
+    groups |= {side: _arm(sizes, pose, chest, side) + _leg(sizes, pose, pelvis, side) for side in (-1, 1)}
+    return [bone for side, group in groups.items() for bone in group if (bone.part, side) not in missing]
+
+
+def figure_frames(sizes: Sizes, pose: Pose) -> tuple[Frame, Frame, Frame]:
+    """The frames of the pelvis, the chest and the neck."""
+    pelvis = Frame(np.zeros(3), Rotation.identity())
     chest = pelvis.joint((0, 0, 0.10), pose["spine", 1])
-    neck = chest.joint((0, -0.01, sizes["chest height"] - 0.02), pose["neck", 1])
-    bones = _trunk(sizes, pelvis, chest) + _head(sizes, neck)
-    for side in (-1, 1):
-        bones += _arm(sizes, pose, chest, side) + _leg(sizes, pose, pelvis, side)
-    return Shape(
-        np.stack([b.start for b in bones]),
-        np.stack([b.end for b in bones]),
-        np.array([b.radii for b in bones]),
-        np.array([b.bulge for b in bones]),
-        np.array([PARTS.index(b.part) for b in bones], np.int64),
-        np.stack([b.joint.rotation.as_matrix() for b in bones]),
-    )
+    return pelvis, chest, chest.joint((0, -0.01, sizes["chest height"] - 0.02), pose["neck", 1])
 
 
-def _trunk(sizes: Sizes, pelvis: _Frame, chest: _Frame) -> list[_Bone]:
+def _trunk(sizes: Sizes, pelvis: Frame, chest: Frame) -> list[Bone]:
     hip, ribs, waist = sizes["hip radius"], sizes["chest radius"], sizes["waist radius"]
     top, width, shoulder = sizes["chest height"], sizes["chest width"], sizes["shoulder"]
     bones = []
@@ -248,9 +300,9 @@ def _trunk(sizes: Sizes, pelvis: _Frame, chest: _Frame) -> list[_Bone]:
         low, high = pelvis.at(side * 0.065, -0.01, 0.02), chest.at(side * width, 0.01, top - 0.13)
         middle = chest.at(side * 0.045, 0, 0.03)
         bones += [
-            _Bone("torso", pelvis, low, middle, (hip, waist)),
-            _Bone("torso", chest, middle, high, (waist, ribs)),
-            _Bone(
+            Bone("torso", pelvis, low, middle, (hip, waist)),
+            Bone("torso", chest, middle, high, (waist, ribs)),
+            Bone(
                 "torso",
                 chest,
                 chest.at(0, 0, top - 0.04),
@@ -261,30 +313,30 @@ def _trunk(sizes: Sizes, pelvis: _Frame, chest: _Frame) -> list[_Bone]:
     return bones
 
 
-def _head(sizes: Sizes, neck: _Frame) -> list[_Bone]:
+def _head(sizes: Sizes, neck: Frame) -> list[Bone]:
     long, size, radius = sizes["neck"], sizes["head"], sizes["neck radius"]
     return [
-        _Bone("torso", neck, neck.at(0, 0, -0.02), neck.at(0, 0, long), (radius * 1.15, radius)),
-        _Bone("head", neck, neck.at(0, 0.025, long + 0.035), neck.at(0, 0, long + 1.35 * size), (0.56 * size, size)),
-        _Bone("head", neck, neck.at(0, 0.025, long + 0.035), neck.at(0, 0.045, long + 0.06), (0.45 * size, 0.4 * size)),
+        Bone("torso", neck, neck.at(0, 0, -0.02), neck.at(0, 0, long), (radius * 1.15, radius)),
+        Bone("head", neck, neck.at(0, 0.025, long + 0.035), neck.at(0, 0, long + 1.35 * size), (0.56 * size, size)),
+        Bone("head", neck, neck.at(0, 0.025, long + 0.035), neck.at(0, 0.045, long + 0.06), (0.45 * size, 0.4 * size)),
     ]
 
 
-def _arm(sizes: Sizes, pose: Pose, chest: _Frame, side: int) -> list[_Bone]:
+def _arm(sizes: Sizes, pose: Pose, chest: Frame, side: int) -> list[Bone]:
     radius, wrist_radius, long = sizes["arm radius"], sizes["wrist radius"], sizes["hand"]
     shoulder = chest.joint((side * sizes["shoulder"], 0, sizes["chest height"] - 0.06), pose["shoulder", side], side)
     elbow = shoulder.joint((0, 0, -sizes["upper arm"]), pose["elbow", side], side)
     wrist = elbow.joint((0, 0, -sizes["forearm"]), pose["wrist", side], side)
     return [
-        _Bone("upper arm", shoulder, shoulder.origin, elbow.origin, (1.15 * radius, 0.8 * radius), 0.2 * radius),
-        _Bone("forearm", elbow, elbow.origin, wrist.origin, (0.85 * radius, wrist_radius), 0.25 * radius),
-        _Bone("hand", wrist, wrist.at(0, 0.008, -0.02), wrist.at(0, 0.030, -long), (0.020, 0.017)),
-        _Bone("hand", wrist, wrist.at(0, -0.008, -0.02), wrist.at(0, -0.026, -0.95 * long), (0.020, 0.017)),
-        _Bone("hand", wrist, wrist.at(0, 0.01, -0.03), wrist.at(0, 0.075, -0.55 * long), (0.018, 0.015)),
+        Bone("upper arm", shoulder, shoulder.origin, elbow.origin, (1.15 * radius, 0.8 * radius), 0.2 * radius),
+        Bone("forearm", elbow, elbow.origin, wrist.origin, (0.85 * radius, wrist_radius), 0.25 * radius),
+        Bone("hand", wrist, wrist.at(0, 0.008, -0.02), wrist.at(0, 0.030, -long), (0.020, 0.017)),
+        Bone("hand", wrist, wrist.at(0, -0.008, -0.02), wrist.at(0, -0.026, -0.95 * long), (0.020, 0.017)),
+        Bone("hand", wrist, wrist.at(0, 0.01, -0.03), wrist.at(0, 0.075, -0.55 * long), (0.018, 0.015)),
     ]
 
 
-def _leg(sizes: Sizes, pose: Pose, pelvis: _Frame, side: int) -> list[_Bone]:
+def _leg(sizes: Sizes, pose: Pose, pelvis: Frame, side: int) -> list[Bone]:
     radius, knee_radius, ankle_radius, long = (
         sizes["thigh radius"],
         sizes["knee radius"],
@@ -296,17 +348,13 @@ def _leg(sizes: Sizes, pose: Pose, pelvis: _Frame, side: int) -> list[_Bone]:
     ankle = knee.joint((0, 0, -sizes["shin"]), pose["ankle", side], side)
     heel = ankle.at(0, -0.035, -0.045)
     return [
-        _Bone("thigh", hip, hip.origin, knee.origin, (radius, knee_radius), 0.15 * radius),
-        _Bone("shin", knee, knee.origin, ankle.origin, (knee_radius, ankle_radius), 0.35 * knee_radius),
-        _Bone("foot", ankle, ankle.at(0, 0, -0.01), heel, (0.028, 0.027)),
-        _Bone("foot", ankle, ankle.at(0, 0.01, -0.02), ankle.at(0, 0.6 * long, -0.05), (0.026, 0.022)),
-        _Bone("foot", ankle, heel, ankle.at(-side * 0.02, long, -0.055), (0.024, 0.020)),
-        _Bone("foot", ankle, heel, ankle.at(side * 0.028, 0.88 * long, -0.055), (0.024, 0.019)),
+        Bone("thigh", hip, hip.origin, knee.origin, (radius, knee_radius), 0.15 * radius),
+        Bone("shin", knee, knee.origin, ankle.origin, (knee_radius, ankle_radius), 0.35 * knee_radius),
+        Bone("foot", ankle, ankle.at(0, 0, -0.01), heel, (0.028, 0.027)),
+        Bone("foot", ankle, ankle.at(0, 0.01, -0.02), ankle.at(0, 0.6 * long, -0.05), (0.026, 0.022)),
+        Bone("foot", ankle, heel, ankle.at(-side * 0.02, long, -0.055), (0.024, 0.020)),
+        Bone("foot", ankle, heel, ankle.at(side * 0.028, 0.88 * long, -0.055), (0.024, 0.019)),
     ]
-
-
-def _rest_pose() -> Pose:
-    return {(name, side): _REST[name] for name in _LIMITS for side in (-1, 1)}
 
 
 def _touches_itself(shape: Shape, gaps: Floats) -> bool:
@@ -322,3 +370,6 @@ def _ball_gaps(shape: Shape, per_bone: int = 6) -> Floats:
     flat, sizes = centers.reshape(-1, 3), radii.reshape(-1)
     apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
     return np.asarray(apart - sizes[:, None] - sizes[None], np.float64)
+
+
+FIGURE = Plan(PARTS, {name: mean for name, (mean, _) in _SIZES.items()}, _LIMITS, _REST, _sample_sizes, figure_bones)

@@ -68,18 +68,20 @@ def triangulate(
     count: int,
     rng: np.random.Generator,
     raw_spacing: tuple[float, float] = _COARSE,
+    density: Floats | None = None,
 ) -> Surface | None:
     """One closed surface of genus 0 in one of the STYLES. None if that fails.
 
     skin: the result of `polygonize`
     count: approximate number of vertices; "raw" ignores it, because its grid decides
     raw_spacing: the range of the spacing of this grid
+    density: (V,) at the vertices of the skin, instead of that of the style
     """
     if style == "raw":
         turn = Rotation.from_quat(rng.normal(size=4))
         raw = polygonize(shape.rotated(turn), rng.uniform(*raw_spacing))
         return None if raw is None else (turn.inv().apply(raw[0]), raw[1])
-    coarse = _coarsen(shape, skin, style, count, rng)
+    coarse = _coarsen(shape, skin, style, count, rng, density)
     if coarse is None or style != "even":
         return coarse
     relaxed = _relax(shape, *coarse)
@@ -91,7 +93,7 @@ def cut_holes(shape: Shape, surface: Surface, rng: np.random.Generator) -> Surfa
     verts, faces = surface
     nearest = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
     wide = np.flatnonzero(np.isin(nearest, [PARTS.index(p) for p in _HOLE_PARTS]))
-    graph = _edge_graph(verts, faces)
+    graph = edge_graph(verts, faces)
     for _ in range(_ATTEMPTS):
         holes = int(rng.integers(1, 3))
         away = dijkstra(graph, directed=False, indices=rng.choice(wide, holes, replace=False))
@@ -120,11 +122,13 @@ def _grid_box(shape: Shape, bone: int, axes: list[Floats]) -> tuple[slice, ...]:
     return tuple(slice(*np.searchsorted(a, [lo, hi])) for a, lo, hi in zip(axes, low, high, strict=True))
 
 
-def _coarsen(shape: Shape, skin: Surface, style: str, count: int, rng: np.random.Generator) -> Surface | None:
+def _coarsen(
+    shape: Shape, skin: Surface, style: str, count: int, rng: np.random.Generator, density: Floats | None
+) -> Surface | None:
     """The dual of about `count` geodesic Voronoi cells of the fine skin."""
     verts, faces = skin
-    graph = _edge_graph(verts, faces)
-    seeds = _spread_seeds(shape, verts, style, count, rng)
+    graph = edge_graph(verts, faces)
+    seeds = _spread_seeds(shape, verts, style, count, rng, density)
     for _ in range(_ATTEMPTS):
         # With distances along the surface, every cell is connected, and the two sides of a hand stay separate.
         _, _, nearest = dijkstra(graph, directed=False, indices=seeds, min_only=True, return_predecessors=True)
@@ -142,9 +146,12 @@ def _coarsen(shape: Shape, skin: Surface, style: str, count: int, rng: np.random
     return None
 
 
-def _spread_seeds(shape: Shape, verts: Floats, style: str, count: int, rng: np.random.Generator) -> Ints:
+def _spread_seeds(
+    shape: Shape, verts: Floats, style: str, count: int, rng: np.random.Generator, density: Floats | None
+) -> Ints:
     """About `count` vertices in ascending order, drawn at random and then spread by Lloyd's algorithm."""
-    density = np.ones(len(verts))
+    if density is None:
+        density = np.ones(len(verts))
     if style == "adaptive":
         density = 1 / shape.radii.mean(axis=1)[bone_distances(shape, verts).argmin(axis=1)]
     normals = skin_gradient(shape, verts)
@@ -175,7 +182,7 @@ def _surplus_cells(count: int, dual: Ints) -> Ints:
 
 def _relax(shape: Shape, verts: Floats, faces: Ints, steps: int = 4) -> Floats:
     """Move vertices along the skin, halfway to the mean of their neighbors in each step."""
-    graph = _edge_graph(verts, faces)
+    graph = edge_graph(verts, faces)
     graph.data[:] = 1.0
     graph = graph + graph.T
     neighbors = graph.sum(axis=1)[:, None]
@@ -220,7 +227,7 @@ def _edges(faces: Ints) -> tuple[Ints, Ints]:
     return np.stack(np.divmod(numbers, base), axis=1), uses
 
 
-def _edge_graph(verts: Floats, faces: Ints) -> csr_array:
+def edge_graph(verts: Floats, faces: Ints) -> csr_array:
     """A sparse matrix (V, V) of edge lengths. Each edge is stored once."""
     edges, _ = _edges(faces)
     lengths = np.linalg.norm(verts[edges[:, 0]] - verts[edges[:, 1]], axis=1)

@@ -158,6 +158,25 @@ def test_meshes_beside_folders_are_named(tmp_path: Path) -> None:
         stray.unlink()
 
 
+def test_generated_classes_with_a_shift() -> None:
+    found = {shift: shapes(3, 1, 2, shift=shift) for shift in ("builds", "mesher", "missing")}
+    for data in found.values():
+        np.testing.assert_array_equal(data.train[0].mesh.verts, found["builds"].train[0].mesh.verts)
+        assert labels(data.test) == [0, 0, 1, 1, 2, 2]
+    assert len({len(data.test[0].mesh.verts) for data in found.values()}) == 3
+    holes = {
+        shift: [(np.unique(mesh_edges_of(item), axis=0, return_counts=True)[1] == 1).any() for item in data.test]
+        for shift, data in found.items()
+    }
+    assert all(holes["missing"])
+    assert not any(holes["builds"])
+
+
+def mesh_edges_of(item: LabeledMesh) -> np.ndarray:
+    """Each triangle's edges, (3 F, 2)."""
+    return np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+
+
 def test_the_generated_classes() -> None:
     data = shapes(classes=4, train=2, test=1, seed=5)
     assert data.label_names == [f"plain+club+bead+{kind}" for kind in ("fork", "thick", "cone", "twin")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def data() -> MeshPairs:
     """Two of the test figures."""
-    standard, mirror = template()
-    return MeshPairs([], [pair_figure("test", i) for i in range(2)], [], [(0, 1)], standard.faces, mirror)
+    return two("figures", (0, 1))
+
+
+def two(bodies: str, numbers: tuple[int, int]) -> MeshPairs:
+    standard, mirror = template(bodies)
+    return MeshPairs([], [pair_figure((bodies, "test", i)) for i in numbers], [], [(0, 1)], standard.faces, mirror)
 
 
 def positions(shape: PairShape, points: object) -> np.ndarray:
@@ -75,6 +80,10 @@ def test_correspondences_are_one_to_one(data: MeshPairs) -> None:
 
 
 def test_mirror_images(data: MeshPairs) -> None:
+    check_mirror_images(data, 0.2)
+
+
+def check_mirror_images(data: MeshPairs, distance: float) -> None:
     """They are on the other side of the body, and the mirror image of a mirror image is the point itself."""
     assert isinstance(data.mirror, SurfacePoints)
     assert data.template_faces is not None
@@ -84,11 +93,31 @@ def test_mirror_images(data: MeshPairs) -> None:
     assert mirrored is not None
     size = np.sqrt(trimesh.Trimesh(second.mesh.verts, second.mesh.faces, process=False).area)
     apart = np.linalg.norm(positions(second, own.points) - positions(second, mirrored.points), axis=1) / size
-    assert apart.mean() > 0.2
+    assert apart.mean() > distance
     places = positions(second, second.template)
     once = data.mirror.interpolate(data.template_faces, places)
     twice = data.mirror.interpolate(data.template_faces, once)
     assert np.linalg.norm(twice - places, axis=1).mean() / size < 0.003
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bodies", "numbers"), [("people", (0, 1)), ("animals", (1, 7))], ids=["people", "animals"])
+def test_other_bodies(bodies: str, numbers: tuple[int, int]) -> None:
+    """The second animal is of the rare build."""
+    found = two(bodies, numbers)
+    test_figures_are_closed_and_different(found)
+    check_mirror_images(found, 0.2 if bodies == "people" else 0.15)  # animals are narrow
+    first, second = found.test
+    truth = found.truth(first, second)
+    assert truth is not None
+    there = positions(second, truth.points)
+    faces = first.mesh.faces
+    normals = trimesh.Trimesh(second.mesh.verts, second.mesh.faces, process=False).face_normals
+    outward = normals[truth.points.faces][faces].sum(axis=1)  # type: ignore[union-attr]
+    a, b, c = there[faces].transpose(1, 0, 2)
+    assert ((np.cross(b - a, c - a) * outward).sum(axis=1) > 0).mean() > 0.985
+    names = {"people": {"person_test_000", "person_test_001"}, "animals": {"dog_test_001", "hippopotamus_test_007"}}
+    assert {first.name, second.name} == names[bodies]
 
 
 @pytest.mark.slow
@@ -104,7 +133,7 @@ def test_whole_sets(data: MeshPairs, tmp_path: Path, monkeypatch: pytest.MonkeyP
         same(own, longer.test[i])
     assert (len(shorter.test_pairs), len(longer.test_pairs)) == (1, 2)
     assert len({len(shape.mesh.verts) for shape in longer.train + longer.test}) == 5
-    other = pair_figure("test", 1, seed=1)
+    other = pair_figure(("figures", "test", 1), seed=1)
     assert not np.array_equal(other.mesh.verts, data.test[1].mesh.verts)
     save_pairs(longer, tmp_path / "files")
     again = load_pairs(tmp_path / "files")
@@ -126,7 +155,14 @@ def same(one: PairShape, other: PairShape) -> None:
     np.testing.assert_array_equal(one.template.weights, other.template.weights)
 
 
-@pytest.mark.parametrize(("arguments", "words"), [({"train": 1}, "train should be at least 2"), ({"seed": -1}, "seed")])
-def test_wrong_arguments(arguments: dict[str, int], words: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"train": 1}, "train should be at least 2"),
+        ({"seed": -1}, "seed"),
+        ({"bodies": "fish"}, "people, animals, got 'fish'"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         figure_pairs(**arguments)

@@ -11,7 +11,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
+from diffnet.data.synthetic.classes import shapes
 from diffnet.data.synthetic.dataset import figure, figures
+from diffnet.data.synthetic.shape import sample_body
+from diffnet.data.synthetic.shift import SHIFTS
+from diffnet.geometry.errors import OptionError
 
 NAMES = ["head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot"]
 
@@ -184,7 +188,7 @@ def test_a_count_below_one_is_refused(train: int, test: int, message: str) -> No
 
 def test_default_size_of_the_set() -> None:
     defaults = {name: parameter.default for name, parameter in inspect.signature(figures).parameters.items()}
-    assert defaults == {"train": 48, "test": 16, "seed": 0}
+    assert defaults == {"train": 48, "test": 16, "seed": 0, "shift": None}
 
 
 def test_bad_seeds_and_kinds_are_refused() -> None:
@@ -194,3 +198,38 @@ def test_bad_seeds_and_kinds_are_refused() -> None:
         figure(-1)
     with pytest.raises(ValueError, match="'points'"):
         figure(0, kind="points")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_a_shift_changes_the_test_figures_alone(data: LabeledMeshes, shift: str) -> None:
+    shifted = figures(1, 5, shift=shift)
+    assert (edge_uses(shifted.train[0])[1] == 2).all()
+    assert same(shifted.train[0], figures(1, 1, shift="boundaries").train[0])
+    assert not any(map(same, shifted.test, data.test))
+    if shift == "mesher":
+        adaptive, decimated, subdivided, scan, _ = shifted.test
+        assert (edge_uses(adaptive)[1] == 2).all()
+        assert 745 < len(decimated.mesh.verts) < 756
+        assert len(subdivided.mesh.faces) % 4 == 0
+        assert (edge_uses(scan)[1] == 1).any()
+    whole = [len(np.unique(item.labels)) == 8 for item in shifted.test]
+    assert all(whole) == (shift != "missing")
+    for item in shifted.test:
+        assert components(edge_uses(item)[0], np.arange(len(item.mesh.verts))) == 1
+
+
+def test_a_body_without_some_parts() -> None:
+    body = sample_body(np.random.default_rng(0))
+    whole, rest = (
+        np.bincount(shape.parts, minlength=8) for shape in (body.shape(), body.shape({("shin", 1), ("head", 0)}))
+    )
+    assert {NAMES[i]: int(n) for i, n in enumerate(whole - rest) if n} == {"head": 2, "shin": 1}
+
+
+def test_an_unknown_shift_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"one or several of builds, mesher, boundaries, missing, joined by \+, got 'x'"
+    ):
+        figures(1, 1, shift="x")
+    with pytest.raises(OptionError, match="one or several of builds, mesher, missing, joined"):
+        shapes(2, 1, 1, shift="boundaries")

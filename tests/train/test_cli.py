@@ -261,6 +261,7 @@ def test_bad_input_to_training(room: Path, tmp_path: Path, monkeypatch: pytest.M
     good, out = room / "data", tmp_path / "out"
     line = train(tmp_path / "nowhere", out)
     assert "nowhere: no such file or folder; figures is the generated set of segmentation" in line
+    assert "shift should be one or several of builds, mesher, " in train(Path("figures:fish"), out)
     (tmp_path / "empty").mkdir()
     assert "no data set found" in train(tmp_path / "empty", out)
     if not torch.cuda.is_available():

@@ -298,3 +298,14 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path: Path) -> None:
     assert scores
     assert all(0 <= score <= 1 for score in scores)
     assert np.load(tmp_path / "m0.npy").shape == (42, 1)
+
+
+def test_variants_of_generated_sets_have_names() -> None:
+    options = TASK_OPTIONS["segmentation"]
+    assert [options.variant(data) for data in ("figures", "figures:builds+mesher", Path("figures"))] == [
+        "",
+        "builds+mesher",
+        "",
+    ]
+    assert options.variant("shapes:mesher") is None
+    assert TASK_OPTIONS["regression"].variant("None") is None

@@ -402,7 +402,7 @@ def evaluate(
     seed = network.metadata.get("seed")
     if not isinstance(seed, int) or seed < 0:
         seed = 0
-        if str(data) == TASK_OPTIONS[task.name].generated:
+        if TASK_OPTIONS[task.name].variant(data) is not None:
             unknown = f"{checkpoint} does not record the seed of its training"
             console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
     dataset = task.load_test(data, DataOptions(expected, layout, targets, pairs, base, seed), cache)

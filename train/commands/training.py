@@ -52,9 +52,10 @@ def check_data(path: str | Path, task: TaskName) -> None:
     from diffnet.data import DataError
     from diffnet.data.shards.storage import is_url
 
-    generated = TASK_OPTIONS[task].generated
-    if generated is not None and str(path) != generated and not is_url(path) and not Path(path).exists():
-        raise DataError(f"{path}: no such file or folder; {generated} is the generated set of {task}")
+    options = TASK_OPTIONS[task]
+    known = options.generated is None or options.variant(path) is not None
+    if not known and not is_url(path) and not Path(path).exists():
+        raise DataError(f"{path}: no such file or folder; {options.generated} is the generated set of {task}")
 
 
 def run_command(

@@ -50,8 +50,9 @@ class Classification(LabelTask):
     targets_at = ("meshes",)
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        if str(path) == OPTIONS.generated:
-            return shapes(train=1, seed=known.seed)  # the training part is not read
+        variant = OPTIONS.variant(path)
+        if variant is not None:
+            return shapes(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
         return load_classes(path, cache_dir=cache_dir, needs_train=False)
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:

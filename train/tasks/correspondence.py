@@ -71,8 +71,11 @@ class Correspondence(PairTask):
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> PairedMeshes:
-        if str(path) == OPTIONS.generated:
-            made = figure_pairs(train=2, seed=known.seed, cache_dir=cache_dir)  # the smallest number
+        bodies = OPTIONS.variant(path)
+        if bodies is not None:
+            made = figure_pairs(
+                2, seed=known.seed, bodies=bodies or "figures", cache_dir=cache_dir
+            )  # the smallest number
             found = replace(made, train=[], train_pairs=[])
         else:
             found = load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)

@@ -88,8 +88,9 @@ class Segmentation(LabelTask):
     targets_at = ("vertices", "faces", "edges")
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        if str(path) == OPTIONS.generated:
-            return figures(train=1, seed=known.seed)  # the training part is not read
+        variant = OPTIONS.variant(path)
+        if variant is not None:
+            return figures(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
         return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:

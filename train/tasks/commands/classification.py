@@ -17,6 +17,7 @@ from diffnet.train.tasks.commands.labels import (
     ScoreOption,
     with_label_options,
 )
+from diffnet.train.tasks.options.classification import OPTIONS
 
 
 @training_command("classification")
@@ -49,8 +50,9 @@ def train(
         from diffnet.data import load_classes, shapes
 
         check_data(data, "classification")
-        if data == "shapes":
-            return Loaded(shapes(seed=options.seed), options)
+        variant = OPTIONS.variant(data)
+        if variant is not None:
+            return Loaded(shapes(seed=options.seed, shift=variant or None), options)
         return Loaded(load_classes(data, seed=options.seed, cache_dir=shared["cache"]), options)
 
     given = with_label_options(

@@ -11,7 +11,7 @@ from diffnet.train.commands.console import console
 from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
 from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.options.correspondence import Method
+from diffnet.train.tasks.options.correspondence import OPTIONS, Method
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 TRAINED_PAIRS = 10_000  # in all epochs together, by default
@@ -90,8 +90,9 @@ def train(
         seed, cache = options.seed, shared["cache"]
         for path in data:
             check_data(path, "correspondence")
-        if data == ["figures"]:
-            found = figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
+        bodies = OPTIONS.variant(data[0])
+        if len(data) == 1 and bodies is not None:
+            found = figure_pairs(seed=seed, bodies=bodies or "figures", jobs=shared["jobs"], cache_dir=cache)
         else:
             found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
         train_pairs = counted(len(found.train_pairs), "pair", "pairs")

@@ -20,6 +20,7 @@ from diffnet.train.tasks.commands.labels import (
     ScoreOption,
     with_label_options,
 )
+from diffnet.train.tasks.options.segmentation import OPTIONS
 
 OutputsAtOption = Annotated[
     LabelsAt | None,
@@ -62,8 +63,10 @@ def train(
 
         at = outputs_at if outputs_at or before is None else before["labels_at"]
         check_data(data, "segmentation")
-        if data == "figures":
-            return Loaded(with_labels_at(figures(seed=options.seed), at or "vertices"), options)
+        variant = OPTIONS.variant(data)
+        if variant is not None:
+            made = figures(seed=options.seed, shift=variant or None)
+            return Loaded(with_labels_at(made, at or "vertices"), options)
         meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=at)
         return Loaded(meshes, options)
 

@@ -18,7 +18,8 @@ class TaskOptions:
     own: the shared options, and those that only this task and other tasks with the same class have
     owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
-    generated: the name of the generated data set of this task on the command line; None if there is none
+    generated: the name of the generated data set of this task on the command line; None if there is none. NAME:VARIANT
+        is a variant of it, see `variant`.
     prediction: names of the own options that are read from the metadata of a network, see `network_input`
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
@@ -35,6 +36,11 @@ class TaskOptions:
     adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
         lambda name, options, chosen: options
     )
+
+    def variant(self, data: object) -> str | None:
+        """VARIANT of "NAME:VARIANT", the name of a generated set; "" for NAME alone, and None for other data sets."""
+        name, _, variant = str(data).partition(":")
+        return variant if name == self.generated else None
 
     @property
     def own_names(self) -> tuple[str, ...]:
