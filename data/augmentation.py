@@ -97,7 +97,7 @@ def _rescaled(x: Tensor, features: str, operators: Operators, factors: Tensor, t
         values = x[:, start:stop]
         if part.name == "xyz":
             values = values * per_vertex(operators, factors)[:, None]
-        elif part.needs_eigenpairs:
+        elif part.is_descriptor:
             times = hks_times(device=x.device) if times is None else times
             values = descriptor(part.name, operators, times)
             if len(parts) > 1:

@@ -25,6 +25,7 @@ class Kind:
     of_mesh: (mesh at normalized positions, operators) to values (V, C). Except for positions, they don't depend on the
         size of the mesh.
     descriptor: (operators, times of `hks` or None) to values (V, C). They are computed again for a scaled mesh.
+    needs_eigenpairs: whether `of_mesh` needs eigenpairs. Every descriptor does.
     shift, factor: the part beside others is (values − shift) · factor, of about −1 to 1. The constants give generated
         figures about mean 0 and standard deviation 1, over all channels of the part.
     is_vector: whether the channels are a vector in space, which turns with the mesh. It is not shifted.
@@ -36,6 +37,7 @@ class Kind:
     shift: float = 0.0
     factor: float = 1.0
     is_vector: bool = False
+    needs_eigenpairs: bool = False
 
 
 def _positions(mesh: Mesh, operators: Operators) -> Tensor:
@@ -45,11 +47,23 @@ def _positions(mesh: Mesh, operators: Operators) -> Tensor:
 
 
 def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
+    return _without_unit(geometry.curvature(operators), mesh)
+
+
+def _diffused_curvature(mesh: Mesh, operators: Operators) -> Tensor:
     import torch
 
-    mean, gaussian = geometry.curvature(operators).unbind(1)
+    found = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
+    return _without_unit(found, mesh).flatten(1)
+
+
+def _without_unit(curvatures: Tensor, mesh: Mesh) -> Tensor:
+    """Mean and Gaussian curvature (…, 2) times the radius of the mesh and its square, compressed."""
+    import torch
+
+    mean, gaussian = curvatures.unbind(-1)
     verts = torch.from_numpy(mesh.verts)
-    lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], 1)
+    lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], -1)
     return torch.asinh(lengths * float((verts - verts.mean(0)).norm(dim=1).max())) / 2
 
 
@@ -62,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "xyz": Kind(3, _positions, factor=3.0, is_vector=True),
     "normals": Kind(3, lambda mesh, operators: operators.normals, factor=math.sqrt(3), is_vector=True),
     "curvature": Kind(2, _curvature),
+    "diffused-curvature": Kind(8, _diffused_curvature, shift=0.2, factor=1.35, needs_eigenpairs=True),
     "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
     "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
@@ -108,6 +123,11 @@ class FeaturePart:
 
     @property
     def needs_eigenpairs(self) -> bool:
+        return self.name in KINDS and (self.is_descriptor or KINDS[self.name].needs_eigenpairs)
+
+    @property
+    def is_descriptor(self) -> bool:
+        """Whether its values are computed again for a scaled mesh."""
         return self.name in KINDS and KINDS[self.name].descriptor is not None
 
 

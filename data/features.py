@@ -97,6 +97,8 @@ def input_features(
         - "curvature", 2: with the mean curvature H and the Gaussian curvature K times the distance r of the farthest
           vertex from the mean of the vertices, asinh(H r) / 2 and sign(K) asinh(√|K| r) / 2. This doesn't depend on
           the size, and large values grow as their logarithm.
+        - "diffused-curvature", 8: the same, of the surface diffused for four times, see `diffused_curvature`. It
+          depends on the triangulation much less.
         - "hks", 16: the heat kernel signature
         - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
           elsewhere, and its logarithm is easier to learn from.

@@ -13,6 +13,7 @@ from .batches.functional_maps import (
 from .batches.unpack import UnpackAt
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
+from .diffused_curvature import diffused_curvature
 from .discretize.coincident import joined_vertices
 from .discretize.connectivity import Connectivity
 from .discretize.frames import tangent_frames
@@ -87,6 +88,7 @@ __all__ = [
     "decimate",
     "diagnose",
     "diffuse",
+    "diffused_curvature",
     "edges_of_faces",
     "eigenbases",
     "eigenbasis",

@@ -30,7 +30,7 @@ from diffnet.geometry.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ALL = "xyz+normals+curvature+hks+log-hks+wks+file:own"
+ALL = "xyz+normals+curvature+diffused-curvature+hks+log-hks+wks+file:own"
 
 
 def item(seed: int = 0, at: str = "vertices") -> LabeledMesh:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from plyfile import PlyData, PlyElement
 from rich.console import Console
+from scipy.spatial import cKDTree
 from shapes import ellipsoid
+from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import (
@@ -22,6 +24,7 @@ from diffnet.data import (
     check_statistics,
     feature_channels,
     feature_parts,
+    figure,
     figures,
     input_features,
     load_classes,
@@ -33,7 +36,19 @@ from diffnet.data import (
     vector_channels,
 )
 from diffnet.data.feature_names import KINDS
-from diffnet.geometry import Mesh, Operators, curvature, load_mesh, make_mesh, precompute, random_rotations
+from diffnet.geometry import (
+    Mesh,
+    Operators,
+    collate,
+    curvature,
+    decimate,
+    diffused_curvature,
+    load_mesh,
+    make_mesh,
+    precompute,
+    random_rotations,
+    scaled,
+)
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.inference.predict import predict_labels
@@ -105,10 +120,11 @@ def test_bad_text(text: Any, message: str) -> None:
         assert message in str(caught.value)
 
 
-def test_only_descriptors_need_eigenpairs() -> None:
+def test_some_parts_need_eigenpairs() -> None:
     assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
-    with pytest.raises(OptionError, match="k should be at least 1"):
-        Preprocessing(k=0, features="xyz+wks")
+    for features in ("xyz+wks", "diffused-curvature"):
+        with pytest.raises(OptionError, match="k should be at least 1"):
+            Preprocessing(k=0, features=features)
 
 
 # ---- values ----
@@ -164,32 +180,76 @@ def test_curvature_of_a_torus(cloud: bool) -> None:
         assert abs(np.median(column - expected)) < 0.1 * np.abs(expected).max()
 
 
-def test_curvature_ignores_size_position_and_orientation() -> None:
-    mesh = ball(1)
-    first = input_features(*prepare(mesh, Preprocessing(k=1)), "curvature")
-    assert (first > 0).all()
+@pytest.mark.parametrize("kind", ["curvature", "diffused-curvature"])
+def test_curvature_ignores_size_position_and_orientation(kind: str) -> None:
+    mesh, options = ball(1), Preprocessing(k=16)
+    first = input_features(*prepare(mesh, options), kind)
+    assert (first[:, ::2] > 0).all()
     moved = replace(mesh, verts=50 + 9 * mesh.verts)
-    torch.testing.assert_close(
-        input_features(*prepare(moved, Preprocessing(k=1)), "curvature"), first, atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close(input_features(*prepare(moved, options), kind), first, atol=1e-3, rtol=0)
     # Also with operators that are not normalized.
-    own = input_features(moved, precompute(moved, k=0), "curvature")
+    own = input_features(moved, precompute(moved, k=16), kind)
     torch.testing.assert_close(own, first, atol=1e-3, rtol=0)
     inside_out = replace(mesh, faces=mesh.faces[:, ::-1].copy())
-    turned = input_features(*prepare(inside_out, Preprocessing(k=1)), "curvature")
-    torch.testing.assert_close(turned, first * torch.tensor([-1.0, 1.0]), atol=1e-3, rtol=0)
+    turned = input_features(*prepare(inside_out, options), kind)
+    signs = torch.tensor([-1.0, 1.0]).repeat(first.shape[1] // 2)
+    torch.testing.assert_close(turned, first * signs, atol=1e-3, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:mesh. every eigenvalue is 0")
-def test_curvature_of_bad_meshes_is_finite() -> None:
+@pytest.mark.parametrize("kind", ["curvature", "diffused-curvature"])
+def test_curvature_of_bad_meshes_is_finite(kind: str) -> None:
     rng = np.random.default_rng(0)
     soup = make_mesh(rng.normal(size=(60, 3)), np.arange(60).reshape(20, 3))
     loose = make_mesh(np.concatenate([ball().verts, [[9, 9, 9]]]), ball().faces)
     for mesh in (soup, loose):
-        features = input_features(*prepare(mesh, Preprocessing(k=1)), "curvature")
+        features = input_features(*prepare(mesh, Preprocessing(k=1)), kind)
         assert features.isfinite().all()
         assert features.abs().max() < 20
     assert (features[-1] == 0).all()
+
+
+def test_diffused_curvature_is_that_of_the_packed_meshes() -> None:
+    """It stays with the mesh in a batch, and has the units of a length."""
+    meshes = [ball(1), ball(2, subdivisions=1)]
+    alone = [precompute(mesh, k=12) for mesh in meshes]
+    positions = [torch.from_numpy(mesh.verts) for mesh in meshes]
+    expected = [diffused_curvature(x, operators) for x, operators in zip(positions, alone, strict=True)]
+    assert expected[0].shape == (len(meshes[0].verts), 4, 2)
+    found = diffused_curvature(torch.cat(positions), collate(alone))
+    torch.testing.assert_close(found, torch.cat(expected), atol=1e-4, rtol=1e-4)
+    twice = diffused_curvature(2 * torch.cat(positions), scaled(collate(alone), torch.tensor([2.0, 2.0])))
+    torch.testing.assert_close(twice, found / torch.tensor([2.0, 4.0]), atol=1e-4, rtol=1e-4)
+
+
+def test_diffused_curvature_survives_decimation() -> None:
+    """Of the mean curvature, which `curvature` changes more."""
+    fine = figure(3).mesh
+    coarse = decimate(fine, len(fine.faces) // 2)
+    near = cKDTree(fine.verts).query(coarse.verts)[1]
+    options = Preprocessing(k=64)
+    kept = {}
+    for kind in ("curvature", "diffused-curvature"):
+        one, other = (input_features(*prepare(mesh, options), kind).numpy() for mesh in (fine, coarse))
+        errors = ((other - one[near]) ** 2).sum(0) / ((one[near] - one[near].mean(0)) ** 2).sum(0)
+        kept[kind] = 1 - errors[::2]
+    assert kept["diffused-curvature"].min() > 0.9
+    assert kept["curvature"] < 0.8
+
+
+@pytest.mark.parametrize(
+    ("positions", "times", "message"),
+    [
+        (torch.zeros(41, 3), None, r"positions should have shape \(42, 3\)"),
+        (torch.zeros(42, 3), torch.tensor([-1.0]), "times"),
+        (torch.zeros(42, 3), torch.tensor(1.0), r"times should have shape \(T,\)"),
+    ],
+    ids=["rows", "negative", "rank"],
+)
+def test_bad_arguments_of_diffused_curvature(positions: Tensor, times: Tensor | None, message: str) -> None:
+    small = precompute(ball(subdivisions=1), k=4)
+    with pytest.raises(ValueError, match=message):
+        diffused_curvature(positions, small, times=times)
 
 
 def test_only_vectors_turn() -> None:

@@ -1,0 +1,83 @@
+"""How much features of curvature depend on the triangulation: values on several meshes of one surface.
+
+    python -m diffnet.benchmarks.tasks.curvature_stability --out FOLDER [--seeds 0 1 2] [--meshes FILE…]
+
+Each surface, a generated figure for each seed and the given meshes, is decimated to 15,000, 3,000 and 750 vertices. The
+first mesh also gets noise: 25 % of an edge in each coordinate. Values at the vertices of the other meshes are compared
+with those at the nearest vertices of the first, at 128 eigenpairs. FOLDER gets curvature_stability.csv, with one row
+for each surface, mesh, feature and channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from diffnet.benchmarks.harness.results import write_csv
+from diffnet.benchmarks.robustness.changes import noisy
+from diffnet.benchmarks.tasks.programs import argument_parser
+from diffnet.data import Preprocessing, input_features, prepare
+from diffnet.data.synthetic.shape import sample_shape
+from diffnet.data.synthetic.surface import polygonize
+from diffnet.geometry import Mesh, decimate, load_mesh, make_mesh
+
+FEATURES = ("curvature", "diffused-curvature")
+COUNTS = (15000, 3000, 750)
+NOISE = 0.25
+_SPACING = 0.0065  # about 40,000 vertices
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--meshes", type=Path, nargs="+", default=[])
+    given = parser.parse_args(arguments)
+    surfaces = [fine_figure(seed) for seed in given.seeds] + [load_mesh(path) for path in given.meshes]
+    rows = [row for surface in surfaces for row in compare(surface)]
+    given.out.mkdir(parents=True, exist_ok=True)
+    write_csv(given.out / "curvature_stability.csv", rows)
+    for feature in FEATURES:
+        for mesh in (*map(str, COUNTS[1:]), "noise"):
+            same = [row for row in rows if (row["feature"], row["mesh"]) == (feature, mesh)]
+            r2, correlation = (np.mean([row[name] for row in same]) for name in ("r2", "correlation"))
+            print(f"{feature} {mesh}: R² {r2:.3f}, correlation {correlation:.3f}, over all surfaces and channels")
+
+
+def fine_figure(seed: int) -> Mesh:
+    """The surface of a generated figure."""
+    rng = np.random.default_rng(seed)
+    while (skin := polygonize(sample_shape(rng), _SPACING)) is None:
+        pass
+    return make_mesh(*skin, name=f"figure {seed}")
+
+
+def compare(surface: Mesh, counts: Sequence[int] = COUNTS) -> Iterator[dict[str, Any]]:
+    """The rows of a surface. counts: vertices of the meshes, the first is what the others are compared with"""
+    first, *others = (decimate(surface, 2 * count) for count in counts)
+    meshes = {str(count): mesh for count, mesh in zip(counts[1:], others, strict=True)}
+    meshes["noise"] = noisy(first, np.random.default_rng(0), NOISE)[0]
+    expected = values(first)
+    for name, mesh in meshes.items():
+        near = np.arange(len(mesh.verts)) if name == "noise" else cKDTree(first.verts).query(mesh.verts)[1]
+        for feature, found in values(mesh).items():
+            for channel, (own, true) in enumerate(zip(found.T, expected[feature][near].T, strict=True)):
+                yield {
+                    **{"surface": Path(surface.name).stem, "mesh": name, "feature": feature, "channel": channel},
+                    "r2": round(float(1 - ((own - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()), 4),
+                    "correlation": round(float(np.corrcoef(own, true)[0, 1]), 4),
+                }
+
+
+def values(mesh: Mesh) -> dict[str, NDArray[np.float64]]:
+    """The values (V, C) of each feature."""
+    prepared = prepare(mesh, Preprocessing(k=128))
+    return {feature: input_features(*prepared, feature).double().numpy() for feature in FEATURES}
+
+
+if __name__ == "__main__":
+    main()
