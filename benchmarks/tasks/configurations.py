@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
+from diffnet.train.tasks.options.task_options import RecipeName
 from diffnet.train.tasks.registry import task_named
 
 # The options of each data set that differ from the recipe of the original.
@@ -17,6 +19,7 @@ SETS: dict[str, dict[str, Any]] = {
     "curvature": {"task": "regression", "features": "xyz+normals", "epochs": 30, "k": 64, "width": 64},
     "volume": {"task": "regression", "epochs": 30, "k": 64, "width": 64},
 }
+SETS |= {"figures:shifts": SETS["figures"], "shapes:shifts": SETS["shapes"]}
 
 BASE = "base"
 
@@ -29,6 +32,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "wks": {"features": "wks"},
     "hks-wks": {"features": "log-hks+wks"},
     "curvature": {"features": "curvature+log-hks"},
+    "diffused": {"features": "diffused-curvature+log-hks"},
+    "diffused-wks": {"features": "diffused-curvature+wks"},
     "curvature-wks": {"features": "curvature+wks"},
     "curvature-hks-wks": {"features": "curvature+log-hks+wks"},
     "normals": {"features": "xyz+normals"},
@@ -52,7 +57,14 @@ NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
     "batch": ("batch_meshes", int),
     "epochs": ("epochs", int),
     "average": ("average_weights", float),
+    "validation": ("validation", float),
+    "scale": ("scale_range", float),
+    "decimate": ("decimate", float),
+    "cut": ("cut", float),
 }
+
+# A configuration that begins with one of these has all options of the recipe, also epochs, eigenpairs and width.
+RECIPES: tuple[RecipeName, ...] = ("default", "original")
 
 _FIRST_LEADS = "log-hks+cosine+dropout-0.2"
 
@@ -152,26 +164,52 @@ _REGRESSION = (
     "batch-4",
     "average",
 )
+# The candidates for the default on sets with a shift, at full size.
+_SHIFTS = (
+    BASE,
+    "original",
+    "default",
+    "default+epochs-24",
+    "default+log-hks",
+    "default+diffused",
+    "default+wks",
+    "default+hks-wks",
+    "default+diffused-wks",
+    "default+diffused+epochs-24",
+    "default+dropout-0.5",
+    "default+average",
+    "default+layer",
+    "default+width-128",
+    "default+validation-0.2",
+    "default+decimate-0.9",
+    "default+scale-1.25",
+    "default+k-64",
+)
 ORDER = {"rna": _RNA, "figures": _FIGURES, "shapes": _SHAPES, "curvature": _REGRESSION, "volume": _REGRESSION}
+ORDER |= {"figures:shifts": _SHIFTS, "shapes:shifts": _SHIFTS}
 
 
 def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
-    """The options of a configuration: changes joined by "+", or "base".
+    """The options of a configuration: changes joined by "+", after the name of a recipe or not, or "base".
 
     data: the name of a data set; names that are not in `SETS` are trained as "rna"
 
     Raises KeyError for an unknown change, and OptionError for a change that the task of the data set doesn't have.
     """
-    given = {**_KEPT, **SETS.get(data, SETS["rna"])}
-    for change in () if configuration == BASE else configuration.split("+"):
+    own = SETS.get(data, SETS["rna"])
+    task = own.get("task", "segmentation")
+    changes = [] if configuration == BASE else configuration.split("+")
+    named = next((name for name in RECIPES if changes[:1] == [name]), None)
+    given = recipe(named, task) if named else {**recipe("original", task), **_KEPT, **own}
+    for change in changes[1:] if named else changes:
         number = re.fullmatch(rf"({'|'.join(NUMBERS)})-(\d+(?:\.\d+)?(?:e-?\d+)?)", change)
         if number:
             option, kind = NUMBERS[number[1]]
             given[option] = kind(number[2])
         else:
             given.update(CHANGES[change])
-    task = given.get("task", "segmentation")
-    return TrainOptions(**{**recipe("original", task), **given, "seed": seed, "eval_every": given["epochs"]})
+    options = TrainOptions(**{**given, "task": task, "seed": seed})
+    return replace(options, eval_every=options.epochs)
 
 
 def differs_from_base(data: str, configuration: str) -> bool:

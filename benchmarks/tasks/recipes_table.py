@@ -58,6 +58,40 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
     return table(heads, lines)
 
 
+def overview(rows: Sequence[dict[str, str]], names: Sequence[str]) -> str:
+    """The mean of each configuration on each set and over all sets as a table in Markdown, the best first.
+
+    Scores are in percent, R² too. The mean over all sets is that of each seed, averaged over the seeds. It is left out
+    for a configuration that lacks a set.
+
+    >>> rows = [
+    ...     {"data": data, "configuration": "cosine", "seed": str(seed), "held_out_score": str(score), "error": ""}
+    ...     for data, scores in (("a", (0.80, 0.82)), ("b", (0.60, 0.62)))
+    ...     for seed, score in enumerate(scores)
+    ... ]
+    >>> print(overview(rows, ["a", "b"]))
+    | configuration | mean | a | b |
+    |---|---|---|---|
+    | `cosine` | 71.00 ± 1.00 | 81.00 ± 1.00 | 61.00 ± 1.00 |
+    <BLANKLINE>
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if row["data"] in names and not row["error"]:
+            scores = found.setdefault(row["configuration"], {}).setdefault(row["data"], {})
+            scores[row["seed"]] = 100 * float(row["held_out_score"])
+    lines = []
+    for configuration, of_sets in found.items():
+        seeds = set.intersection(*(set(scores) for scores in of_sets.values())) if len(of_sets) == len(names) else ()
+        means = [mean(scores[seed] for scores in of_sets.values()) for seed in sorted(seeds)]
+        cells = [_with_error(list(of_sets[name].values()), 2) if name in of_sets else "" for name in names]
+        lines.append(
+            (mean(means) if means else -math.inf, [_with_error(means, 2) if means else "", *cells], configuration)
+        )
+    lines.sort(key=lambda line: -line[0])
+    return table(["configuration", "mean", *names], [[f"`{name}`", *cells] for _, cells, name in lines])
+
+
 def standard_error(values: Sequence[float]) -> float:
     """The standard error of the mean. Infinite for a single value."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf

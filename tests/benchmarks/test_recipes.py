@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +25,11 @@ from diffnet.benchmarks.tasks.configurations import BASE, ORDER, SETS, differs_f
 from diffnet.benchmarks.tasks.recipes import main, split, with_standardized_targets
 from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.regression import TARGETS, target_set
-from diffnet.data import LabeledMesh, Preprocessing, fill_cache, make_sample, target_statistics
+from diffnet.data import LabeledMesh, Preprocessing, figures, fill_cache, make_sample, target_statistics
 from diffnet.geometry import make_mesh
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
+from diffnet.train.tasks.options.task_options import RecipeName
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,7 +111,10 @@ def test_an_unknown_change_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_unknown_data_is_refused(tmp_path: Path) -> None:
     for data, message in (
-        ("rna", "--data should be NAME=DIR, figures, shapes, curvature or volume, got 'rna'"),
+        (
+            "rna",
+            "--data should be NAME=DIR, figures, shapes, figures:shifts, shapes:shifts, curvature or volume, got 'rna'",
+        ),
         ("volume=there", "--data volume is generated and takes no folder, got 'volume=there'"),
     ):
         with pytest.raises(SystemExit, match=message):
@@ -129,6 +134,31 @@ def test_the_default_recipe_of_regression_is_compared() -> None:
     default = TrainOptions(task="regression", **{**recipe("default", "regression"), **size})
     for name in TARGETS:
         assert default in [options_of(name, configuration) for configuration in ORDER[name]]
+
+
+@pytest.mark.parametrize("name", ["default", "original"])
+def test_a_configuration_begins_with_a_recipe(name: RecipeName) -> None:
+    for data, task in (("rna", "segmentation"), ("shapes:shifts", "classification")):
+        expected = TrainOptions(**{"task": task, **recipe(name, task)})  # type: ignore[arg-type]
+        found = options_of(data, name)
+        assert replace(found, eval_every=expected.eval_every) == expected
+        assert replace(options_of(data, f"{name}+k-32"), k=expected.k) == found
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_run_is_judged_on_every_shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recipes.SHIFTED, "figures:shifts", (("builds", "mesher"), figures, {"train": 2, "test": 1}))
+    monkeypatch.setattr(recipes, "WorkerPool", lambda jobs, threads: ThreadPoolExecutor(1))
+    options = ["--processes", "1", "--device", "cpu", "--seeds", "0", "--out", str(tmp_path / "out")]
+    command = ["--data", "figures:shifts", *options, "--configurations", "epochs-1+k-8+decimate-0.5"]
+    main(command)
+    found = rows(tmp_path)
+    assert [row["data"] for row in found] == ["figures:source", "figures:builds", "figures:mesher"]
+    assert all(0 < float(row["held_out_score"]) < 1 for row in found)
+    text = (tmp_path / "out" / "overview.md").read_text("utf-8")
+    assert text.startswith("| configuration | mean | figures:source | figures:builds | figures:mesher |")
+    main(command)
+    assert rows(tmp_path) == found
 
 
 @pytest.fixture
@@ -164,7 +194,8 @@ def test_targets_are_standardized_over_the_meshes_to_train_on() -> None:
 
 def test_the_command_runs_the_published_configurations() -> None:
     rows = read_csv(RESULTS / "recipes-h200" / "recipes.csv")
-    for name, configurations in ORDER.items():
+    for name in ("rna", "figures", "shapes", *TARGETS):
+        configurations = ORDER[name]
         assert set(configurations) == {row["configuration"] for row in rows if row["data"] == name}
 
 
