@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from diffnet.geometry.batches.functional import from_spectral, to_spectral, with_eigenpairs
+from diffnet.geometry.batches.functional import to_spectral, with_eigenpairs
 from diffnet.geometry.operators import Operators
+from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_finite, check_rank, check_tensor
 
 TIMES = (0.001, 0.003, 0.01, 0.03)  # shares of the area
@@ -54,12 +55,14 @@ def diffused_curvature(positions: Tensor, operators: Operators, *, times: Tensor
     area = mass.new_zeros(meshes).index_add(0, own_mesh, mass)
     center = positions.new_zeros(meshes, 3).index_add(0, own_mesh, mass[:, None].to(positions) * positions)
     centered = positions - (center / area[:, None].to(positions))[own_mesh]
-    # In double precision, positions are rounded only after their center is 0.
+    # Positions in double precision are rounded only after they are centered.
     spectrum = to_spectral(torch.cat([centered.to(mass), operators.normals], 1), operators)  # (B, K, 6)
     decay = torch.exp(-evals[:, :, None] * area[:, None, None] * times.to(evals))[..., None]  # (B, K, T, 1)
     laplacians = evals[:, :, None, None] * decay * spectrum[:, :, None]
     normals = decay * spectrum[:, :, None, 3:]
-    values = from_spectral(torch.cat([laplacians, normals], 3).flatten(2), operators)
+    # A basis in half precision is used in the precision of the rest.
+    evecs, coefficients = operators.evecs.to(evals.dtype), torch.cat([laplacians, normals], 3).flatten(2)
+    values = from_spectral(coefficients, evecs, operators.ptr, operators.lengths)
     values = values.reshape(len(values), len(times), 9)
     normal = normalize(values[..., 6:], dim=2)
     mean = (normal * values[..., :3]).sum(2) / 2
