@@ -5,7 +5,7 @@
 It writes the generated pairs as files, and trains on them with `diffnet train`. FOLDER gets
 correspondence.csv, with one line for each row and seed, and all runs. The column zoomout_x100 has the errors after
 ZoomOut. Other options are those of `diffnet train correspondence`, for all rows. --figures FOLDER keeps the figures and
-the cache for several measurements.
+the cache for several measurements, and --bodies takes people with a front or animals instead.
 
 supervised: from curvature, heat kernel signatures and the true correspondences
 unsupervised: from positions, normals and wave kernel signatures, without correspondences. All figures stand upright
@@ -44,10 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--train", type=int, default=80, help="training figures")
     parser.add_argument("--test", type=int, default=20, help="test figures, of which 50 pairs are matched")
     parser.add_argument("--figures", type=Path, help="folder of the figures and the cache; by default, in --out")
+    parser.add_argument("--bodies", default="figures", help="figures, people or animals, see `data.figure_pairs`")
     given, options = parser.parse_known_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.figures or given.out / "figures"
-    upright, turned = write_figures(kept, given.train, given.test)
+    kept = kept if given.bodies == "figures" else kept / given.bodies
+    upright, turned = write_figures(kept, given.train, given.test, given.bodies)
     rows = []
     for row in given.only:
         data = turned if row == "unsupervised-xyz" else upright
@@ -86,14 +88,14 @@ def scores(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_figures(folder: Path, train: int, test: int) -> tuple[Path, Path]:
+def write_figures(folder: Path, train: int, test: int, bodies: str = "figures") -> tuple[Path, Path]:
     """Write the generated pairs as files, upright and rotated at random, on all cores. Returns the two folders."""
     folders = folder / "upright", folder / "turned"
     data = None
     for target in folders:
         if (target / TEMPLATE).is_file() and (target / "pairs.txt").is_file():
             continue
-        data = data or figure_pairs(train, test, cache_dir=folder / "cache")
+        data = data or figure_pairs(train, test, bodies=bodies, cache_dir=folder / "cache")
         save_pairs(data if target.name == "upright" else rotated(data), target)
     return folders
 
