@@ -31,7 +31,7 @@ from .features import (
     rotate_vectors,
 )
 from .folders.classes import load_classes
-from .folders.indexed import IndexedDataset, IndexedMeshes, index_classes, index_dataset
+from .folders.indexed import IndexedDataset, IndexedMeshes, index_classes, index_dataset, index_targets
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .folders.targets import load_targets
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
@@ -102,6 +102,7 @@ __all__ = [
     "fill_cache",
     "index_classes",
     "index_dataset",
+    "index_targets",
     "input_features",
     "interpolation_weights",
     "labels_at",

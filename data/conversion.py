@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.stored import StoredMeshes, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
 
 
@@ -79,17 +81,17 @@ def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
     if source == "meshes":
         raise DataError(f"the set has one label for each mesh, which can't become labels at {target}")
 
-    def converted(item: LabeledMesh) -> LabeledMesh:
-        if item.mesh.is_point_cloud:
-            raise DataError(
-                f"{item.mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out"
-            )
-        mesh = item.mesh
-        labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
-        return replace(item, labels=labels, accepted=None)
+    change = partial(_converted, source=source, target=target)
+    train, test = (with_change(part, change, "labels_at", source, target) for part in (data.train, data.test))
+    return replace(data, train=train, test=test, labels_at=target)
 
-    parts = [[converted(item) for item in part] for part in (data.train, data.test)]
-    return replace(data, train=parts[0], test=parts[1], labels_at=target)
+
+def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> LabeledMesh:
+    mesh = item.mesh
+    if mesh.is_point_cloud:
+        raise DataError(f"{mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out")
+    labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
+    return replace(item, labels=labels, accepted=None)
 
 
 def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
@@ -99,23 +101,25 @@ def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes
 
     A test set may lack some classes. Raises DataError for a class that occurs in the labels, but not in `names`.
     """
+    old, names = list(data.label_names), list(names)
+    change = partial(_renamed, old=old, names=names)
+    train, test = (with_change(part, change, "names", old, names) for part in (data.train, data.test))
+    return LabeledMeshes(train, test, names, data.labels_at)
+
+
+def _renamed(item: LabeledMesh, old: Sequence[str], names: Sequence[str]) -> LabeledMesh:
     place = {name: i for i, name in enumerate(names)}
-    new = np.array([place.get(name, len(names)) for name in data.label_names] + [UNLABELED], np.int64)
-
-    def renumbered(item: LabeledMesh) -> LabeledMesh:
-        labels = np.asarray(new[np.where(item.labels < 0, UNLABELED, item.labels)])
-        unknown = np.flatnonzero(labels == len(names))
-        if len(unknown):
-            known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            raise DataError(
-                f"{item.mesh.name}: the label {data.label_names[item.labels.flat[unknown[0]]]!r} is none of the "
-                f"{len(names)} known classes ({known}). Labels are matched by name; "
-                "label_names.txt in the folder of the meshes names their values"
-            )
-        return replace(item, labels=labels, accepted=_columns(item.accepted, data.label_names, names))
-
-    parts = [[renumbered(item) for item in part] for part in (data.train, data.test)]
-    return LabeledMeshes(parts[0], parts[1], list(names), data.labels_at)
+    new = np.array([place.get(name, len(names)) for name in old] + [UNLABELED], np.int64)
+    labels = np.asarray(new[np.where(item.labels < 0, UNLABELED, item.labels)])
+    unknown = np.flatnonzero(labels == len(names))
+    if len(unknown):
+        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise DataError(
+            f"{item.mesh.name}: the label {old[item.labels.flat[unknown[0]]]!r} is none of the "
+            f"{len(names)} known classes ({known}). Labels are matched by name; "
+            "label_names.txt in the folder of the meshes names their values"
+        )
+    return replace(item, labels=labels, accepted=_columns(item.accepted, old, names))
 
 
 def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -150,18 +154,30 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     numbers = data.label_numbers and [number for i, number in enumerate(data.label_numbers) if i not in gone]
     if not kept:
         raise DataError("all classes are ignored; at least one should be left")
-    new = np.array([kept.index(name) if name in kept else UNLABELED for name in data.label_names] + [UNLABELED])
-
-    def renumbered(item: LabeledMesh) -> LabeledMesh:
-        labels = new[np.where(item.labels < 0, UNLABELED, item.labels)]
-        return replace(item, labels=np.asarray(labels), accepted=_columns(item.accepted, data.label_names, kept))
-
-    parts = [[renumbered(item) for item in part] for part in (data.train, data.test)]
+    old = data.label_names
+    change = partial(_without, old=old, kept=kept)
+    parts: list[Sequence[LabeledMesh]] = [data.train, data.test]
     if data.labels_at == "meshes":
-        parts = [[item for item in part if item.labels.flat[0] >= 0] for part in parts]
-        if not parts[1]:
+        parts = [_of_classes(part, [i for i, name in enumerate(old) if name in kept]) for part in parts]
+        if not len(parts[1]):
             raise DataError("all test meshes belong to ignored classes")
-    return LabeledMeshes(parts[0], parts[1], kept, data.labels_at, numbers)
+    train, test = (with_change(part, change, "without", old, kept) for part in parts)
+    return LabeledMeshes(train, test, kept, data.labels_at, numbers)
+
+
+def _without(item: LabeledMesh, old: Sequence[str], kept: Sequence[str]) -> LabeledMesh:
+    new = np.array([kept.index(name) if name in kept else UNLABELED for name in old] + [UNLABELED])
+    labels = new[np.where(item.labels < 0, UNLABELED, item.labels)]
+    return replace(item, labels=np.asarray(labels), accepted=_columns(item.accepted, old, kept))
+
+
+def _of_classes(items: Sequence[LabeledMesh], classes: Sequence[int]) -> Sequence[LabeledMesh]:
+    """The meshes whose label is one of these classes."""
+    if isinstance(items, StoredMeshes):
+        labels = items.mesh_labels
+        assert labels is not None, "each mesh has one label, which the index knows"
+        return items.take(np.flatnonzero(np.isin(labels, classes)))
+    return [item for item in items if int(item.labels.flat[0]) in classes]
 
 
 def _columns(

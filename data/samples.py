@@ -138,6 +138,7 @@ class MeshSamples(Dataset[Sample]):
 
     items: the meshes, such as `train` of `index_dataset`, which reads them when they are needed. Nothing is kept
         between items.
+    vertex_counts: (N,) int64, for `MeshBatches`
     options, cache_dir, statistics: see `make_sample`. With operators in the cache, an item takes the time to read them;
         `fill_cache` computes those of many meshes on all cores.
 
@@ -156,6 +157,11 @@ class MeshSamples(Dataset[Sample]):
         self.options = options
         self.cache_dir = cache_dir
         self.statistics = statistics
+
+    @property
+    def vertex_counts(self) -> NDArray[np.int64]:
+        counts: NDArray[np.int64] | None = getattr(self.items, "vertex_counts", None)
+        return np.array([len(item.mesh.verts) for item in self.items], np.int64) if counts is None else counts
 
     def __len__(self) -> int:
         return len(self.items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,35 +12,59 @@ from torch import Tensor
 
 from diffnet.data.feature_names import ArrayStatistics
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.stored import remembered, with_change
 
 
-def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str]) -> ArrayStatistics:
+def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str], jobs: int | None = None) -> ArrayStatistics:
     """Mean and standard deviation of each column of the targets over the training meshes. NaN doesn't count.
 
     names: of the columns, for messages
+    jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
 
     The standard deviation of a constant column is given as 1. Raises DataError for targets of another shape than
     (N, C), for a column that is NaN everywhere, and for an infinite target.
     """
-    for item in items:
-        if np.ndim(item.labels) != 2 or np.shape(item.labels)[1] != len(names):
-            raise DataError(f"{item.name}: targets should have shape (N, {len(names)}), got {np.shape(item.labels)}")
-    rows = np.concatenate([np.asarray(item.labels, np.float64) for item in items])
+    sums = np.array(remembered(partial(_moments, names=list(names)), items, "target moments", list(names), jobs=jobs))
+    counts, origins, means, squares = sums.astype(np.float64).transpose(1, 0, 2)  # (N, C) each
     for i, name in enumerate(names):
-        if np.isnan(rows[:, i]).all():
+        if not counts[:, i].any():
             raise DataError(f"the column {name!r} is missing (NaN) in all training meshes")
-        if np.isinf(rows[:, i]).any():
-            bad = next(item.name for item in items if np.isinf(np.asarray(item.labels)[:, i]).any())
-            raise DataError(f"{bad}: the column {name!r} has an infinite target; targets should be finite or NaN")
-    origin = np.nanmin(rows, axis=0)  # sums of numbers far from 0 lose their differences
-    mean, std = np.nanmean(rows - origin, axis=0), np.nanstd(rows - origin, axis=0)
+    # Sums of numbers far from 0 lose their differences.
+    origin = np.where(counts > 0, origins, np.inf).min(0)
+    total = counts.sum(0)
+    with np.errstate(invalid="ignore"):
+        shifted = np.where(counts > 0, means + (origins - origin), 0)
+    mean = (counts * shifted).sum(0) / total
+    variance = (squares + counts * (shifted - mean) ** 2).sum(0) / total
+    std = np.sqrt(np.maximum(variance, 0))
     return {"mean": (origin + mean).tolist(), "std": np.where(std > 1e-12 * np.abs(origin), std, 1.0).tolist()}
 
 
-def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> list[LabeledMesh]:
+def _moments(item: LabeledMesh, names: Sequence[str]) -> list[list[float]]:
+    """For each column: the count, the smallest target, the mean above it, and the sum of squares about the mean."""
+    if np.ndim(item.labels) != 2 or np.shape(item.labels)[1] != len(names):
+        raise DataError(f"{item.name}: targets should have shape (N, {len(names)}), got {np.shape(item.labels)}")
+    rows = np.asarray(item.labels, np.float64)
+    for i, name in enumerate(names):
+        if np.isinf(rows[:, i]).any():
+            raise DataError(f"{item.name}: the column {name!r} has an infinite target; targets should be finite or NaN")
+    known = ~np.isnan(rows)
+    counts = known.sum(0)
+    origin = np.where(counts > 0, np.where(known, rows, np.inf).min(0, initial=np.inf), 0)
+    above = np.where(known, rows - origin, 0)
+    mean = above.sum(0) / np.maximum(counts, 1)
+    squares = (np.where(known, above - mean, 0) ** 2).sum(0)
+    return [counts.tolist(), origin.tolist(), mean.tolist(), squares.tolist()]
+
+
+def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> Sequence[LabeledMesh]:
     """The meshes with targets (N, C) float32 at mean 0 and standard deviation 1 over the training set."""
+    return with_change(items, partial(_standardized, statistics=statistics), "standardized", statistics)
+
+
+def _standardized(item: LabeledMesh, statistics: ArrayStatistics) -> LabeledMesh:
     mean, std = np.array(statistics["mean"]), np.array(statistics["std"])
-    return [replace(item, labels=((item.labels - mean) / std).astype(np.float32)) for item in items]
+    return replace(item, labels=((item.labels - mean) / std).astype(np.float32))
 
 
 def original_targets(values: Tensor, statistics: ArrayStatistics) -> Tensor:
@@ -60,5 +85,10 @@ def with_columns(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
             "are matched by name"
         )
     order = [data.label_names.index(name) for name in names]
-    parts = [[replace(item, labels=item.labels[:, order]) for item in part] for part in (data.train, data.test)]
-    return LabeledMeshes(parts[0], parts[1], list(names), data.labels_at)
+    change = partial(_in_order, order=order)
+    train, test = (with_change(part, change, "columns", order) for part in (data.train, data.test))
+    return LabeledMeshes(train, test, list(names), data.labels_at)
+
+
+def _in_order(item: LabeledMesh, order: Sequence[int]) -> LabeledMesh:
+    return replace(item, labels=item.labels[:, order])

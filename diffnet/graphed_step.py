@@ -14,6 +14,7 @@ from diffnet.cuda_graphs.calls import may_have_graphs
 from diffnet.cuda_graphs.lane import Recorder, record_graph
 from diffnet.cuda_graphs.plain_step import PlainStep, StepBatch
 from diffnet.cuda_graphs.recording import ROWS
+from diffnet.cuda_graphs.sizes import MeshSizes, sizes_of
 from diffnet.cuda_graphs.whole_step import Expected, StepGraphs
 from diffnet.geometry import Operators
 from diffnet.weight_average import WeightAverage
@@ -120,9 +121,12 @@ class GraphedStep:
         return loss
 
     def reserve(
-        self, meshes: Sequence[Operators], batch_meshes: int | None = None, batch_vertices: int | None = None
+        self,
+        meshes: Sequence[Operators] | MeshSizes,
+        batch_meshes: int | None = None,
+        batch_vertices: int | None = None,
     ) -> None:
-        """Announce the operators of all training meshes, so that buffers are made for the largest batch at once.
+        """Announce the operators of all training meshes, or their sizes, so that buffers are made for the largest batch at once.
 
         Without it, the first batch that is larger than all before drops all graphs, and they are recorded again.
 
@@ -130,7 +134,8 @@ class GraphedStep:
             its own.
         """
         self.reset()
-        self._expected = Expected(meshes, batch_meshes, batch_vertices) if meshes else None
+        sizes = meshes if isinstance(meshes, MeshSizes) else sizes_of(meshes) if meshes else None
+        self._expected = None if sizes is None else Expected(sizes, batch_meshes, batch_vertices)
 
     def reset(self) -> None:
         """Drop all graphs, and return their memory. The next steps are recorded anew."""

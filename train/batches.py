@@ -5,40 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
 import torch
 
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
+from diffnet.train.resident import ReadAhead, read_ahead
 
 S = TypeVar("S")
 T = TypeVar("T")
 _END = object()
-
-
-def keep_on_device(
-    samples: Sequence[Sample], device: torch.device, basis_dtype: torch.dtype = torch.float32
-) -> list[Sample]:
-    """Move samples to a GPU, with their gradients on the basis, if they need at most half of its free memory.
-
-    Otherwise, and on the CPU, the samples are returned unchanged, and the training loop moves batch by batch. The two
-    ways round differently, so runs are equal bit by bit only if the same way is taken.
-
-    basis_dtype: dtype to round the basis to, once here instead of in every step
-    """
-    if device.type != "cuda":
-        return list(samples)
-    # The basis and its two gradients in float32. Everything else is small.
-    needed = sum(3 * 4 * s.operators.evecs.numel() for s in samples)
-    if needed > torch.cuda.mem_get_info(device)[0] / 2:
-        return list(samples)
-    return [_with_gradient_evecs(s.to(device), basis_dtype) for s in samples]
-
-
-def _with_gradient_evecs(sample: Sample, basis_dtype: torch.dtype) -> Sample:
-    return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(basis_dtype))
 
 
 def packed(
@@ -46,16 +23,19 @@ def packed(
 ) -> Iterator[Sample]:
     """Batches of samples, or of pairs of them, on the device.
 
-    If samples must be moved to a GPU, a thread packs and moves a batch while the GPU works on the one before. A batch
-    may be used until the next one is asked for. The GPU may still work on it then.
+    If samples must be moved to a GPU, threads read them, and one packs and moves a batch while the GPU works on the one
+    before. A batch may be used until the next one is asked for. The GPU may still work on it then.
+
+    samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
     """
+    batches = read_ahead(samples, batches)
 
     def pack(batch: list[int]) -> Sample:
         chosen = [samples[i] for i in batch]
         pairs = [sample for sample in chosen if isinstance(sample, PairSample)]
         return collate_pairs(pairs) if pairs else collate_samples([s for s in chosen if isinstance(s, Sample)])
 
-    if device.type != "cuda" or all(s.operators.device.type == "cuda" for s in samples):
+    if device.type != "cuda" or _are_there(samples):
         yield from (pack(batch).to(device) for batch in batches)
         return
     # On the stream of the training steps, copies would wait for these steps.
@@ -65,17 +45,26 @@ def packed(
 
     def load(numbered: tuple[int, list[int]]) -> Sample:
         number, batch = numbered
-        sample = pack(batch)
         if number >= 2:
             # Its memory may be that of the last batch but one, so the step on that one must have ended. This also
             # bounds the memory of waiting batches.
             steps.popleft().synchronize()
         with torch.cuda.stream(copies):
-            return sample.to(device)  # waits for the copies
+            # Samples of `on_device` are moved when they are taken.
+            sample = pack(batch).to(device)
+            copies.synchronize()
+        return sample
 
     for sample in computed_ahead(load, enumerate(batches)):
         yield sample
         steps.append(torch.cuda.current_stream(device).record_event())
+
+
+def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
+    """Whether all samples are on the GPU."""
+    if isinstance(samples, ReadAhead):
+        return samples.is_resident
+    return all(s.operators.device.type == "cuda" for s in samples)
 
 
 @cache

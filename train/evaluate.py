@@ -14,6 +14,7 @@ from diffnet.data import PairSample, Sample
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
+from diffnet.train.run_folder.spool import Spool
 from diffnet.train.tasks.task import Task
 
 
@@ -23,7 +24,7 @@ def evaluate(
     samples: Sequence[Sample | PairSample],
     options: TrainOptions,
     device: torch.device,
-    predictions: list[Tensor] | None = None,
+    predictions: list[Tensor] | Spool | None = None,
 ) -> Tensor:
     """The tally of a network on samples, on the CPU. For labels, that is the confusion matrix (C, C) int64.
 

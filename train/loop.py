@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,20 +28,25 @@ from diffnet.data import (
     epoch_seed,
 )
 from diffnet.data.counts import counted
+from diffnet.data.stored import StoredMeshes, names_of
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
-from diffnet.train.mesh_hash import mesh_hash
+from diffnet.train.mesh_hash import DIGITS, contents_of
 from diffnet.train.options import TrainOptions
+from diffnet.train.resident import DeviceSamples, counts_of, taken
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
+from diffnet.train.run_folder.spool import Spool
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.step import TrainingStep, restore_optimizer, set_learning_rate
-from diffnet.train.tasks.task import Task
+from diffnet.train.tasks.task import PairTask, Task
 
 T = TypeVar("T")
+
+FINGERPRINT = "2:"  # how those of `_fingerprint` begin
 
 
 class TrainingError(DiffnetError, RuntimeError):
@@ -76,7 +82,7 @@ def train(
     capture: bool = True,
     after_epoch: Callable[[Row], Any] = lambda row: None,
     after_step: Callable[[float], Any] = lambda epochs: None,
-    predictions: list[Tensor] | None = None,
+    predictions: list[Tensor] | Spool | None = None,
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
@@ -91,19 +97,19 @@ def train(
 
     capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
-    predictions: a list that gets the predictions of each test sample by the checkpoint to judge, on the CPU, see
-        `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
+    predictions: an empty list or `Spool` that gets the predictions of each test sample by the checkpoint to judge, on
+        the CPU, see `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to
+        judge.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
     leaves no mesh to train on.
     """
     task, meshes = data.task, data.meshes
-    variants = data.variants or [()] * len(data.train)
     score_name, score_of = task.scoring(options)
-    groups = [[sample, *others] for sample, others in zip(data.train, variants, strict=True)]
+    samples, groups = _grouped(data)
     fitted, held_out_groups = set_aside(groups, options)
-    held_out = [group[0] for group in held_out_groups]
+    held_out = taken(samples, [group[0] for group in held_out_groups])
     torch.manual_seed(options.seed)
     model = build_model(options, meshes.label_names, meshes.labels_at, data.statistics).to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
@@ -111,15 +117,17 @@ def train(
     step = TrainingStep(task, model, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.captured:
-            step.capture([sample.operators for group in fitted for sample in group])
+            trained = taken(samples, [number for group in fitted for number in group])
+            sizes = trained.sizes() if isinstance(trained, DeviceSamples) else [s.operators for s in trained]
+            step.capture(sizes)
         elif scored is not model:  # the network alone
             graphed(model, first_visits=0)
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
-    last_predictions: list[Tensor] = []
     best = -math.inf
-    fingerprint = _fingerprint(meshes, task.truths(meshes))
-    train_meshes = [mesh_hash(item.mesh) for item in meshes.train]
+    content = [contents_of(part) for part in (meshes.train, meshes.test)]
+    fingerprint = _fingerprint(meshes, content, task.pairs(meshes))
+    train_meshes = [mesh[:DIGITS] for mesh, *_ in content[0]]
 
     def checkpoint() -> Checkpoint:
         return {
@@ -141,7 +149,7 @@ def train(
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
         check_same_options(stored, options, out)
-        _check_same_data(stored, checkpoint(), out)
+        _check_same_data(stored, checkpoint(), data, out)
         scored.load_state_dict(stored["model"])
         if average is not None:
             average.load_state_dict(stored["averaging"])
@@ -157,16 +165,18 @@ def train(
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             torch.manual_seed(epoch_seed(options.seed, epoch))
-            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step, meshes.labels_at)
+            loss, tally = _train_epoch(
+                model, step, task, samples, fitted, options, device, epoch, after_step, meshes.labels_at
+            )
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
             due = (epoch + 1) % options.eval_every == 0 or last
             tested = validated = None
             if due:
-                kept = last_predictions if last else None
+                kept = predictions if last else None
                 tested = score_of(evaluate(task, scored, data.test, options, device, kept))
-            if held_out:
+            if len(held_out):
                 validated = score_of(evaluate(task, scored, held_out, options, device))
             row: Row = {
                 "epoch": epoch + 1,
@@ -189,10 +199,24 @@ def train(
             write_atomically(out / "metrics.csv", as_csv(history, score_name))
             board.add({name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}, epoch + 1)
             after_epoch(row)
-    judged = load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
-    if predictions is not None and len(judged["history"]) == options.epochs:
-        predictions.extend(last_predictions)
+    judged = load_checkpoint(out / ("best.pt" if len(held_out) else "last.pt"), device)
+    if predictions is not None and len(judged["history"]) != options.epochs:
+        predictions.clear()
     return judged
+
+
+def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
+    """All training samples and then their variants, and the numbers of each sample and its variants among these."""
+    variants = data.variants or [()] * len(data.train)
+    if isinstance(data.train, DeviceSamples):
+        samples: Sequence[Any] = data.train.joined(own for own in variants if isinstance(own, DeviceSamples))
+    else:
+        samples = [*data.train, *chain.from_iterable(variants)]
+    firsts = accumulate(map(len, variants), initial=len(data.train))
+    groups = [
+        [i, *range(first, first + len(own))] for i, (own, first) in enumerate(zip(variants, firsts, strict=False))
+    ]
+    return samples, groups
 
 
 def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], list[T]]:
@@ -217,7 +241,9 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
 def _train_epoch(
     model: DiffusionNet,
     step: TrainingStep,
-    groups: Sequence[Sequence[Sample | PairSample]],
+    task: Task[Any, Any],
+    samples: Sequence[Any],
+    groups: Sequence[Sequence[int]],
     options: TrainOptions,
     device: torch.device,
     epoch: int,
@@ -226,17 +252,18 @@ def _train_epoch(
 ) -> tuple[float, Tensor]:
     """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout.
 
-    groups: each training sample with its variants
+    samples: all samples and variants
+    groups: the numbers of each training sample and of its variants
     """
     model.train()
     step.tally.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    every = sum(len(group[0].names) for group in groups)  # a pair has two meshes
+    every = len(groups) * (2 if isinstance(task, PairTask) else 1)  # meshes
     changes = draw_changes(every, options, device, labels_at)
-    samples = draw_variants(groups)
+    samples = taken(samples, draw_variants(groups))
     batches = MeshBatches(
-        [s.operators.num_vertices for s in samples],
+        counts_of(samples),
         meshes=options.batch_meshes,
         max_vertices=options.batch_vertices,
         shuffle=True,
@@ -283,8 +310,10 @@ def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> 
             raise OptionError(f"{name} is {value}, and the run in {out} was started {started}; {why}")
 
 
-def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
+def _check_same_data(stored: Checkpoint, fresh: Checkpoint, data: RunData, out: Path) -> None:
     """Raises CheckpointError if the data of a resumed run differ from those of the stored one."""
+    if not stored["data"].startswith(FINGERPRINT):
+        fresh = {**fresh, "data": older_fingerprint(data.meshes, data.task.truths(data.meshes))}
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),
@@ -296,13 +325,27 @@ def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
 
 
-def _fingerprint(data: LabeledMeshes, truths: Sequence[Sequence[NDArray[Any]]]) -> str:
-    """A hash of the meshes of a data set, their labels or pairs, and their order."""
+def _fingerprint(data: LabeledMeshes, content: Sequence[Sequence[Sequence[str]]], pairs: bytes) -> str:
+    """A hash of the meshes of a data set, their labels or pairs, and their order.
+
+    content: `contents_of` both parts
+    """
+    digest = hashlib.sha256(pairs)
+    for part, own in zip((data.train, data.test), content, strict=True):
+        meaning = part.meaning if isinstance(part, StoredMeshes) else ""
+        digest.update(f"{len(part)} meshes {meaning}".encode(errors="surrogatepass"))
+        for name, hashes in zip(names_of(part), own, strict=True):
+            digest.update(name.encode(errors="surrogatepass") + f" {hashes}".encode())  # a name need not be text
+    return FINGERPRINT + digest.hexdigest()
+
+
+def older_fingerprint(data: LabeledMeshes, truths: Iterable[Iterable[NDArray[Any]]]) -> str:
+    """That of checkpoints of older versions, which needs the content of all meshes."""
     digest = hashlib.sha256()
     for part, known in zip((data.train, data.test), truths, strict=True):
         digest.update(f"{len(part)} meshes".encode())
         for item, truth in zip(part, known, strict=True):
-            digest.update(item.name.encode(errors="surrogatepass"))  # a file name need not be text
+            digest.update(item.name.encode(errors="surrogatepass"))
             for array in (item.mesh.verts, item.mesh.faces, truth):
                 digest.update(f"{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 
+import numpy as np
+
+from diffnet.data import LabeledMesh
+from diffnet.data.content import content_hash
+from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh
+
+DIGITS = 16  # of a `mesh_hash`
 
 
 def mesh_hash(mesh: Mesh) -> str:
@@ -15,7 +22,17 @@ def mesh_hash(mesh: Mesh) -> str:
     >>> mesh_hash(make_mesh(corners, faces, name="a")) == mesh_hash(make_mesh(corners, faces, name="b"))
     True
     """
-    digest = hashlib.sha256()
-    for array in (mesh.verts, mesh.faces):
-        digest.update(f"{array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()[:16]
+    return content_hash(mesh.verts, mesh.faces)[:DIGITS]
+
+
+def contents_of(items: Sequence[LabeledMesh], jobs: int | None = None) -> list[list[str]]:
+    """For each mesh, a hash of which its `mesh_hash` is the beginning, and hashes of its labels.
+
+    They are known of indexed sets. Others are read, see `remembered`.
+    """
+    known = items.contents if isinstance(items, StoredMeshes) else None
+    return remembered(_content_of, items, "content", jobs=jobs) if known is None else known
+
+
+def _content_of(item: LabeledMesh) -> list[str]:
+    return [content_hash(item.mesh.verts, item.mesh.faces), content_hash(np.asarray(item.labels))]

@@ -10,11 +10,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from diffnet.data import feature_parts
+from diffnet.data import LabeledMesh, feature_parts
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.positions.alignment import principal_axes, share_an_axis
 from diffnet.train.options import TrainOptions
+from diffnet.train.report.spread import spread_over
+
+LOOKED_AT = 50
 
 
 def mesh_axes(mesh: Mesh) -> Tensor:
@@ -23,8 +26,11 @@ def mesh_axes(mesh: Mesh) -> Tensor:
     return principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas))
 
 
-def say_what_is_rotated(meshes: Sequence[Mesh], options: TrainOptions, console: Console) -> None:
-    """Print which features are rotated in training. Warn if nobody chose this and the training meshes stand alike."""
+def say_what_is_rotated(items: Sequence[LabeledMesh], options: TrainOptions, console: Console) -> None:
+    """Print which features are rotated in training. Warn if nobody chose this and the training meshes stand alike.
+
+    items: the training meshes. Up to LOOKED_AT of them are looked at.
+    """
     if not options.rotates:
         return
     names = " and ".join(part.name for part in feature_parts(options.features) if part.is_vector)
@@ -41,7 +47,10 @@ def say_what_is_rotated(meshes: Sequence[Mesh], options: TrainOptions, console: 
         soft_wrap=True,
     )
     chosen = options.rotate is not None or options.rotate_about != "any"
-    if not chosen and share_an_axis(torch.stack([mesh_axes(mesh) for mesh in meshes])):
+    if chosen:
+        return
+    looked_at = spread_over(range(len(items)), LOOKED_AT)
+    if share_an_axis(torch.stack([mesh_axes(items[i].mesh) for i in looked_at])):
         warnings.warn(
             "the training meshes stand alike, but random rotations keep the network from using this. If the meshes to "
             "predict stand alike, too, add --no-rotate. If they stand upright and face any direction, add "

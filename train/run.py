@@ -8,14 +8,15 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
-from itertools import chain, islice
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import (
@@ -29,50 +30,45 @@ from rich.progress import (
 
 from diffnet import __version__
 from diffnet.data import (
-    DataError,
-    Interpolation,
+    ArrayStatistics,
     LabeledMesh,
     LabeledMeshes,
     MeshPairs,
+    MeshSamples,
     Preprocessing,
-    Sample,
     Statistics,
     TargetsAt,
     array_statistics,
     available_cores,
-    computed_for_all,
-    decimated,
-    decimated_to_score,
     fill_cache,
-    load_meanwhile,
-    make_sample,
-    make_variants,
     original_targets,
-    own_arrays,
     standardized_targets,
     target_statistics,
 )
+from diffnet.data.arrays import array_states, check_arrays_of_all
 from diffnet.data.counts import counted
-from diffnet.data.decimation import Weights
+from diffnet.data.derived import DerivedMeshes, derived, make_all_variants, make_decimated
+from diffnet.data.on_demand import OnDemand
 from diffnet.data.pairs.meshes import paired_meshes
+from diffnet.data.prepared import PreparedSamples, prepared_samples
+from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.phases import add_phases, take_phases
-from diffnet.train.batches import keep_on_device
-from diffnet.train.checkpoint import load_checkpoint, restore_model
+from diffnet.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, check_same_options, train
 from diffnet.train.metrics import SCORE_NAMES, percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
 from diffnet.train.ranks import Ranks
+from diffnet.train.resident import MEMORY, on_device
 from diffnet.train.run_folder.history import Row
+from diffnet.train.run_folder.spool import Spool
 from diffnet.train.tasks.registry import report_files, task_named
 from diffnet.train.tasks.task import Task
-
-T = TypeVar("T")
 
 
 def run_training(
@@ -85,6 +81,7 @@ def run_training(
     jobs: int | None = None,
     resume: bool = False,
     capture: bool = True,
+    memory: float = MEMORY,
     console: Console,
     pairs: MeshPairs | None = None,
 ) -> dict[str, Any]:
@@ -93,6 +90,7 @@ def run_training(
     Returns the content of results.json. Numbers in it are null if no test element is labeled.
 
     data: labeled meshes, or those of a correspondence, see `paired_meshes`
+    memory: GiB of the host for samples, see `on_device`
     pairs: deprecated, because `paired_meshes` holds them
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
@@ -115,17 +113,18 @@ def run_training(
     data, options = task.prepared(data, options)
     if not resume:
         task.check(data, options)
-        say_what_is_rotated([item.mesh for item in data.train], options, console)
+        say_what_is_rotated(data.train, options, console)
     make_folder(out)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         remove_leftovers(out / name for name in _written())
-        if resume:
-            check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
+        stored = load_checkpoint(out / "last.pt") if resume else None
+        if stored is not None:
+            check_same_options(stored, options, out)  # before preprocessing, which takes long
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
-        run = _run_data(task, data, options, **where)
+        run = _run_data(task, data, options, stored, out, memory, **where)
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 
@@ -137,7 +136,7 @@ def run_training(
                 if row[f"test_{score}"] is not None:
                     console.print(_line(row, score), highlight=False)
 
-            predictions: list[torch.Tensor] = []
+            spool = Spool(out)
             judged = train(
                 run,
                 options,
@@ -147,14 +146,13 @@ def run_training(
                 capture=capture,
                 after_epoch=after_epoch,
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
-                predictions=predictions,
+                predictions=spool,
             )
             bar.update(shown, completed=options.epochs)
 
-        if not predictions:
-            evaluate(task, restore_model(judged)[0].to(device), run.test, options, device, predictions)
-        if run.target_statistics is not None:
-            predictions = [original_targets(each, run.target_statistics) for each in predictions]
+        if not len(spool):
+            evaluate(task, restore_model(judged)[0].to(device), run.test, options, device, spool)
+        predictions = in_units(spool, run.target_statistics)
         scored = task.scored(data, predictions, run.test, options=options, **where)
         results = {
             "task": task.name,
@@ -187,40 +185,72 @@ def _run_data(
     task: Task[Any, Any],
     data: LabeledMeshes,
     options: TrainOptions,
+    stored: Checkpoint | None,
+    out: Path,
+    memory: float,
     device: torch.device,
     cache_dir: Path,
     jobs: int | None,
     console: Console,
 ) -> RunData:
-    """Standardize the targets, decimate the meshes, make their variants and preprocess all of them."""
+    """Standardize the targets, decimate the meshes, make their variants and preprocess all of them.
+
+    stored: the checkpoint of a run in `out` that is resumed, or None
+    """
     fitted, tested, targets = data.train, data.test, None
     if task.standardized:
-        targets = target_statistics(data.train, data.label_names)
+        targets = target_statistics(data.train, data.label_names, jobs)
+        targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
         fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
-    statistics = array_statistics(data.train, options.features)
-    for item in data.test:
-        own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
-    train_items = decimated_items(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
-    tests = decimated_items(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
-    variants = _variants(train_items, data.labels_at, options, jobs, console)
-    items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
-    backs = dict(enumerate((back for _, back in tests), len(train_items)))
-    samples = preprocess(items, options, cache_dir, jobs, console, statistics, device)
-    samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
-    samples = keep_on_device(samples, device, task.basis_dtype(options, device))
-    rest = iter(samples)
-    train_meshes, test_meshes, *variant_samples = (
-        list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
+    statistics = array_statistics(data.train, options.features, jobs)
+    if stored is not None:
+        statistics = of_stored_run(stored, "statistics", statistics, out)
+    check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
+    train_items = with_max_faces(fitted, data.labels_at, options, cache_dir, jobs, console)
+    test_items = with_max_faces(tested, data.labels_at, options, cache_dir, jobs, console, to_score=True)
+    variants = _variants(train_items, data.labels_at, options, cache_dir, jobs, console)
+    items = joined([train_items, test_items, variants])
+    prepared = preprocess(
+        items, options.preprocessing, statistics, data.labels_at, cache_dir, jobs, console, device, memory
     )
+    samples = on_device(prepared, device, task.basis_dtype(options, device), memory)
+    trained, tests = len(train_items), len(train_items) + len(test_items)
+    origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)
+    bounds = np.searchsorted(origins, np.arange(trained + 1)) + tests
     return RunData(
         task,
         data,
-        task.samples(data, "train", train_meshes, options),
-        task.samples(data, "test", test_meshes, options),
+        task.samples(data, "train", samples[:trained], options),
+        task.samples(data, "test", samples[trained:tests], options),
         statistics,
         targets,
-        variant_samples,
+        [samples[a:b] for a, b in pairwise(bounds.tolist())] if len(origins) else [],
     )
+
+
+def of_stored_run(stored: Checkpoint, name: str, found: Any, out: Path) -> Any:
+    """The statistics of a stored run, by which its samples were computed. Sums of other versions may round differently.
+
+    Raises CheckpointError if those of the data are others.
+    """
+    if not _is_close(stored[name], found):
+        what = "own arrays" if name == "statistics" else "targets"
+        raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other {what}")
+    return stored[name]
+
+
+def _is_close(first: Any, second: Any) -> bool:
+    """Whether nested dictionaries of lists of numbers are equal except for rounding."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_is_close(first[key], second[key]) for key in first)
+    return len(first) == len(second) and np.allclose(first, second, rtol=1e-9, atol=1e-9 * np.abs(second).max())
+
+
+def in_units(predictions: Sequence[torch.Tensor], statistics: ArrayStatistics | None) -> Sequence[torch.Tensor]:
+    """Predictions in the units of the targets. statistics: of these, or None if they aren't standardized"""
+    if statistics is None:
+        return predictions
+    return OnDemand(len(predictions), lambda i: original_targets(predictions[i], statistics))
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
@@ -260,37 +290,41 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: there is no run in this folder to resume")
 
 
-def decimated_items(
-    work: Callable[..., T],
+def with_max_faces(
     items: Sequence[LabeledMesh],
     at: TargetsAt,
     options: TrainOptions,
     cache_dir: Path,
     jobs: int | None,
     console: Console,
-) -> list[T]:
-    """The results of `decimated` or `decimated_to_score` with these options, with a progress bar if some are large."""
-    bound = partial(work, at=at, max_faces=options.max_faces, features=options.features, cache_dir=cache_dir)
+    to_score: bool = False,
+) -> Sequence[LabeledMesh]:
+    """The meshes, decimated if some have more than `max_faces` faces. Shows a progress bar then.
 
-    def is_large(item: LabeledMesh) -> bool:
-        return options.max_faces is not None and len(item.mesh.faces) > options.max_faces
-
-    if not any(map(is_large, items)):
-        return [bound(item) for item in items]
+    to_score: decimate as `decimated_to_score` does, not as `decimated`
+    """
+    most = options.max_faces
+    faces = items.face_counts if isinstance(items, StoredMeshes) else [len(item.mesh.faces) for item in items]
+    if most is None or max(faces, default=0) <= most:
+        return items
+    make = partial(
+        make_decimated, at=at, max_faces=most, features=options.features, cache_dir=cache_dir, to_score=to_score
+    )
+    about = ("decimated", at, most, options.features, to_score, array_states(items, options.features))
     with progress_bar(console) as bar:
         task = bar.add_task("decimation", total=len(items))
-        return computed_for_all(bound, items, is_large, jobs, lambda: bar.advance(task))
-
-
-def scored_on(sample: Sample, back: Weights | None) -> Sample:
-    """The sample of a decimated mesh, whose outputs are interpolated to the full mesh. None leaves it as it is."""
-    return sample if back is None else replace(sample, interpolation=Interpolation.of(back))
+        return derived(items, make, *about, cache_dir=cache_dir, jobs=jobs, advance=lambda: bar.advance(task))
 
 
 def _variants(
-    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, jobs: int | None, console: Console
-) -> list[list[LabeledMesh]]:
-    """The variants of each training mesh, or an empty list. Shows a progress bar while they are made."""
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> Sequence[LabeledMesh]:
+    """The variants of all training meshes, those of the first mesh first. Shows a progress bar while they are made."""
     wanted = options.mesh_variants
     if not wanted.count:
         return []
@@ -299,42 +333,49 @@ def _variants(
     console.print(
         f"{counted(wanted.count, 'variant', 'variants')} of each training mesh, {' and '.join(parts)}", highlight=False
     )
-    make = partial(make_variants, at=at, variants=wanted, features=options.features)
+    make = partial(make_all_variants, at=at, variants=wanted, features=options.features)
+    about = ("variants", at, asdict(wanted), options.features, array_states(items, options.features))
     with progress_bar(console) as bar:
         task = bar.add_task("variants", total=len(items))
         # A cut takes less time than sending the mesh to a process, decimation takes more.
-        return computed_for_all(make, items, lambda _: wanted.decimate > 0, jobs, lambda: bar.advance(task))
+        return derived(
+            items,
+            make,
+            *about,
+            cache_dir=cache_dir,
+            jobs=jobs,
+            advance=lambda: bar.advance(task),
+            is_long=wanted.decimate > 0,
+        )
 
 
 def preprocess(
     items: Sequence[LabeledMesh],
-    options: TrainOptions,
+    options: Preprocessing,
+    statistics: Statistics | None,
+    at: TargetsAt,
     cache_dir: Path,
     jobs: int | None,
     console: Console,
-    statistics: Statistics | None,
     device: torch.device,
-) -> list[Sample]:
-    """Samples on the CPU from the cache, filling it first, with a progress bar.
+    memory: float = MEMORY,
+) -> PreparedSamples | MeshSamples:
+    """The samples in the cache, which is filled first, with a progress bar.
 
     device: the device that computes operators, see `fill_cache`
+    memory: GiB, see `prepared_samples`
 
     Raises DataError for meshes that can't be used.
     """
-    chosen, meshes = options.preprocessing, [item.mesh for item in items]
-    failed, samples = load_meanwhile(
-        lambda i: make_sample(items[i], chosen, cache_dir, statistics),
-        lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, device, ready),
+    return prepared_samples(
+        items,
+        options,
+        cache_dir,
+        statistics,
+        at,
+        lambda sources, ready: fill_cache_with_bar(sources, options, cache_dir, jobs, console, device, ready),
+        int(memory * 2**30),
     )
-    check_filled(items, failed)
-    return [samples[i].result() for i in range(len(items))]
-
-
-def check_filled(items: Sequence[LabeledMesh], failed: Mapping[int, str]) -> None:
-    """Raises DataError for the result of `fill_cache` if there are meshes that can't be used."""
-    if failed:
-        lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
-        raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
 
 
 def fill_cache_with_bar(

@@ -67,13 +67,13 @@ from diffnet.data.synthetic.shift import SHIFTS
 from diffnet.geometry import Mesh
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import WorkerPool
-from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, TrainingError, train
 from diffnet.train.metrics import score_text
 from diffnet.train.options import TrainOptions
+from diffnet.train.resident import on_device
 from diffnet.train.run import fill_cache_with_bar, surroundings
 from diffnet.train.tasks.registry import task_named
 
@@ -348,7 +348,7 @@ def _variants(name: str, options: Preprocessing, wanted: Variants, basis: torch.
 
 
 def _kept(items: Sequence[LabeledMesh], options: Preprocessing, basis: torch.dtype) -> list[Sample]:
-    return keep_on_device([make_sample(item, options, _Worker.cache) for item in items], _Worker.device, basis)
+    return list(on_device([make_sample(item, options, _Worker.cache) for item in items], _Worker.device, basis))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from diffnet.data.labeled import LabeledMeshes, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
 
 MIN_AGREEMENT = 0.1  # agreement above chance, as a share of the most that is possible
+LOOKED_AT = 25  # meshes
 MIN_DIFFERENT = 50.0  # neighbors with different labels that chance would give; fewer decide nothing
 
 
@@ -59,11 +60,15 @@ def agreement(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt) -> Agreement:
 
 
 def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
-    """Warn once of meshes whose neighboring elements agree hardly more often than by chance."""
+    """Warn once of meshes whose neighboring elements agree hardly more often than by chance.
+
+    Of large sets, up to LOOKED_AT meshes of each part are looked at.
+    """
     if data.labels_at == "meshes":
         return
-    items = [*data.train, *data.test]
-    found = [(item.mesh, own) for item in items if (own := agreement(item.mesh, item.labels, data.labels_at)).is_chance]
+    items = [part[i] for part in (data.train, data.test) for i in _spread(len(part))]
+    agreements = [(item.mesh, agreement(item.mesh, item.labels, data.labels_at)) for item in items]
+    found = [(mesh, own) for mesh, own in agreements if own.is_chance]
     if found:
         mesh, own = found[0]
         share, chance = (f"{100 * value:.1f} %" for value in (own.share, own.chance))
@@ -73,3 +78,8 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
             f"order of the {data.labels_at} in the mesh file",
             stacklevel=3,
         )
+
+
+def _spread(count: int) -> list[int]:
+    """At most LOOKED_AT numbers from 0 to count - 1, at equal distances."""
+    return np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).round().astype(int)).tolist() if count else []

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from diffnet.data.content import content_hash
 from diffnet.data.folders.sources import read_source
+from diffnet.data.folders.target_files import read_targets
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.geometry import load_mesh
+from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import DiffnetError, some_reasons
 from diffnet.geometry.processes import WorkerPool, available_cores
@@ -29,11 +32,16 @@ Fingerprint: TypeAlias = tuple[int, int]  # the size of a file in bytes and its 
 
 
 class MeshFacts(NamedTuple):
-    """What is known of a mesh file: the numbers of vertices, triangles and polygons."""
+    """What is known of a mesh file: the numbers of vertices, triangles, polygons and edges.
+
+    content: `content_hash` of the positions and the triangles
+    """
 
     vertices: int
     faces: int
     polygons: int
+    edges: int
+    content: str
 
 
 class LabelFacts(NamedTuple):
@@ -41,6 +49,7 @@ class LabelFacts(NamedTuple):
 
     rows: the number of labels, or -1 if the file names the elements that have them
     distinct: the distinct values
+    content: a hash of the labels
     """
 
     rows: int
@@ -48,36 +57,47 @@ class LabelFacts(NamedTuple):
     at: LabelsAt | None
     names: list[str] | None
     distinct: list[int]
+    content: str
 
 
-class SetIndex(NamedTuple):
-    """The fingerprints of files and what is known of them, in the order of the files."""
+class TargetFacts(NamedTuple):
+    """What is known of the columns of targets in a file.
 
-    meshes: list[tuple[Fingerprint, MeshFacts]]
-    labels: list[tuple[Fingerprint, LabelFacts]]
+    at: the elements, or None if the number of rows decides
+    known: for each column, whether there is a target
+    content: a hash of the targets
+    """
+
+    rows: int
+    names: list[str]
+    at: LabelsAt | None
+    known: list[bool]
+    content: str
 
 
-_Known: TypeAlias = dict[str, tuple[Fingerprint, list[Any]]]  # by "mesh:PATH" and "labels:PATH"
+Facts: TypeAlias = "tuple[Fingerprint, Any]"
+_Known: TypeAlias = dict[tuple[str, str], tuple[Fingerprint, list[Any]]]  # by kind and path
 
 
 def indexed(
-    root: Path, meshes: Sequence[Path], labels: Sequence[Path], cache_dir: str | os.PathLike[str], jobs: int | None
-) -> SetIndex:
-    """The index of these files of the data set in `root`. Files that are new or have changed are read.
+    root: Path, files: Mapping[str, Sequence[Path]], cache_dir: str | os.PathLike[str], jobs: int | None
+) -> dict[str, list[Facts]]:
+    """The fingerprints of files of the data set in `root` and what is known of them, in the order of the files.
 
+    files: by their kinds, "mesh", "labels", and "targets NAME". Files that are new or have changed are read.
     jobs: number of worker processes that read them; by default one for each core
 
     Raises DataError, which names the files, if some can't be used. The index of the others is stored first.
     """
     place = index_path(root, cache_dir)
     here = os.getcwd()  # `os.path.abspath` takes several times as long as `join`
-    wanted = [f"mesh:{os.path.join(here, path)}" for path in meshes]
-    wanted += [f"labels:{os.path.join(here, path)}" for path in labels]
+    wanted = [(kind, os.path.join(here, path)) for kind, paths in files.items() for path in paths]
     known = _read(place)
-    paths = [*meshes, *labels]
-    stale = [i for i, key in enumerate(wanted) if key not in known or known[key][0] != fingerprint(paths[i])]
+    paths = [path for own in files.values() for path in own]
+    prints = [fingerprint(path) for path in paths]
+    stale = [i for i, key in enumerate(wanted) if key not in known or known[key][0] != prints[i]]
     if stale:
-        work = [(wanted[i].partition(":")[0], str(paths[i])) for i in stale]
+        work = [(wanted[i][0], str(paths[i])) for i in stale]
         failed: list[str] = []
         stored = time.monotonic()
         new: _Known = {}
@@ -97,16 +117,23 @@ def indexed(
             count = "" if len(paths) == 1 else f"{len(failed)} of {len(paths)} files can't be used: "
             raise DataError(count + some_reasons(failed))
         known |= new
-    found = [known[key] for key in wanted]
-    return SetIndex(
-        [(own, MeshFacts(*facts)) for own, facts in found[: len(meshes)]],
-        [(own, LabelFacts(*facts)) for own, facts in found[len(meshes) :]],
-    )
+    found = iter([known[key] for key in wanted])
+    return {
+        kind: [(own, _KINDS[_first(kind)](*facts)) for own, facts in islice(found, len(own_paths))]
+        for kind, own_paths in files.items()
+    }
+
+
+_KINDS: dict[str, Callable[..., Any]] = {"mesh": MeshFacts, "labels": LabelFacts, "targets": TargetFacts}
+
+
+def _first(kind: str) -> str:
+    return kind.partition(" ")[0]
 
 
 def index_path(root: Path, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the index of the data set in a folder."""
-    return entry_path(cache_dir, cache_key({}, index_of=os.path.abspath(root)), "index")
+    return entry_path(cache_dir, cache_key({}, index=os.path.abspath(root)), "index")
 
 
 def fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
@@ -123,9 +150,9 @@ def _read(place: Path) -> _Known:
     known: _Known = {}
 
     def check(arrays: Arrays) -> None:
-        for key, size, modified, facts in json.loads(arrays["index"].tobytes()):
-            known[key] = (size, modified), facts
-            (MeshFacts if key.startswith("mesh:") else LabelFacts)(*facts)  # raises TypeError for another number
+        for kind, path, size, modified, facts in json.loads(arrays["index"].tobytes()):
+            known[kind, path] = (size, modified), facts
+            _KINDS[_first(kind)](*facts)  # raises TypeError for another number
 
     return {} if read_entry(place, check) is None else known
 
@@ -136,8 +163,8 @@ def _store(place: Path, new: _Known) -> None:
     Entries of files that are gone are dropped. If two processes write at the same moment, one of both indices stays,
     and the next start reads the files that it lacks.
     """
-    kept = {key: own for key, own in _read(place).items() if key in new or os.path.exists(key.partition(":")[2])}
-    rows = [[key, *own, facts] for key, (own, facts) in (kept | new).items()]
+    kept = {key: own for key, own in _read(place).items() if key in new or os.path.exists(key[1])}
+    rows = [[*key, *own, facts] for key, (own, facts) in (kept | new).items()]
     write_entry(place, {"index": np.frombuffer(json.dumps(rows).encode(), np.uint8)})
 
 
@@ -167,9 +194,15 @@ def _describe(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> tuple
         own = fingerprint(path)  # before reading: a file that changes meanwhile is then read again
         if kind == "mesh":
             mesh = load_mesh(path, cache_dir)
-            return own, [len(mesh.verts), len(mesh.faces), mesh.polygon_count]
+            sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(mesh_edges(mesh.faces))
+            return own, [*sizes, content_hash(mesh.verts, mesh.faces)]
+        if kind != "labels":
+            columns = read_targets(path, kind.partition(" ")[2])
+            known = (~np.isnan(columns.values)).any(0).tolist()
+            return own, [len(columns.values), columns.names, columns.at, known, content_hash(columns.values)]
         source = read_source(path)
     except DiffnetError as e:
         return str(e)
     rows = -1 if source.elements is not None else len(source.values)
-    return own, [rows, source.kind, source.at, source.names, np.unique(source.values).tolist()]
+    content = content_hash(source.values, *([] if source.elements is None else [source.elements]))
+    return own, [rows, source.kind, source.at, source.names, np.unique(source.values).tolist(), content]

@@ -6,20 +6,34 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
+from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.classes import find_rows
-from diffnet.data.folders.index import Fingerprint, LabelFacts, MeshFacts, fingerprint, indexed
-from diffnet.data.folders.labels import check_fit, find_labels_at, place_labels
+from diffnet.data.folders.files import find_parts
+from diffnet.data.folders.index import Facts, LabelFacts, MeshFacts, TargetFacts, fingerprint, indexed
+from diffnet.data.folders.labels import SizedMesh, check_fit, find_labels_at, place_labels
 from diffnet.data.folders.layouts import Layout, SetFiles, check_classes, find_files
+from diffnet.data.folders.soft_labels import with_soft_labels
 from diffnet.data.folders.sources import FileLabels, read_source
-from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.folders.target_files import Targets, find_targets, read_targets
+from diffnet.data.folders.targets import (
+    check_known,
+    check_targets_fit,
+    checked_names,
+    find_target_rows,
+    placed_targets,
+    target_names,
+    targets_at,
+)
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
+from diffnet.data.stored import StoredMeshes
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
@@ -33,20 +47,32 @@ class Numbering(NamedTuple):
     classes: dict[int | str, int]
     at: LabelsAt
 
-    def labels(self, mesh: Mesh, source: FileLabels) -> NDArray[np.int64]:
+    def labels(self, mesh: Mesh, files: Sequence[Path]) -> NDArray[np.int64]:
         """The labels of a mesh, see `place_labels`."""
+        source = read_source(files[0])
         distinct, inverse = np.unique(source.values, return_inverse=True)
         own = [self.classes[key] for key in _keys(distinct, source.names)]
         return place_labels(mesh, np.array(own, np.int64)[inverse.reshape(-1)], self.at, source)
 
 
+class Columns(NamedTuple):
+    """How the targets in the files of a set become columns at elements of the meshes. names: see `load_targets`"""
+
+    names: list[str]
+    at: LabelsAt
+
+    def labels(self, mesh: Mesh, files: Sequence[Path]) -> NDArray[np.float64]:
+        """The targets of a mesh, see `load_targets`."""
+        return placed_targets(mesh, list(map(read_targets, files, self.names)), self.at)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class IndexedMeshes(Sequence[LabeledMesh]):
+class IndexedMeshes(StoredMeshes):
     """The meshes of a part of a data set. Item i is read from its files each time it is asked for.
 
-    It holds no mesh, and about 200 bytes for each, so it can be sent to worker processes.
+    It holds no mesh, and about 300 bytes for each, so it can be sent to worker processes.
 
-    vertex_counts, face_counts: (N,) int64, of the meshes
+    vertex_counts, face_counts, edge_counts: (N,) int64, of the meshes
 
     An item raises DataError or MeshError, which names the file, if a file is missing, can't be read, or is not the one
     that was indexed.
@@ -54,33 +80,37 @@ class IndexedMeshes(Sequence[LabeledMesh]):
 
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
-    _cache_dir: str
+    edge_counts: NDArray[np.int64]
+    cache_dir: str
     _names: NDArray[np.bytes_]  # an array takes less than strings
-    _files: NDArray[np.bytes_]  # (N, 1), the meshes, or (N, 2), the meshes and their labels
-    _fingerprints: NDArray[np.int64]  # (N, 1, 2) or (N, 2, 2)
-    _labels: NDArray[np.int64] | Numbering  # (N,), one label for each mesh, or how labels in files are numbered
+    _files: NDArray[np.bytes_]  # (N, 1 + P), the meshes, and the files of their labels or targets
+    _fingerprints: NDArray[np.int64]  # (N, 1 + P, 2)
+    _contents: NDArray[np.bytes_]  # (N, 1 + P), hashes
+    # (N, …), the labels or targets of each mesh, or how labels in files are numbered, or the columns in files
+    _labels: NDArray[Any] | Numbering | Columns
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    @overload
-    def __getitem__(self, key: int) -> LabeledMesh: ...
-    @overload
-    def __getitem__(self, key: slice) -> IndexedMeshes: ...
-    def __getitem__(self, key: int | slice) -> LabeledMesh | IndexedMeshes:
-        if isinstance(key, slice):
-            arrays: dict[str, Any] = {name: x[key] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
-            return replace(self, **arrays)
-        paths = [Path(os.fsdecode(name)) for name in self._files[key]]
-        for path, own in zip(paths, self._fingerprints[key].tolist(), strict=True):
+    def item(self, number: int) -> LabeledMesh:
+        paths = [Path(os.fsdecode(name)) for name in self._files[number]]
+        for path, own in zip(paths, self._fingerprints[number].tolist(), strict=True):
             if fingerprint(path) != tuple(own):
                 raise DataError(f"{path}: the file has changed since the data set was indexed. Index it again")
-        mesh = load_mesh(paths[0], self._cache_dir)
-        if isinstance(self._labels, Numbering):
-            labels = self._labels.labels(mesh, read_source(paths[1]))
+        mesh = load_mesh(paths[0], self.cache_dir)
+        if isinstance(self._labels, np.ndarray):
+            labels = np.asarray(self._labels[number])
         else:
-            labels = np.asarray(self._labels[key])
-        return LabeledMesh(os.fsdecode(self._names[key]), mesh, labels)
+            labels = self._labels.labels(mesh, paths[1:])
+        return LabeledMesh(os.fsdecode(self._names[number]), mesh, labels)
+
+    def take(self, numbers: NDArray[np.int64] | slice) -> IndexedMeshes:
+        arrays: dict[str, Any] = {name: x[numbers] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+        return replace(self, **arrays)
+
+    @property
+    def names(self) -> list[str]:
+        return [os.fsdecode(name) for name in self._names]
+
+    def file(self, number: int) -> str:
+        return os.fsdecode(self._files[number, 0])
 
     @property
     def paths(self) -> list[str]:
@@ -89,21 +119,45 @@ class IndexedMeshes(Sequence[LabeledMesh]):
 
     def digest(self, i: int) -> int:
         """A number that is another one if item i, its files or its label have changed."""
-        label = 0 if isinstance(self._labels, Numbering) else int(self._labels[i])
+        label = 0 if self.mesh_labels is None else self.mesh_labels[i].tolist()
         content = self._names[i], self._files[i].tolist(), self._fingerprints[i].tolist(), label
         digest = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
-    def __repr__(self) -> str:
-        return f"IndexedMeshes({counted(len(self), 'mesh', 'meshes')}, {int(self.vertex_counts.sum())} vertices)"
+    @property
+    def mesh_labels(self) -> NDArray[Any] | None:
+        return self._labels if isinstance(self._labels, np.ndarray) else None
+
+    @property
+    def contents(self) -> list[list[str]]:
+        found: list[list[str]] = [[each.decode() for each in own] for own in self._contents]
+        if self.mesh_labels is not None:
+            found = [[*own, repr(label)] for own, label in zip(found, self.mesh_labels.tolist(), strict=True)]
+        return found
+
+    @property
+    def meaning(self) -> str:
+        if isinstance(self._labels, Numbering):
+            return f"{sorted(self._labels.classes.items(), key=repr)} {self._labels.at}"
+        return repr(self._labels) if isinstance(self._labels, Columns) else ""
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the files, by their names, sizes and times of modification, and of what their labels mean."""
+        digest = hashlib.sha256()
+        for array in (self._names, self._files, self._fingerprints, self.mesh_labels):
+            if array is not None:
+                digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+        digest.update(self.meaning.encode(errors="surrogatepass"))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, repr=False)
 class IndexedDataset(LabeledMeshes):
     """A data set whose meshes and labels are read when needed, see `index_dataset` and `index_classes`."""
 
-    train: IndexedMeshes
-    test: IndexedMeshes
+    train: StoredMeshes
+    test: StoredMeshes
 
 
 def index_dataset(
@@ -118,19 +172,20 @@ def index_dataset(
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
 
-    `train` and `test` are `IndexedMeshes`. The first call reads all files and stores an index in the cache folder: the
-    numbers of vertices and faces, which labels occur, and size and time of modification of each file. Later calls read
-    files that are new or whose size or time differs. Processes can share the folder.
+    `train` and `test` are `IndexedMeshes`, or those whose labels are changed when they are read. The first call reads
+    all files and stores an index in the cache folder: the numbers of vertices, faces and edges, which labels occur, and
+    size and time of modification of each file. Later calls read files that are new or whose size or time differs.
+    Processes can share the folder.
 
-    path, layout, test_fraction, seed, needs_train: see `load_dataset`. Shards give the set of `load_shards`.
+    path, layout, test_fraction, seed, needs_train: see `load_dataset`, also for a warning. Shards give the set of
+        `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
         a script.
 
-    Items are those of `load_dataset`, without soft labels. Labels in another order than the elements are not noticed.
-    Raises DataError for the same faults as `load_dataset`, also for meshes that can't be read. The message names the
-    files. What is known of the other files is stored first.
+    Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
+    can't be read. The message names the files. What is known of the other files is stored first.
     """
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards
@@ -139,18 +194,22 @@ def index_dataset(
     parts = files.parts if needs_train else ([], files.parts[1])
     meshes = [mesh for part in parts for mesh in part]
     labels = [file for part in files.labels for file in part]
-    found = indexed(root, meshes, labels, cache_dir, jobs)
-    names, numbers, classes = _number(files, labels, [facts for _, facts in found.labels])
-    labels, label_facts = labels[-len(meshes) :], found.labels[-len(meshes) :]
+    found = indexed(root, {"mesh": meshes, "labels": labels}, cache_dir, jobs)
+    names, numbers, classes = _number(files, labels, [facts for _, facts in found["labels"]])
+    labels, label_facts = labels[-len(meshes) :], found["labels"][-len(meshes) :]
     at = _find_elements(
-        meshes, [facts for _, facts in found.meshes], labels, [facts for _, facts in label_facts], files.at
+        meshes, [facts for _, facts in found["mesh"]], labels, [facts for _, facts in label_facts], files.at
     )
     if needs_train:
         check_classes(root, names)
     items = _items(
-        list(map(mesh_stem, meshes)), [meshes, labels], found.meshes, label_facts, Numbering(classes, at), cache_dir
+        list(map(mesh_stem, meshes)), [meshes, labels], [found["mesh"], label_facts], Numbering(classes, at), cache_dir
     )
-    return IndexedDataset(items[: len(parts[0])], items[len(parts[0]) :], names, at, numbers)
+    data = IndexedDataset(items.take(slice(len(parts[0]))), items.take(slice(len(parts[0]), None)), names, at, numbers)
+    if files.layout == "meshcnn" and (root / "sseg").is_dir():
+        data = with_soft_labels(data, files.parts[1], root)
+    warn_of_scattered_labels(data, root)
+    return data
 
 
 def index_classes(
@@ -171,30 +230,112 @@ def index_classes(
         return shards
     (train, test), names = find_rows(Path(path), test_fraction, seed, needs_train)
     rows = [*train, *test]
-    meshes = [row.path for row in rows]
-    found = indexed(Path(path), meshes, [], cache_dir, jobs)
     place = {name: i for i, name in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], np.int64)
-    items = _items([row.name for row in rows], [meshes], found.meshes, [], labels, cache_dir)
-    return IndexedDataset(items[: len(train)], items[len(train) :], names, "meshes")
+    items = _of_rows(Path(path), rows, labels, cache_dir, jobs)
+    return IndexedDataset(items.take(slice(len(train))), items.take(slice(len(train), None)), names, "meshes")
+
+
+def index_targets(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str],
+    targets: str | None = None,
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    needs_train: bool = True,
+    jobs: int | None = None,
+) -> IndexedDataset | ShardedDataset:
+    """The data set for regression that `load_targets` reads, with items that are read when needed.
+
+    path, targets, test_fraction, seed, needs_train: see `load_targets`
+    cache_dir, jobs: see `index_dataset`, also for the index and what is raised
+    """
+    if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
+        return shards
+    root = Path(path)
+    names = target_names(root, targets, test_fraction)
+    if names is None:
+        rows, columns, train = find_target_rows(root, test_fraction, seed, needs_train)
+        if not needs_train:
+            rows, train = rows[train:], 0
+        values = np.array([[row.values] for row in rows])  # (N, 1, C)
+        items = _of_rows(root, rows, values, cache_dir, jobs)
+        known: Any = ~np.isnan(values[:train, 0])
+        at: TargetsAt = "meshes"
+    else:
+        parts = find_parts(root, test_fraction, seed, needs_train)
+        meshes, train = [mesh for part in parts for mesh in part], len(parts[0])
+        files = [[find_targets(mesh, name) for mesh in meshes] for name in names]
+        kinds = [f"targets {name}" for name in names]
+        found = indexed(root, {"mesh": meshes, **dict(zip(kinds, files, strict=True))}, cache_dir, jobs)
+        facts = list(zip(*([own for _, own in found[kind]] for kind in kinds), strict=True))
+        at, columns = _find_columns(meshes, [own for _, own in found["mesh"]], list(zip(*files, strict=True)), facts)
+        prints = [found["mesh"], *(found[kind] for kind in kinds)]
+        items = _items(list(map(mesh_stem, meshes)), [meshes, *files], prints, Columns(names, at), cache_dir)
+        known = [[each for own in facts[i] for each in own.known] for i in range(train)]
+    if needs_train:
+        check_known(root, columns, known)
+    return IndexedDataset(items.take(slice(train)), items.take(slice(train, None)), columns, at)
+
+
+def _find_columns(
+    meshes: Sequence[Path],
+    mesh_facts: Sequence[MeshFacts],
+    files: Sequence[Sequence[Path]],
+    target_facts: Sequence[Sequence[TargetFacts]],
+) -> tuple[LabelsAt, list[str]]:
+    """The elements that have targets, and the names of the columns. Raises DataError for files that don't fit."""
+    kept = _different(
+        [
+            (sizes[:4], *((o.rows, o.names, o.at) for o in own))
+            for sizes, own in zip(mesh_facts, target_facts, strict=True)
+        ]
+    )
+    sources = [
+        [
+            Targets(file, np.broadcast_to(0.0, (own.rows, len(own.names))), own.names, own.at)
+            for file, own in zip(files[i], target_facts[i], strict=True)
+        ]
+        for i in kept
+    ]
+    columns = checked_names(sources)
+    sized = [SizedMesh.of(meshes[i], *mesh_facts[i][:4]) for i in kept]
+    at = targets_at(sized, sources)
+    for mesh, own in zip(sized, sources, strict=True):
+        check_targets_fit(mesh, own, at)
+    return at, columns
+
+
+def _of_rows(
+    root: Path, rows: Sequence[Any], labels: NDArray[Any], cache_dir: str | os.PathLike[str], jobs: int | None
+) -> IndexedMeshes:
+    """Meshes with their own labels. rows: with a name and a path"""
+    meshes = [row.path for row in rows]
+    found = indexed(root, {"mesh": meshes}, cache_dir, jobs)
+    return _items([row.name for row in rows], [meshes], [found["mesh"]], labels, cache_dir)
 
 
 def _items(
     names: Sequence[str],
     files: Sequence[Sequence[Path]],
-    meshes: Sequence[tuple[Fingerprint, MeshFacts]],
-    sources: Sequence[tuple[Fingerprint, LabelFacts]],
-    labels: NDArray[np.int64] | Numbering,
+    facts: Sequence[Sequence[Facts]],
+    labels: NDArray[Any] | Numbering | Columns,
     cache_dir: str | os.PathLike[str],
 ) -> IndexedMeshes:
-    prints = [[own for own, _ in part] for part in (meshes, sources)[: len(files)]]
+    """files: the meshes, and then the files of their labels. facts: of these"""
+    sizes = np.array([own[:4] for _, own in facts[0]], np.int64).reshape(-1, 4)
+    prints = [[own for own, _ in part] for part in facts]
+    columns = dict(zip(MeshFacts._fields, np.ascontiguousarray(sizes.T), strict=False))
     return IndexedMeshes(
-        vertex_counts=np.array([own.vertices for _, own in meshes], np.int64),
-        face_counts=np.array([own.faces for _, own in meshes], np.int64),
-        _cache_dir=os.fspath(cache_dir),
+        vertex_counts=columns["vertices"],
+        face_counts=columns["faces"],
+        edge_counts=columns["edges"],
+        cache_dir=os.fspath(cache_dir),
         _names=np.array(list(map(os.fsencode, names))),
         _files=np.stack([np.array(list(map(os.fsencode, part))) for part in files], 1),
         _fingerprints=np.stack([np.array(part, np.int64) for part in prints], 1),
+        _contents=np.stack([np.array([own.content.encode() for _, own in part]) for part in facts], 1),
         _labels=labels,
     )
 
@@ -230,29 +371,32 @@ def _find_elements(
     label_facts: Sequence[LabelFacts],
     at: LabelsAt | None,
 ) -> LabelsAt:
-    """The elements that are labeled. Raises DataError where the number of labels doesn't fit, except for edges.
+    """The elements that are labeled. Raises DataError where the number of labels doesn't fit.
 
     at: the elements, if the layout tells
     """
-    different: dict[tuple[Any, ...], int] = {}
-    for i, (sizes, own) in enumerate(zip(mesh_facts, label_facts, strict=True)):
-        different.setdefault((sizes, own.rows, own.at, meshes[i].suffix), i)
-    kept = list(different.values())
-    like_meshes = [_mesh_of(meshes[i], mesh_facts[i]) for i in kept]
+    kept = _different(
+        [
+            (sizes[:4], own.rows, own.at, path.suffix)
+            for sizes, own, path in zip(mesh_facts, label_facts, meshes, strict=True)
+        ]
+    )
+    sized = [SizedMesh.of(meshes[i], *mesh_facts[i][:4]) for i in kept]
     like_labels = [_labels_of(labels[i], label_facts[i]) for i in kept]
     if at is None:
-        at = find_labels_at(like_meshes, like_labels)
-    for i, mesh, source in zip(kept, like_meshes, like_labels, strict=True):
-        if label_facts[i].rows >= 0 and at != "edges":  # the number of edges is not in the index
+        at = find_labels_at(sized, like_labels)
+    for i, mesh, source in zip(kept, sized, like_labels, strict=True):
+        if label_facts[i].rows >= 0:
             check_fit(mesh, label_facts[i].rows, at, source.path)
     return at
 
 
-def _mesh_of(path: Path, facts: MeshFacts) -> Mesh:
-    """A mesh with the sizes of a file, without its content. Its arrays take no memory."""
-    zeros = np.broadcast_to(np.int64(0), (facts.faces,))
-    verts, faces = np.broadcast_to(0.0, (facts.vertices, 3)), np.broadcast_to(np.int64(0), (facts.faces, 3))
-    return Mesh(verts, faces, zeros, facts.polygons, str(path), path=str(path))
+def _different(facts: Sequence[Any]) -> list[int]:
+    """The places at which facts occur that didn't occur before."""
+    first: dict[str, int] = {}
+    for i, own in enumerate(facts):
+        first.setdefault(repr(own), i)
+    return list(first.values())
 
 
 def _labels_of(path: Path, facts: LabelFacts) -> FileLabels:

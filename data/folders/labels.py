@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +18,23 @@ from diffnet.geometry import Mesh, mesh_edges
 
 # Class indices of the labels of each file, the names of the classes, and their numbers in the files or None.
 Classes: TypeAlias = tuple[list[NDArray[np.int64]], list[str], "list[int] | None"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedMesh(Mesh):
+    """A mesh of which only the name and the sizes are known. Its arrays take no memory."""
+
+    edge_count: int
+
+    @classmethod
+    def of(cls, path: Path, vertices: int, faces: int, polygons: int, edges: int) -> SizedMesh:
+        zeros = np.broadcast_to(np.int64(0), (faces, 3))
+        verts = np.broadcast_to(0.0, (vertices, 3))
+        return cls(verts, zeros, zeros[:, 0], polygons, str(path), path=str(path), edge_count=edges)
+
+
+def edge_count(mesh: Mesh) -> int:
+    return mesh.edge_count if isinstance(mesh, SizedMesh) else len(mesh_edges(mesh.faces))
 
 
 def number_classes(labels: Sequence[FileLabels], names_file: Path) -> Classes:
@@ -181,7 +199,7 @@ def fits(mesh: Mesh, count: int, at: LabelsAt) -> bool:
     if at == "vertices":
         return count == len(mesh.verts)
     if at == "edges":
-        return count == len(mesh_edges(mesh.faces))
+        return count == edge_count(mesh)
     return count in (mesh.polygon_count, len(mesh.faces))
 
 
@@ -190,7 +208,7 @@ def shown_size(mesh: Mesh, at: LabelsAt) -> str:
     if at == "vertices":
         return f"{len(mesh.verts)} vertices"
     if at == "edges":
-        return f"{len(mesh_edges(mesh.faces))} edges"
+        return f"{edge_count(mesh)} edges"
     if mesh.polygon_count == len(mesh.faces):
         return f"{len(mesh.faces)} faces"
     return f"{mesh.polygon_count} faces ({len(mesh.faces)} triangles)"

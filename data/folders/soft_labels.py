@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +17,14 @@ from numpy.typing import NDArray
 from diffnet.data.folders.files import label_files, pair_labels
 from diffnet.data.folders.numbers import lines_of, read_labels
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.stored import with_change
+from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.geometry.mesh.text import real
 
+D = TypeVar("D", bound=LabeledMeshes)
 
-def with_soft_labels(data: LabeledMeshes, meshes: list[Path], root: Path) -> LabeledMeshes:
+
+def with_soft_labels(data: D, meshes: list[Path], root: Path) -> D:
     """The data set with the classes that `sseg/NAME.seseg` allows at each edge of the test meshes.
 
     A class is allowed if its share is above 0. Training uses the hard labels alone.
@@ -29,24 +37,30 @@ def with_soft_labels(data: LabeledMeshes, meshes: list[Path], root: Path) -> Lab
     """
     values = np.concatenate([read_labels(file) for file in label_files(root / "seg", (".eseg",))])
     smallest = int(values[values >= 0].min())
-    numbers = np.array(data.label_numbers)
-    columns = numbers - smallest
+    files = {
+        mesh_stem(mesh): str(file)
+        for mesh, file in zip(meshes, pair_labels(meshes, [root / "sseg"], (".seseg",)), strict=True)
+    }
+    numbers = [int(number) for number in data.label_numbers or ()]
+    change = partial(_softened, files=files, numbers=numbers, smallest=smallest)
+    contents = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files.values()]
+    return replace(data, test=with_change(data.test, change, "soft labels", numbers, smallest, contents))
 
-    def softened(item: LabeledMesh, file: Path) -> LabeledMesh:
-        shares = read_shares(file)
-        if len(shares) != len(item.labels):
-            raise DataError(f"{file}: {len(shares)} lines, but {item.mesh.name} has {len(item.labels)} edges")
-        bad = [i for i in np.unique(item.labels) if i >= 0 and not 0 <= columns[i] < shares.shape[1]]
-        if bad:
-            raise DataError(
-                f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
-                f"{numbers[bad[0]]} occurs"
-            )
-        known = (columns >= 0) & (columns < shares.shape[1])
-        return replace(item, accepted=(shares > 0)[:, np.where(known, columns, 0)] & known)
 
-    files = pair_labels(meshes, [root / "sseg"], (".seseg",))
-    return replace(data, test=list(map(softened, data.test, files)))
+def _softened(item: LabeledMesh, files: Mapping[str, str], numbers: Sequence[int], smallest: int) -> LabeledMesh:
+    file = Path(files[item.name])
+    columns = np.array(numbers) - smallest
+    shares = read_shares(file)
+    if len(shares) != len(item.labels):
+        raise DataError(f"{file}: {len(shares)} lines, but {item.mesh.name} has {len(item.labels)} edges")
+    bad = [i for i in np.unique(item.labels) if i >= 0 and not 0 <= columns[i] < shares.shape[1]]
+    if bad:
+        raise DataError(
+            f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
+            f"{numbers[bad[0]]} occurs"
+        )
+    known = (columns >= 0) & (columns < shares.shape[1])
+    return replace(item, accepted=(shares > 0)[:, np.where(known, columns, 0)] & known)
 
 
 def read_shares(path: Path) -> NDArray[np.float64]:

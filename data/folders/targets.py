@@ -10,30 +10,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.arrays import array_files, arrays_in_mesh_file
 from diffnet.data.counts import counted
-from diffnet.data.feature_names import FILE_PREFIX
-from diffnet.data.folders.columns import check_names, checked_columns, parse_number, read_columns
+from diffnet.data.folders.columns import check_names, parse_number
 from diffnet.data.folders.files import find_parts, parts_at_random
 from diffnet.data.folders.labels import fits, shown_size
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.folders.tables import TableMeshes, read_table
-from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.folders.target_files import Targets, find_targets, read_targets
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import labeled_shards
 from diffnet.data.target_names import TABLE, target_parts
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
-
-_SUFFIXES = (".npy", ".txt", ".csv", ".npy.gz", ".txt.gz", ".csv.gz")
-
-
-class _Targets(NamedTuple):
-    """Targets of one mesh. at: the elements, or None if the number of rows decides."""
-
-    path: Path
-    values: NDArray[np.float64]
-    names: list[str]
-    at: LabelsAt | None
 
 
 def load_targets(
@@ -74,39 +62,55 @@ def load_targets(
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
     root = Path(path)
+    names = target_names(root, targets, test_fraction)
+    if names is None:
+        rows, columns, train = find_target_rows(root, test_fraction, seed, needs_train)
+        items = [LabeledMesh(row.name, load_mesh(row.path, cache_dir), np.array([row.values])) for row in rows]
+        at: TargetsAt = "meshes"
+    else:
+        # Targets come first: they load fast, so their faults show before minutes of reading meshes.
+        parts = find_parts(root, test_fraction, seed, needs_train)
+        paths, train = [path for part in parts for path in part], len(parts[0])
+        sources = [[read_targets(find_targets(path, name), name) for name in names] for path in paths]
+        columns = checked_names(sources)
+        meshes = [load_mesh(path, cache_dir) for path in paths]
+        at = targets_at(meshes, sources)
+        items = [
+            LabeledMesh(mesh_stem(path), mesh, placed_targets(mesh, source, at))
+            for path, mesh, source in zip(paths, meshes, sources, strict=True)
+        ]
+    data = LabeledMeshes(items[:train], items[train:], columns, at)
+    if needs_train:
+        check_known(root, columns, [~np.isnan(item.labels).all(axis=0) for item in data.train])
+    return data
+
+
+def target_names(root: Path, targets: str | None, test_fraction: float) -> list[str] | None:
+    """The names in `targets`, see `load_targets`. Raises DataError for a folder or a share that can't be used."""
     names = None if targets is None else target_parts(targets)
     if not 0 < test_fraction < 1:
         raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
-    if names is None:
-        data = _load_table(root, test_fraction, seed, cache_dir, needs_train)
-    elif not root.is_dir():
+    if names is not None and not root.is_dir():
         raise DataError(f"{root}: a folder is needed for the targets {targets}, and this is a file")
-    else:
-        data = _load_files(root, names, test_fraction, seed, cache_dir, needs_train)
-    if needs_train:
-        known = np.zeros(len(data.label_names), bool)
-        for item in data.train:
-            known |= ~np.isnan(item.labels).all(axis=0)
-        if not known.all():
-            empty = data.label_names[int(known.argmin())]
-            raise DataError(f"{root}: the column {empty!r} is missing (NaN) in all training meshes")
-    return data
+    return names
 
 
-def _load_files(
-    root: Path,
-    names: Sequence[str],
-    test_fraction: float,
-    seed: int,
-    cache_dir: str | os.PathLike[str] | None,
-    needs_train: bool,
-) -> LabeledMeshes:
-    """Targets come first: they load fast, so their faults show before minutes of reading meshes."""
-    parts = find_parts(root, test_fraction, seed, needs_train)
-    paths = [path for part in parts for path in part]
-    sources = [[_find(path, name) for name in names] for path in paths]
+def check_known(root: Path, columns: Sequence[str], known: Sequence[Sequence[bool] | NDArray[np.bool_]]) -> None:
+    """Raises DataError for a column without any target.
+
+    known: for each training mesh and each column, whether there is a target
+    """
+    found = np.zeros(len(columns), bool)
+    for own in known:
+        found |= own
+    if not found.all():
+        raise DataError(f"{root}: the column {columns[int(found.argmin())]!r} is missing (NaN) in all training meshes")
+
+
+def checked_names(sources: Sequence[Sequence[Targets]]) -> list[str]:
+    """The names of the columns, which are those of each mesh. Raises DataError for a mesh with others."""
     columns = [name for source in sources[0] for name in source.names]
     check_names(sources[0][-1].path, columns)
     for source in sources:
@@ -119,42 +123,10 @@ def _load_files(
                 )
             if one.names != first.names:
                 raise DataError(f"{one.path}: the columns are {one.names}, but those of {first.path} are {first.names}")
-    meshes = [load_mesh(path, cache_dir) for path in paths]
-    at = _find_elements(meshes, sources)
-    items = [
-        LabeledMesh(mesh_stem(path), mesh, np.hstack([_placed(mesh, one, at) for one in source]))
-        for path, mesh, source in zip(paths, meshes, sources, strict=True)
-    ]
-    return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], columns, at)
+    return columns
 
 
-def _find(mesh: Path, name: str) -> _Targets:
-    """The targets `file:NAME` of a mesh. Raises DataError if they are missing or there twice."""
-    part = FILE_PREFIX + name
-    places = array_files(mesh, name, _SUFFIXES)
-    present = [place for place in places if place.is_file()]
-    inside = [] if present else arrays_in_mesh_file(mesh, name)
-    if len(present) > 1:
-        raise DataError(f"{mesh}: more than one file for {part}: {', '.join(map(str, present))}. Keep one of them")
-    if len(inside) > 1:
-        raise DataError(f"{mesh}: both the vertices and the faces have the property {name!r}. Keep one of them")
-    if present:
-        columns, at = read_columns(present[0]), None
-    elif inside:
-        array, at = inside[0]
-        columns = checked_columns(mesh, array)
-    else:
-        expected = ", ".join(dict.fromkeys(str(place.with_suffix("")) for place in places if place.suffix == ".npy"))
-        raise DataError(
-            f"{mesh}: no targets for {part}. Expected one of {expected} with .npy, .txt or .csv, or the property "
-            f"{name!r} of a PLY file"
-        )
-    count = columns.values.shape[1]
-    names = columns.names or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
-    return _Targets(present[0] if present else mesh, columns.values, names, at)
-
-
-def _find_elements(meshes: Sequence[Mesh], sources: Sequence[Sequence[_Targets]]) -> LabelsAt:
+def targets_at(meshes: Sequence[Mesh], sources: Sequence[Sequence[Targets]]) -> LabelsAt:
     """The elements that have targets in the whole set: those in the files, else those whose number fits.
 
     Raises DataError for a file that fits none, for a set that mixes several, and if every file fits two.
@@ -192,23 +164,39 @@ def _find_elements(meshes: Sequence[Mesh], sources: Sequence[Sequence[_Targets]]
 _SURE: tuple[LabelsAt, LabelsAt] = ("vertices", "faces")  # counting edges takes longer, so they come last
 
 
-def _placed(mesh: Mesh, one: _Targets, at: LabelsAt) -> NDArray[np.float64]:
-    """A row (N, C) for each vertex, triangle or edge.
+def placed_targets(mesh: Mesh, sources: Sequence[Targets], at: LabelsAt) -> NDArray[np.float64]:
+    """The columns (N, C) of all sources, with a row for each vertex, triangle or edge.
 
     Raises DataError if the number of rows does not fit, and for vertices of an STL file.
     """
-    if not fits(mesh, len(one.values), at):
-        raise DataError(f"{one.path}: {len(one.values)} rows, but {mesh.name} has {shown_size(mesh, at)}")
-    if at == "vertices":
-        check_vertex_numbers(mesh, one.path)
-    if at == "faces" and len(one.values) == mesh.polygon_count:
-        return one.values[mesh.polygons]
-    return one.values
+    check_targets_fit(mesh, sources, at)
+    per_polygon = [at == "faces" and len(one.values) == mesh.polygon_count for one in sources]
+    return np.hstack(
+        [one.values[mesh.polygons] if each else one.values for one, each in zip(sources, per_polygon, strict=True)]
+    )
 
 
-def _load_table(
-    root: Path, test_fraction: float, seed: int, cache_dir: str | os.PathLike[str] | None, needs_train: bool
-) -> LabeledMeshes:
+def check_targets_fit(mesh: Mesh, sources: Sequence[Targets], at: LabelsAt) -> None:
+    """Raises DataError if a number of rows does not fit, and for vertices of an STL file."""
+    for one in sources:
+        if not fits(mesh, len(one.values), at):
+            raise DataError(f"{one.path}: {len(one.values)} rows, but {mesh.name} has {shown_size(mesh, at)}")
+        if at == "vertices":
+            check_vertex_numbers(mesh, one.path)
+
+
+class TargetRow(NamedTuple):
+    """One mesh of a table and its targets."""
+
+    name: str
+    path: Path
+    values: list[float]
+
+
+def find_target_rows(
+    root: Path, test_fraction: float, seed: int, needs_train: bool
+) -> tuple[list[TargetRow], list[str], int]:
+    """The rows of a table, those for training first, the names of its columns, and the number of training meshes."""
     table = root if root.is_file() else root / TABLE
     if not table.is_file():
         raise DataError(
@@ -239,16 +227,13 @@ def _load_table(
     if needs_train and not splits[0]:
         training = set(parts_at_random(root, files, test_fraction, seed)[0])
         splits = ["train" if file in training else "test" for file in files]
-    items = [
-        LabeledMesh(cells[0], load_mesh(file, cache_dir), np.array([row]))
-        for (_, cells), file, row in zip(lines[1:], files, values, strict=True)
-    ]
-    train = [item for item, split in zip(items, splits, strict=True) if split == "train"]
-    test = [item for item, split in zip(items, splits, strict=True) if split != "train"]
+    rows = [TargetRow(cells[0], file, row) for (_, cells), file, row in zip(lines[1:], files, values, strict=True)]
+    train = [row for row, split in zip(rows, splits, strict=True) if split == "train"]
+    test = [row for row, split in zip(rows, splits, strict=True) if split != "train"]
     for part, found in (("train", train), ("test", test)):
         if not found and (needs_train or part == "test"):
             raise DataError(f"{table}: there are no {part} meshes")
-    return LabeledMeshes(train, test, names, "meshes")
+    return [*train, *test], names, len(train)
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -224,7 +224,7 @@ class _Writer:
         own, options = self._settings.operators, self._options
         mesh = mesh_for_operators(item.mesh, self._cache_dir, normalize=options.normalize)
         path = operators_path(mesh, own, self._cache_dir)
-        entry = read_operators(path, mesh, own)
+        entry = read_operators(path, len(mesh.verts), own)
         if entry is None:  # damaged, or the cache can't be written
             entry = entry_of(mesh, computed_arrays(mesh, own), own)
         first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))

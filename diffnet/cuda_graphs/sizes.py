@@ -7,7 +7,7 @@ graphs small: meshes of 2,000 to 20,000 vertices need at most 27, and meshes of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -62,6 +62,22 @@ def size_of(operators: Operators, counted: Iterable[str] = ()) -> BatchSize:
     """The size of a batch. Only the vertices, the meshes and the given fields are counted; the others are 0."""
     counts = {name: _count(operators, name) for name in counted}
     return BatchSize(len(operators), operators.num_vertices, **counts)
+
+
+class MeshSizes(NamedTuple):
+    """The sizes of the meshes of a set, whose operators need not be in memory.
+
+    counted: gives the size of each mesh with these counts, see `size_of`
+    k: the largest number of eigenpairs
+    """
+
+    counted: Callable[[Iterable[str]], Sequence[BatchSize]]
+    k: int
+
+
+def sizes_of(meshes: Sequence[Operators]) -> MeshSizes:
+    """The sizes of meshes from their operators."""
+    return MeshSizes(lambda counted: [size_of(o, counted) for o in meshes], max(o.k for o in meshes))
 
 
 def max_vertices(k: int, dtype: torch.dtype) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,9 +18,8 @@ from diffnet.cuda_graphs.loss_rows import LossRows, loss_rows
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, KnownStates, settings
 from diffnet.cuda_graphs.plain_step import PlainStep, StepBatch
 from diffnet.cuda_graphs.recording import ROWS, check_output, preserved, trial
-from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, max_vertices, size_of
+from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, max_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
-from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
 from diffnet.ops.common.precision import compute_dtype
@@ -32,17 +31,17 @@ NOTHING = BatchSize(0, 0)
 class Expected(NamedTuple):
     """The meshes to come.
 
-    meshes: the operators of all of them
+    meshes: the sizes of all of them
     batch_meshes, batch_vertices: the limits of a batch, see `largest_batch`
     """
 
-    meshes: Sequence[Operators]
+    meshes: MeshSizes
     batch_meshes: int | None
     batch_vertices: int | None
 
     def largest(self, counted: frozenset[str] = frozenset(), most: int | None = None) -> BatchSize:
         """The size of the largest batch, without meshes of more vertices than `most`."""
-        sizes = [size_of(o, counted) for o in self.meshes]
+        sizes = self.meshes.counted(counted)
         limits = [n for n in (self.batch_vertices, most) if n is not None]
         fitting = [size for size in sizes if most is None or size.vertices <= most] or [BatchSize(1, 1)]
         return largest_batch(fitting, self.batch_meshes, min(limits, default=None))
@@ -129,7 +128,7 @@ class StepGraphs:
         # The most eigenpairs and vertices that are expected.
         self._known = 0, 0
         if expected is not None:
-            self._known = max(o.k for o in expected.meshes), expected.largest().vertices
+            self._known = expected.meshes.k, expected.largest().vertices
 
     def __call__(self, batch: StepBatch, outputs_at: str) -> tuple[Tensor | None, str | None]:
         """Train on a batch.

@@ -55,7 +55,7 @@ def find_operators(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[st
     """The file of the entry of a mesh, and all arrays of its operators; None as in `read_operators`."""
     with phase("check"):
         path = operators_path(mesh, options, cache_dir)
-        entry = read_operators(path, mesh, options)
+        entry = read_operators(path, len(mesh.verts), options)
         return path, None if entry is None else unpacked(entry, mesh.verts)
 
 
@@ -67,13 +67,15 @@ def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[st
     return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")
 
 
-def read_operators(path: Path, mesh: Mesh, options: Options) -> Arrays | None:
+def read_operators(path: Path, vertices: int, options: Options) -> Arrays | None:
     """The content of an entry, see `packed`.
+
+    vertices: of the mesh
 
     None where there is no entry and, with a warning, where `read_entry` refuses it, where names, dtypes or shapes
     differ, or where indices are out of range.
     """
-    return read_entry(path, lambda arrays: check_entry(arrays, len(mesh.verts), options))
+    return read_entry(path, lambda arrays: check_entry(arrays, vertices, options))
 
 
 def check_entry(entry: Arrays, vertices: int, options: Options) -> None:

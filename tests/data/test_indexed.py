@@ -174,7 +174,7 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, read: list[str]) -> None:
     assert len(read) == 10
 
 
-@pytest.mark.filterwarnings("ignore:.*mesh.safetensors can't be written")
+@pytest.mark.filterwarnings("ignore:.*(mesh|facts).safetensors can't be written")
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     root, blocked = write_set(tmp_path / "set"), tmp_path / "file"
     blocked.write_text("")
@@ -237,7 +237,7 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
     assert statistics == array_statistics(whole, options.features)
     samples = MeshSamples(train, options, cache, statistics)
     assert len(pickle.dumps(samples)) < 5000
-    batches = MeshBatches(train.vertex_counts, max_vertices=90, shuffle=True)
+    batches = MeshBatches(samples.vertex_counts, max_vertices=90, shuffle=True)
     batches.set_epoch(3)
     order = list(batches)
     batches.set_epoch(3)

@@ -36,7 +36,7 @@ def test_a_batch_waits_for_the_last_but_one(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(synchronize=lambda: happened.append(f"wait {step}"))
 
     monkeypatch.setattr(samples.Sample, "to", moved)
-    copies = SimpleNamespace(wait_stream=lambda stream: happened.append("wait for all"))
+    copies = SimpleNamespace(wait_stream=lambda stream: happened.append("wait for all"), synchronize=lambda: None)
     monkeypatch.setattr(batches, "copy_stream", lambda device: copies)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=recorded))

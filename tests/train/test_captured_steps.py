@@ -23,11 +23,11 @@ from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_s
 from diffnet.geometry import random_rotations
 from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
 from diffnet.ops.common.cuda_graph import capturable_stream, record
-from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
+from diffnet.train.resident import on_device
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.segmentation import TASK
@@ -57,7 +57,7 @@ def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = 
     samples = [make_sample(item, options.preprocessing) for item in data.train]
     if device == CPU:
         return [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
-    return keep_on_device(samples, device, matmul_dtype(options.precision, device))
+    return on_device(samples, device, matmul_dtype(options.precision, device))
 
 
 def chosen(**given: Any) -> TrainOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from diffnet.data import (
 )
 from diffnet.geometry import decimate, element_points, load_mesh
 from diffnet.train.inference.predict import predict_labels
-from diffnet.train.run import scored_on
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -85,7 +85,8 @@ def test_a_sample_with_labels_of_the_full_mesh() -> None:
     full = LabeledMesh("egg", MESH, np.zeros(len(MESH.verts), np.int64))
     options = Preprocessing(k=4, features="xyz")
     taken, back = decimated_to_score(full, "vertices", 300, "xyz")
-    sample = scored_on(make_sample(taken, options), back)
+    assert back is not None
+    sample = replace(make_sample(taken, options), interpolation=Interpolation.of(back))
     assert len(sample.labels) == len(MESH.verts)
     assert sample.operators.num_vertices == len(taken.mesh.verts) < len(MESH.verts)
     assert sample.to("cpu").interpolation is not None
@@ -93,8 +94,6 @@ def test_a_sample_with_labels_of_the_full_mesh() -> None:
         collate_samples([sample, sample])
     whole, back = decimated_to_score(full, "vertices", None, "xyz")
     assert (whole, back) == (full, None)
-    sample = make_sample(whole, options)
-    assert scored_on(sample, back) is sample
     shape = LabeledMesh("egg", MESH, np.array(3))
     taken, back = decimated_to_score(shape, "meshes", 300, "xyz")
     assert (int(taken.labels), back) == (3, None)

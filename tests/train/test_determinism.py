@@ -21,11 +21,11 @@ import trimesh
 
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
-from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import Checkpoint
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
+from diffnet.train.resident import on_device
 from diffnet.train.tasks.segmentation import TASK
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -54,7 +54,7 @@ def ellipsoids(at: LabelsAt) -> Labeled:
 
 def train_once(labeled: Labeled, out: Path, device: torch.device, **given: bool) -> Checkpoint:
     data, samples = labeled
-    kept = keep_on_device(samples, device, matmul_dtype(OPTIONS.precision, device))
+    kept = on_device(samples, device, matmul_dtype(OPTIONS.precision, device))
     return train(RunData(TASK, data, kept, kept[:1]), OPTIONS, out, device=device, **given)
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_on_a_gpu_is_equal(at: LabelsAt, tmp_path: Path) -> None:
     labeled = ellipsoids(at)
     data, samples = labeled
     (whole,) = digests(labeled, GPU, 1)
-    kept = keep_on_device(samples, GPU, matmul_dtype(OPTIONS.precision, GPU))
+    kept = on_device(samples, GPU, matmul_dtype(OPTIONS.precision, GPU))
 
     def stop(row: object) -> None:
         raise KeyboardInterrupt

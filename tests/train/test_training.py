@@ -24,13 +24,14 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
-from diffnet.train.batches import computed_ahead, keep_on_device
+from diffnet.train.batches import computed_ahead
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
+from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.step import Adam
@@ -716,7 +717,7 @@ def test_a_captured_run_learns_like_a_plain_one(
     chosen = options(dropout=0.0, rotate=rotate, precision=precision, epochs=6)
     device = torch.device("cuda")
     samples = [make_sample(item, chosen.preprocessing) for item in (*data.train, *data.test)]
-    kept = keep_on_device(samples, device, matmul_dtype(precision, device))
+    kept = on_device(samples, device, matmul_dtype(precision, device))
     losses = []
     for name, capture in (("plain", False), ("captured", True)):
         (tmp_path / name).mkdir()
@@ -732,7 +733,7 @@ def test_a_captured_run_learns_like_a_plain_one(
 def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backend: str, fused: bool) -> None:
     device = torch.device("cuda")
     chosen = options(backend=backend, precision="bf16", epochs=1)
-    samples = keep_on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
+    samples = on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device)
     kernels = {event.key for event in profile.key_averages()}
@@ -751,7 +752,7 @@ def test_backend_reaches_every_module(data: LabeledMeshes, tmp_path: Path) -> No
 @pytest.mark.gpu
 def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> None:
     device = torch.device("cuda")
-    samples = keep_on_device([make_sample(item, options().preprocessing) for item in data.train], device)
+    samples = on_device([make_sample(item, options().preprocessing) for item in data.train], device)
     for epochs in (2, 4):
         chosen = options(epochs=epochs)
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device, resume=epochs == 4, capture=True)

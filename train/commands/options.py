@@ -55,6 +55,10 @@ CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps pr
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Meshes to preprocess at once. By default, one per core.")
 ]
+MemoryOption = Annotated[
+    float,
+    typer.Option("--memory", min=0.01, metavar="GIB", help="Memory of the host for samples that don't fit on the GPU."),
+]
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 KOption = Annotated[int, typer.Option("--k", min=1, help="Number of eigenpairs of the spectral basis.")]
 LaplacianOption = Annotated[

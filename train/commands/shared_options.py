@@ -72,6 +72,7 @@ OF_RUNS: dict[str, tuple[Any, Any]] = {
     "capture": (o.CaptureOption, True),
     "cache": (o.CacheOption, o.DEFAULT_CACHE),
     "jobs": (o.JobsOption, None),
+    "memory": (o.MemoryOption, 2.0),
     "resume": (o.ResumeOption, False),
 }
 

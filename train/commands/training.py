@@ -98,6 +98,7 @@ def run_command(
             jobs=given["jobs"],
             resume=resume,
             capture=given["capture"],
+            memory=given["memory"],
             console=console,
         )
     except (KeyboardInterrupt, Terminated) as end:

@@ -4,41 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.data import DataError, MeshPairs, PairSample, PairShape, Sample
 from diffnet.data.pairs.shapes import Pair
-from diffnet.geometry import Operators, SurfacePoints
+from diffnet.geometry import SurfacePoints
 from diffnet.ops import functional_map_from_correspondences
+from diffnet.train.resident import ReadAhead, counts_of
+
+MAX_KEPT = 256  # meshes whose eigenfunctions at template points are kept, each of 4 MB for 5,000 points
 
 
 def pair_samples(
     data: MeshPairs, part: str, samples: Sequence[Sample], map_k: int, *, with_targets: bool = True
-) -> list[PairSample]:
+) -> PairSamples:
     """The pairs of the training or test part of a set as samples.
 
     part: "train" or "test"
-    samples: the preprocessed meshes of this part
+    samples: the preprocessed meshes of this part, which are read when a pair needs them
     map_k: K, the eigenpairs of the true functional maps
     with_targets: if False, the targets are NaN
 
     Raises DataError for a mesh with fewer than K vertices.
     """
     shapes, pairs = (data.train, data.train_pairs) if part == "train" else (data.test, data.test_pairs)
-    for shape, sample in zip(shapes, samples, strict=True):
-        if sample.operators.num_vertices < map_k:
+    for shape, vertices in zip(shapes, counts_of(samples), strict=True):
+        if vertices < map_k:
             raise DataError(
-                f"{shape.name}: {sample.operators.num_vertices} vertices are too few for maps of {map_k} eigenpairs; "
-                "lower --map-k"
+                f"{shape.name}: {vertices} vertices are too few for maps of {map_k} eigenpairs; lower --map-k"
             )
-    truths = _Truths(data, shapes, samples, map_k) if with_targets and data.is_supervised else None
+    truths = _Truths(data, shapes, map_k) if with_targets and data.is_supervised else None
+    return PairSamples(samples, pairs, truths, map_k)
 
-    def target(pair: Pair) -> Tensor:
-        return unknown_map(map_k) if truths is None else truths.functional_map(pair)
 
-    return [PairSample(samples[j], samples[i], partial(target, (i, j))) for i, j in pairs]
+class PairSamples(ReadAhead[PairSample]):
+    """Pairs of samples, see `pair_samples`.
+
+    meshes: on the device of the network, or where `packed` moves them from
+    pairs: the numbers of two meshes
+    """
+
+    def __init__(self, meshes: Sequence[Sample], pairs: Sequence[Pair], truths: _Truths | None, map_k: int) -> None:
+        self._meshes, self._pairs, self._truths, self._map_k = meshes, pairs, truths, map_k
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return PairSamples(self._meshes, self._pairs[key], self._truths, self._map_k)
+        i, j = self._pairs[key]
+        first, second = self._meshes[i], self._meshes[j]
+        if self._truths is None:
+            return PairSample(second, first, partial(unknown_map, self._map_k))
+        return PairSample(second, first, partial(self._truths.functional_map, (i, j), first, second))
+
+    def take(self, numbers: Sequence[int]) -> PairSamples:
+        return PairSamples(self._meshes, [self._pairs[n] for n in numbers], self._truths, self._map_k)
+
+    @property
+    def vertex_counts(self) -> NDArray[np.int64]:
+        """Of both meshes together."""
+        counts = np.asarray(counts_of(self._meshes), np.int64)
+        total: NDArray[np.int64] = counts[np.array(self._pairs, np.int64).reshape(-1, 2)].sum(1)
+        return total
+
+    @property
+    def is_resident(self) -> bool:
+        if isinstance(self._meshes, ReadAhead):
+            return self._meshes.is_resident
+        return len(self._meshes) == 0 or self._meshes[0].operators.device.type != "cpu"
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        if isinstance(self._meshes, ReadAhead):
+            self._meshes.prefetch([mesh for n in numbers for mesh in self._pairs[n]])
+
+    @property
+    def is_busy(self) -> bool:
+        return self._meshes.is_busy if isinstance(self._meshes, ReadAhead) else True
+
+    def forget(self) -> None:
+        if isinstance(self._meshes, ReadAhead):
+            self._meshes.forget()
 
 
 def unknown_map(k: int) -> Tensor:
@@ -49,50 +101,58 @@ def unknown_map(k: int) -> Tensor:
 class _Truths:
     """True functional maps by least squares, from the correspondences of a set."""
 
-    def __init__(self, data: MeshPairs, shapes: Sequence[PairShape], samples: Sequence[Sample], k: int) -> None:
-        self._data, self._shapes, self._samples, self._k = data, shapes, samples, k
+    def __init__(self, data: MeshPairs, shapes: Sequence[PairShape], k: int) -> None:
+        self._data, self._shapes, self._k = data, shapes, k
         self._values: dict[int, Tensor] = {}
         self._inverses: dict[int, Tensor] = {}
 
-    def functional_map(self, pair: Pair) -> Tensor:
+    def functional_map(self, pair: Pair, one: Sample, other: Sample) -> Tensor:
         """The map (1, K, K) from functions on the second mesh to functions on the first, on the device of the samples.
 
         Φ_first C ≈ Φ_second at the points that correspond. If each mesh has all points of a template, its
         eigenfunctions there and their pseudo-inverse are kept.
+
+        one, other: the samples of the first mesh and of the second one
         """
         i, j = pair
         first, second = self._shapes[i], self._shapes[j]
         if first.template is not None and second.template is not None:
-            c = self._inverse_at_template(i) @ self._at_template(j)
+            c = self._inverse_at_template(i, one) @ self._at_template(j, other)
         else:
             truth = self._data.truth(first, second)
             if truth is None:
                 return unknown_map(self._k)
             assert not isinstance(truth.points, SurfacePoints)  # only templates have points in faces
-            evecs = self._evecs(i)
+            evecs = self._evecs(one)
             points, vertices = (torch.from_numpy(x).to(evecs.device) for x in (truth.points, truth.vertices))
-            c = functional_map_from_correspondences(points, vertices, self._evecs(j), evecs)
+            c = functional_map_from_correspondences(points, vertices, self._evecs(other), evecs)
         return c.float()[None]
 
-    def _evecs(self, number: int) -> Tensor:
-        operators: Operators = self._samples[number].operators
-        return operators.evecs[:, : self._k].float()
+    def _evecs(self, sample: Sample) -> Tensor:
+        return sample.operators.evecs[:, : self._k].float()
 
-    def _at_template(self, number: int) -> Tensor:
+    def _at_template(self, number: int, sample: Sample) -> Tensor:
         """The eigenfunctions of a mesh at the points of the template (T, K)."""
         if number not in self._values:
-            shape, evecs = self._shapes[number], self._evecs(number)
+            shape, evecs = self._shapes[number], self._evecs(sample)
             if isinstance(shape.template, SurfacePoints):
                 corners = torch.from_numpy(shape.mesh.faces[shape.template.faces]).to(evecs.device)
                 weights = torch.from_numpy(shape.template.weights).float().to(evecs.device)
-                self._values[number] = (evecs[corners] * weights[:, :, None]).sum(1)
+                _keep(self._values, number, (evecs[corners] * weights[:, :, None]).sum(1))
             else:
-                self._values[number] = evecs[torch.as_tensor(shape.template, device=evecs.device)]
+                _keep(self._values, number, evecs[torch.as_tensor(shape.template, device=evecs.device)])
         return self._values[number]
 
-    def _inverse_at_template(self, number: int) -> Tensor:
+    def _inverse_at_template(self, number: int, sample: Sample) -> Tensor:
         """The pseudoinverse (K, T) of these values."""
         if number not in self._inverses:
-            q, r = torch.linalg.qr(self._at_template(number).double())
-            self._inverses[number] = (torch.linalg.pinv(r) @ q.mT).float()
+            q, r = torch.linalg.qr(self._at_template(number, sample).double())
+            _keep(self._inverses, number, (torch.linalg.pinv(r) @ q.mT).float())
         return self._inverses[number]
+
+
+def _keep(found: dict[int, Tensor], number: int, value: Tensor) -> None:
+    """Keep a value, and drop the oldest one if there are too many."""
+    if len(found) >= MAX_KEPT:
+        del found[next(iter(found))]
+    found[number] = value

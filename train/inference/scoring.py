@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import (
-    LabeledMesh,
-    LabeledMeshes,
-    MeshPairs,
-    Sample,
-    decimated_to_score,
-    make_sample,
-    original_targets,
-    own_arrays,
-    standardized_targets,
-)
+from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_targets
+from diffnet.data.arrays import check_arrays_of_all
+from diffnet.data.on_demand import OnDemand
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
-from diffnet.train.mesh_hash import mesh_hash
-from diffnet.train.run import (
-    check_filled,
-    decimated_items,
-    fill_cache_with_bar,
-    scored_on,
-    surroundings,
-    write_results,
-)
+from diffnet.train.mesh_hash import DIGITS, contents_of
+from diffnet.train.run import in_units, preprocess, surroundings, with_max_faces, write_results
+from diffnet.train.run_folder.spool import Spool
 from diffnet.train.tasks.registry import task_named
 
 
@@ -71,21 +56,15 @@ def run_evaluation(
     task, targets = task_named(expected.options.task), expected.target_statistics
     options = replace(expected.options, zoomout=zoomout)
     tested = task.test_set(data, expected)
-    items: list[LabeledMesh] = tested.test
+    items: Sequence[LabeledMesh] = tested.test
     standardized = items if targets is None else standardized_targets(items, targets)
-    for item in items:
-        own_arrays(item.mesh, options.features, expected.statistics, item.arrays)  # names what is missing
+    check_arrays_of_all(items, options.features, expected.statistics, jobs)  # names what is missing
+    meshes: Sequence[Sample]
     if expected.normalize:
-        taken = decimated_items(decimated_to_score, standardized, expected.labels_at, options, cache_dir, jobs, console)
-        chosen, statistics = options.preprocessing, expected.statistics
-        check_filled(
-            [item for item, _ in taken],
-            fill_cache_with_bar([item.mesh for item, _ in taken], chosen, cache_dir, jobs, console, device),
-        )
-
-        def load(i: int) -> Sample:
-            item, back = taken[i]
-            return scored_on(make_sample(item, chosen, cache_dir, statistics), back)
+        at = expected.labels_at
+        taken = with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
+        statistics = expected.statistics
+        meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device)
     else:
 
         def load(i: int) -> Sample:
@@ -93,16 +72,17 @@ def run_evaluation(
             sample = input_sample(item.mesh, expected, cache_dir, item.arrays)
             return replace(sample, labels=torch.as_tensor(item.labels))
 
-    meshes = _LoadedSamples(len(items), load)
+        meshes = OnDemand(len(items), load)
     samples = task.samples(tested, "test", meshes, options)
-    predictions: list[Tensor] = []
-    evaluate(task, network.to(device), samples, options, device, predictions)
-    if targets is not None:
-        predictions = [original_targets(each, targets) for each in predictions]
+    make_folder(out)
+    spool = Spool(out)
+    evaluate(task, network.to(device), samples, options, device, spool)
+    predictions = in_units(spool, targets)
     where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
     scored = task.scored(tested, predictions, samples, options=options, **where)
     known = expected.train_meshes
-    seen = None if known is None else sum(mesh_hash(item.mesh) in known for item in items)
+    hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
+    seen = None if known is None else sum(own in known for own in hashes)
     results = {
         "task": task.name,
         **task.results(scored),
@@ -111,7 +91,6 @@ def run_evaluation(
         "scored_training_meshes": seen,
         **surroundings(device),
     }
-    make_folder(out)
     write_results(out, results)
     if seen is None:
         console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
@@ -121,21 +100,6 @@ def run_evaluation(
     summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
     task.write_report(out, scored, results, summary, None)
     return results
-
-
-class _LoadedSamples(Sequence[Sample]):
-    """Samples that are loaded whenever they are asked for, so that they need no memory in between."""
-
-    def __init__(self, count: int, load: Callable[[int], Sample]) -> None:
-        self._count, self._load = count, load
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, i: Any) -> Any:
-        if not 0 <= i < self._count:
-            raise IndexError(i)
-        return self._load(i)
 
 
 def check_empty(out: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from diffnet import DiffusionNet, GraphedStep, WeightAverage
 from diffnet.cuda_graphs.lane import Recorder, record_graph
+from diffnet.cuda_graphs.sizes import MeshSizes
 from diffnet.data import Sample, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.train.device import autocast
@@ -42,10 +43,10 @@ class TrainingStep:
         )
         self._step.graphs = False
 
-    def capture(self, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
+    def capture(self, meshes: Sequence[Operators] | MeshSizes, recorder: Recorder = record_graph) -> None:
         """Replay CUDA graphs from now on.
 
-        meshes: the operators of all training meshes
+        meshes: the operators of all training meshes, or their sizes
         recorder: see `Lane`
         """
         self._step.graphs, self._step.recorder = True, recorder

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.data import LabeledMeshes, TargetsAt, index_classes, load_classes, shapes
+from diffnet.data.stored import StoredMeshes
 from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test
 from diffnet.train.report.spread import spread_over
@@ -29,16 +30,14 @@ SHOWN_MESHES = 60  # on the page of predictions
 
 
 def _matrix(scored: Scored) -> NDArray[np.int64]:
-    return matrix_of(scored, [probabilities.argmax(-1) for probabilities in scored.predictions])
+    return matrix_of(scored, (probabilities.argmax(-1) for probabilities in scored.predictions))
 
 
 def _shown(scored: Scored) -> list[int]:
     """The meshes on the page: the errors first, then others spread over the test set."""
-    wrong = [
-        i
-        for i, item in enumerate(scored.meshes)
-        if 0 <= int(item.labels.flat[0]) != int(scored.predictions[i].argmax())
-    ][:SHOWN_MESHES]
+    known = scored.meshes.mesh_labels if isinstance(scored.meshes, StoredMeshes) else None
+    truth = [int(item.labels.flat[0]) for item in scored.meshes] if known is None else known.reshape(-1).tolist()
+    wrong = [i for i, label in enumerate(truth) if 0 <= label != int(scored.predictions[i].argmax())][:SHOWN_MESHES]
     others = sorted(set(range(len(scored.meshes))) - set(wrong))
     return wrong + spread_over(others, SHOWN_MESHES - len(wrong))
 

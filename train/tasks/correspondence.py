@@ -50,9 +50,9 @@ class Correspondence(PairTask):
 
     def samples(
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
-    ) -> list[PairSample]:
+    ) -> Sequence[PairSample]:
         with_targets = part == "test" or options.method == "supervised"
-        return pair_samples(data.pairs, part, list(meshes), options.map_k, with_targets=with_targets)
+        return pair_samples(data.pairs, part, meshes, options.map_k, with_targets=with_targets)
 
     def inputs(self, network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
         return facing_alike(network, features, operators, options)
@@ -153,7 +153,7 @@ class Correspondence(PairTask):
         write_pairs_report(out, scored, results, summary, curves)
 
     def scored(
-        self, data: PairedMeshes, predictions: list[Tensor], samples: Sequence[PairSample], **where: Any
+        self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any
     ) -> ScoredPairs:
         return score_pairs(data.pairs, predictions, samples, **where)
 

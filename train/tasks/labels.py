@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,13 +60,19 @@ def mean_cross_entropy(
     return losses.sum() / total_weight(labels, UNLABELED, weights)
 
 
-def matrix_of(scored: Scored, predicted: Sequence[Tensor]) -> NDArray[np.int64]:
-    """The confusion matrix (C, C) of all meshes.
+def matrix_of(scored: Scored, predicted: Iterable[Tensor]) -> NDArray[np.int64]:
+    """The confusion matrix (C, C) of all meshes, which are read one after another, once.
 
     predicted: the classes of each mesh, (N,) int64
     """
-    truth = torch.cat([torch.as_tensor(item.labels).reshape(-1) for item in scored.meshes])
-    return confusion_matrix(torch.cat(list(predicted)), truth, len(scored.label_names)).numpy()
+    if "matrix" in scored.found:
+        return scored.found["matrix"]  # type: ignore[no-any-return]
+    classes = len(scored.label_names)
+    matrix = torch.zeros(classes, classes, dtype=torch.int64)
+    for item, own in zip(scored.meshes, predicted, strict=True):
+        matrix += confusion_matrix(own, torch.as_tensor(item.labels).reshape(-1), classes)
+    scored.found["matrix"] = matrix.numpy()
+    return scored.found["matrix"]  # type: ignore[no-any-return]
 
 
 def accuracies(matrix: NDArray[np.int64]) -> dict[str, Any]:

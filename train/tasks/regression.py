@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from diffnet.train.tasks.task import Fields, MeshTask, Predicted, Scored, npy_by
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
+MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -46,6 +47,27 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
     errors = torch.where(known, predictions.double() - truth, 0)
     parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
     return torch.stack([part.sum(0) for part in parts], 1)
+
+
+def _truths(scored: Scored) -> Iterator[Tensor]:
+    """The targets (N, C) float64 of each mesh, which are read one after another."""
+    return (torch.as_tensor(item.labels, dtype=torch.float64) for item in scored.meshes)
+
+
+def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The predictions and the targets (N, C) to draw: all of them, or MAX_SCATTERED rows from all meshes."""
+    total = sum(len(prediction) for prediction in scored.predictions)
+    chosen = np.arange(total)
+    if total > MAX_SCATTERED:
+        chosen = np.sort(np.random.default_rng(0).choice(total, MAX_SCATTERED, replace=False))
+    rows: list[NDArray[np.float64]] = []
+    first = 0
+    for prediction, truth in zip(scored.predictions, _truths(scored), strict=True):
+        own = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, first + len(truth))] - first
+        rows.append(np.stack([prediction.numpy()[own], truth.numpy()[own]]))
+        first += len(truth)
+    predicted, true = np.concatenate(rows, axis=1)
+    return predicted, true
 
 
 def _number(value: float | None) -> str:
@@ -152,11 +174,10 @@ class Regression(MeshTask):
 
     def results(self, scored: Scored) -> dict[str, Any]:
         columns = len(scored.label_names)
-        truth = [torch.as_tensor(item.labels, dtype=torch.float64) for item in scored.meshes]
         # Sums of numbers far from 0 lose their differences, so the smallest target of each column is the origin.
-        origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in truth]).amin(0)
+        origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in _truths(scored)]).amin(0)
         tally = torch.zeros(columns, 5, dtype=torch.float64)
-        for values, prediction in zip(truth, scored.predictions, strict=True):
+        for values, prediction in zip(_truths(scored), scored.predictions, strict=True):
             tally += _tally(prediction - origin, values - origin)
         scores = column_scores(tally)
         rows = [
@@ -183,15 +204,14 @@ class Regression(MeshTask):
         from diffnet.train.report.regression import Values, write_values_report
         from diffnet.train.report.scatter import scatter_png
 
-        predictions = [prediction.numpy() for prediction in scored.predictions]
-        truth = [np.asarray(item.labels, np.float64) for item in scored.meshes]
-        scatter = scatter_png(np.concatenate(predictions), np.concatenate(truth), scored.label_names)
+        scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
         shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
         def row(i: int) -> Values:
-            mesh = scored.meshes[i].mesh
-            return Values(scored.meshes[i].name, mesh.verts, mesh.faces, predictions[i], truth[i])
+            item = scored.meshes[i]
+            truth, mesh = np.asarray(item.labels, np.float64), item.mesh
+            return Values(item.name, mesh.verts, mesh.faces, scored.predictions[i].numpy(), truth)
 
         write_values_report(
             out / "predictions.html",

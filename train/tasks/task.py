@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -70,6 +72,7 @@ class Scored:
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
+    found: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
 
 class Fields(NamedTuple):
@@ -183,9 +186,13 @@ class Task(ABC, Generic[D, S]):
     def check(self, data: D, options: TrainOptions) -> None:
         """Raises OptionError for data that can't be trained on with these options. A resumed run isn't checked."""
 
-    def truths(self, data: D) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-        """For each training and each test mesh, the array by which a resumed run recognizes its labels or pairs."""
-        return [item.labels for item in data.train], [item.labels for item in data.test]
+    def pairs(self, data: D) -> bytes:
+        """By what a resumed run recognizes the pairs of the meshes, or nothing if there are none."""
+        return b""
+
+    def truths(self, data: D) -> tuple[Iterable[NDArray[Any]], Iterable[NDArray[Any]]]:
+        """For each training and each test mesh, the array by which older versions recognized its labels or pairs."""
+        return (item.labels for item in data.train), (item.labels for item in data.test)
 
     def samples(self, data: D, part: Part, meshes: Sequence[Sample], options: TrainOptions) -> Sequence[AnySample]:
         """The samples of a part, from its preprocessed meshes."""
@@ -228,7 +235,7 @@ class Task(ABC, Generic[D, S]):
         return self.score_name, self.score
 
     @abstractmethod
-    def scored(self, data: D, predictions: list[Tensor], samples: Sequence[Any], **where: Any) -> S:
+    def scored(self, data: D, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any) -> S:
         """The test part of a data set with its predictions.
 
         predictions: for each sample, the result of `predict`, on the CPU, in the units of the targets
@@ -286,7 +293,9 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             raise OptionError(f"{self.name} does not take pairs of meshes")
         return data, options
 
-    def scored(self, data: LabeledMeshes, predictions: list[Tensor], samples: Sequence[Any], **where: Any) -> Scored:
+    def scored(
+        self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
+    ) -> Scored:
         return Scored(data.test, predictions, data.label_names, data.labels_at)
 
     def on_meshes(self) -> MeshTask:
@@ -346,7 +355,13 @@ class PairTask(Task[PairedMeshes, ScoredPairs]):
             raise OptionError(f"{self.name} needs pairs of meshes")
         return data, options
 
-    def truths(self, data: PairedMeshes) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    def pairs(self, data: PairedMeshes) -> bytes:
+        digest = hashlib.sha256()
+        for known in chain(*self.truths(data)):
+            digest.update(f"{known.shape}".encode() + known.tobytes())
+        return digest.digest()
+
+    def truths(self, data: PairedMeshes) -> tuple[Iterable[NDArray[Any]], Iterable[NDArray[Any]]]:
         """Template points and partners."""
         pairs = data.pairs
         return _known(pairs.train, pairs.train_pairs), _known(pairs.test, pairs.test_pairs)

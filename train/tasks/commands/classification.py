@@ -47,13 +47,13 @@ def train(
     """
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
-        from diffnet.data import load_classes, shapes
+        from diffnet.data import index_classes, shapes
 
         check_data(data, "classification")
         variant = OPTIONS.variant(data)
         if variant is not None:
             return Loaded(shapes(seed=options.seed, shift=variant or None), options)
-        return Loaded(load_classes(data, seed=options.seed, cache_dir=shared["cache"]), options)
+        return Loaded(index_classes(data, shared["cache"], seed=options.seed, jobs=shared["jobs"]), options)
 
     given = with_label_options(
         shared,

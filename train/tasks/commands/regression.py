@@ -46,9 +46,10 @@ def train(
     """
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
-        from diffnet.data import load_targets
+        from diffnet.data import index_targets
 
-        return Loaded(load_targets(data, options.targets, seed=options.seed, cache_dir=shared["cache"]), options)
+        found = index_targets(data, shared["cache"], options.targets, seed=options.seed, jobs=shared["jobs"])
+        return Loaded(found, options)
 
     own = {"targets": targets, "loss": loss, "scalar_targets": scalar_targets}
     run_command("regression", load, out, {**own, **shared})

@@ -59,7 +59,7 @@ def train(
     """
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
-        from diffnet.data import figures, load_dataset, with_labels_at
+        from diffnet.data import figures, index_dataset, with_labels_at
 
         at = outputs_at if outputs_at or before is None else before["labels_at"]
         check_data(data, "segmentation")
@@ -67,8 +67,8 @@ def train(
         if variant is not None:
             made = figures(seed=options.seed, shift=variant or None)
             return Loaded(with_labels_at(made, at or "vertices"), options)
-        meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=at)
-        return Loaded(meshes, options)
+        meshes = index_dataset(data, shared["cache"], layout, seed=options.seed, jobs=shared["jobs"])
+        return Loaded(meshes if at is None else with_labels_at(meshes, at), options)
 
     given = with_label_options(
         shared,

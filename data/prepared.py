@@ -1,0 +1,200 @@
+"""Preprocessed meshes in the cache: features and labels beside the operators, read when a sample is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffnet.data.arrays import array_states
+from diffnet.data.decimation import Weights
+from diffnet.data.derived import DerivedMeshes
+from diffnet.data.feature_names import Statistics
+from diffnet.data.features import input_features, load_meanwhile, prepare
+from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
+from diffnet.data.options import Preprocessing
+from diffnet.data.samples import Interpolation, MeshSamples, Sample
+from diffnet.data.stored import JoinedMeshes, recalled, remember, sources_of
+from diffnet.geometry import MeshLike
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.preprocessing.known_entry import entry_name, operators_named
+from diffnet.geometry.preprocessing.options import Options
+
+Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
+
+
+class SampleFacts(NamedTuple):
+    """What is known of a sample without reading it.
+
+    name: of the mesh
+    entry, operators: the names of its two cache entries
+    vertices, faces, edges, entries: V, F, E, and the nonzeros of the gradient. Edges are counted only if they have
+        labels.
+    """
+
+    name: str
+    entry: str
+    operators: str
+    vertices: int
+    faces: int
+    edges: int
+    entries: int
+
+
+class PreparedSamples(Sequence[Sample]):
+    """The samples of meshes, see `prepared_samples`. Each is read from the cache when it is asked for, on the CPU.
+
+    facts: of each sample
+    vertex_counts: (N,) int64
+
+    A sample whose entries are missing or damaged is made again from its mesh. Raises the errors of that mesh, and
+    DataError if the cache can't be written and the samples that it should hold exceed `memory`.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[LabeledMesh],
+        options: Preprocessing,
+        cache_dir: str | os.PathLike[str],
+        statistics: Statistics | None,
+        labels_at: TargetsAt,
+        memory: int,
+    ) -> None:
+        self._items, self._options, self._cache_dir, self._statistics = items, options, os.fspath(cache_dir), statistics
+        self._labels_at, self._memory = labels_at, memory
+        self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
+        self._kept: dict[int, Sample] = {}  # those that the cache can't hold
+        self._lock = Lock()
+        self.facts: list[SampleFacts] = []
+
+    @property
+    def k(self) -> int:
+        """The number of eigenpairs."""
+        return self._options.k
+
+    @property
+    def vertex_counts(self) -> NDArray[np.int64]:
+        return np.array([own.vertices for own in self.facts], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return self._kept.get(i) or self._read(i) or self.make(i)[1]
+
+    def _read(self, i: int) -> Sample | None:
+        name, entry, operators, vertices, *_ = self.facts[i]
+        arrays = read_entry(entry_path(self._cache_dir, entry, "sample"))
+        if arrays is None:
+            return None
+        faces = arrays["faces"].astype(np.int64)
+        found = operators_named(operators, faces, vertices, self._decisive, self._cache_dir, arrays.get("verts"))
+        if found is None:
+            return None
+        features, labels = torch.from_numpy(arrays["features"]), torch.from_numpy(arrays["labels"])
+        back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
+        return Sample((name,), features, labels, found, None if back is None else Interpolation.of(back))
+
+    def make(self, i: int) -> tuple[SampleFacts, Sample]:
+        """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
+        item = self._items[i]
+        mesh, operators = prepare(item.mesh, self._options, self._cache_dir)
+        features = input_features(
+            mesh,
+            operators,
+            self._options.features,
+            statistics=self._statistics,
+            arrays=item.arrays,
+            align=self._options.align,
+        )
+        back = _back(self._items, i)
+        interpolation = None if back is None else Interpolation.of(back)
+        sample = Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
+        name, verts = entry_name(mesh, self._decisive)
+        arrays: Arrays = {"features": features.numpy(), "labels": sample.labels.numpy()}
+        arrays["faces"] = mesh.faces.astype(np.int32)
+        if back is not None:
+            arrays |= {"elements": back[0], "weights": back[1]}
+        if self._options.basis != "float32":
+            arrays["verts"] = verts
+        arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        entry = cache_key(arrays, operators=name)
+        path = entry_path(self._cache_dir, entry, "sample")
+        if not path.is_file():
+            write_entry(path, arrays)
+        if not (path.is_file() and entry_path(self._cache_dir, name, "operators").is_file()):
+            self._keep(i, sample, path)
+        edges = len(operators.edges) if self._labels_at == "edges" else 0
+        sizes = len(mesh.verts), len(mesh.faces), edges, operators.gradient.pattern.nnz
+        return SampleFacts(item.name, entry, name, *sizes), sample
+
+    def _keep(self, i: int, sample: Sample, path: Path) -> None:
+        with self._lock:
+            held = sum(own.operators.evecs.nbytes for own in self._kept.values())
+            if held + sample.operators.evecs.nbytes > self._memory:
+                raise DataError(
+                    f"{path}: the cache can't be written, and without it the data set takes more than the "
+                    f"{self._memory / 2**30:.3g} GiB of --memory. Free its disk, or choose another folder with --cache"
+                )
+            self._kept[i] = sample
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the cache holds all samples."""
+        return not self._kept
+
+
+def prepared_samples(
+    items: Sequence[LabeledMesh],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    statistics: Statistics | None,
+    labels_at: TargetsAt,
+    fill: Fill,
+    memory: int,
+) -> PreparedSamples | MeshSamples:
+    """The samples of meshes. In the first call, all of them are computed and written into the cache.
+
+    items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
+        `decimated_to_score`, get their interpolation.
+    labels_at: where the labels are
+    fill: calls `fill_cache` with these meshes and its argument `ready`
+    memory: bytes of samples that are kept if the cache can't be written
+
+    Raises DataError for meshes that can't be used. The others are computed first.
+
+    Shards hold operators, so their samples are made when they are asked for.
+    """
+    if len(items) and all(items[i].prepared is not None for i in (0, -1 + len(items))):
+        return MeshSamples(items, options, cache_dir, statistics)
+    samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
+    about = ("samples", asdict(options), dict(statistics or {}), labels_at, array_states(items, options.features))
+    known = recalled(items, *about)
+    if known is not None:
+        samples.facts = [SampleFacts(*own) for own in known]
+        return samples
+    failed, made = load_meanwhile(lambda i: samples.make(i)[0], lambda ready: fill(sources_of(items), ready))
+    if failed:
+        lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
+        raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
+    samples.facts = [made[i].result() for i in range(len(items))]
+    if samples.is_complete:
+        remember(samples.facts, items, *about)
+    return samples
+
+
+def _back(items: Sequence[LabeledMesh], number: int) -> Weights | None:
+    """What takes outputs of a mesh to the full mesh that has the labels."""
+    if isinstance(items, JoinedMeshes):
+        part, number = items.place(number)
+        return _back(part, number)
+    return items.back(number) if isinstance(items, DerivedMeshes) else None

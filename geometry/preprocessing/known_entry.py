@@ -1,0 +1,47 @@
+"""Operators from a cache entry whose name is known, so that nothing of the mesh has to be hashed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry.cache import entry_path
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.normalize import mesh_for_operators
+from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.assembly import assembled_fields
+from diffnet.geometry.preprocessing.entry import operators_path, read_operators
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.packing import unpacked
+
+
+def entry_name(mesh: Mesh, options: Options) -> tuple[str, NDArray[np.float64]]:
+    """The name of the entry that `precompute` writes for a mesh, and the positions (V, 3) that it is computed from.
+
+    mesh: at normalized positions
+    """
+    used = mesh_for_operators(mesh)
+    return operators_path(used, options, "").name.partition(".")[0], used.verts
+
+
+def operators_named(
+    name: str,
+    faces: NDArray[np.int64],
+    vertices: int,
+    options: Options,
+    cache_dir: str | os.PathLike[str],
+    verts: NDArray[Any] | None,
+) -> Operators | None:
+    """The operators in an entry, on the CPU. None as in `read_operators`.
+
+    faces: (F, 3), of the mesh
+    verts: the positions of `entry_name`, for a basis in half precision; None for float32
+    """
+    path = entry_path(cache_dir, name, "operators")
+    entry = read_operators(path, vertices, options)
+    if entry is None:
+        return None
+    return Operators(**assembled_fields(entry if verts is None else unpacked(entry, verts), faces))

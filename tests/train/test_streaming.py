@@ -1,0 +1,319 @@
+"""Runs whose samples don't fit into memory: they equal resident ones, start from stored facts, and name bad files."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from operator_checks import tiny_operators
+from rich.console import Console
+from shapes import ellipsoid
+
+from diffnet.data import (
+    DataError,
+    LabeledMeshes,
+    Sample,
+    figure_pairs,
+    index_classes,
+    index_dataset,
+    index_targets,
+)
+from diffnet.data.pairs.meshes import paired_meshes
+from diffnet.data.prepared import PreparedSamples
+from diffnet.geometry import cache, load_mesh
+from diffnet.train import batches, resident
+from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
+from diffnet.train.checkpoint_checks import Checkpoint
+from diffnet.train.loop import older_fingerprint
+from diffnet.train.options import TrainOptions
+from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
+from diffnet.train.run import run_training
+from diffnet.train.tasks.registry import task_named
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
+
+CPU = torch.device("cpu")
+NOTHING = 1e-9  # GiB, less than any sample takes
+SMALL = {"k": 6, "width": 8, "blocks": 1, "epochs": 2, "eval_every": 1, "schedule": "step"}
+
+
+def write_set(root: Path, kind: str) -> Path:
+    """Six ellipsoids with labels or targets of one kind, and an own array `shade`."""
+    for seed in range(6):
+        mesh = ellipsoid(seed, 1 + seed % 2)
+        part, name = root / ("train" if seed < 4 else "test"), f"m{seed}"
+        if kind == "classes":
+            part = root / ("cat", "dog")[seed % 2] / ("train" if seed < 4 else "test")
+        part.mkdir(parents=True, exist_ok=True)
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(part / f"{name}.ply")
+        np.save(part / f"{name}.shade.npy", mesh.verts[:, :2])
+        if kind == "labels":
+            np.savetxt(part / f"{name}.txt", mesh.verts[:, 0] > 0, fmt="%d")
+        if kind == "targets":
+            np.save(part / f"{name}.height.npy", 100 + mesh.verts[:, 2])
+    return root
+
+
+def loaded(tmp_path: Path, kind: str) -> LabeledMeshes:
+    where = tmp_path / "cache"
+    if kind == "pairs":
+        return paired_meshes(figure_pairs(train=3, test=2, seed=1, cache_dir=where), 8)
+    root = tmp_path / "set" if (tmp_path / "set").exists() else write_set(tmp_path / "set", kind)
+    if kind == "classes":
+        return index_classes(root, where, jobs=1)
+    if kind == "targets":
+        return index_targets(root, where, "file:height", jobs=1)
+    return index_dataset(root, where, jobs=1)
+
+
+def run(data: LabeledMeshes, out: Path, memory: float = 1.0, **given: Any) -> Checkpoint:
+    resume = given.pop("resume", False)
+    run_training(
+        data,
+        TrainOptions(**{**SMALL, **given}),
+        out,
+        device=CPU,
+        cache_dir=out.parent / "cache",
+        jobs=1,
+        resume=resume,
+        memory=memory,
+        console=Console(file=io.StringIO()),
+    )
+    return load_checkpoint(out / "last.pt")
+
+
+def assert_equal(first: Checkpoint, second: Checkpoint) -> None:
+    assert [{**row, "seconds": 0} for row in first["history"]] == [{**row, "seconds": 0} for row in second["history"]]
+    assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
+
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vertices per batch": ("labels", {"batch_meshes": None, "batch_vertices": 300, "validation": 0.25}),
+    "own arrays and variants": (
+        "labels",
+        {"features": "xyz+file:shade", "cut": 0.3, "decimate": 0.4, "variants": 2, "max_faces": 200},
+    ),
+    "half precision": ("labels", {"basis": "float16"}),
+    "classification": ("classes", {"task": "classification"}),
+    "regression": ("targets", {"task": "regression"}),
+    "pairs": ("pairs", {"task": "correspondence", "map_k": 5, "batch_meshes": 2}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_streamed_runs_equal_resident_ones(tmp_path: Path, name: str) -> None:
+    kind, given = RUNS[name]
+    whole = run(loaded(tmp_path, kind), tmp_path / "resident", **given)
+    streamed = run(loaded(tmp_path, kind), tmp_path / "streamed", NOTHING, **given)
+    assert_equal(whole, streamed)
+    for each in ("results.json", "predictions.html"):
+        assert (tmp_path / "streamed" / each).exists()
+    if kind != "pairs":
+        run(loaded(tmp_path, kind), tmp_path / "parts", NOTHING, **{**given, "epochs": 1})
+        assert_equal(run(loaded(tmp_path, kind), tmp_path / "parts", NOTHING, **given, resume=True), whole)
+
+
+def test_only_samples_that_fit_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    plain = PreparedSamples.__getitem__
+
+    def noted(self: PreparedSamples, i: int) -> Any:
+        read.append(i)
+        return plain(self, i)
+
+    monkeypatch.setattr(PreparedSamples, "__getitem__", noted)
+    small = (4 * 6 + resident.REST) * 42
+    run(loaded(tmp_path, "labels"), tmp_path / "run", 2 * small / 2**30)
+    counts = np.bincount(read, minlength=6).tolist()
+    # The meshes 0, 2 and 4 are small; two of them fit. Each epoch trains on 0 to 3 and tests on 4 and 5.
+    assert counts == [1, 2, 1, 2, 2, 2]
+    assert first_that_fit(np.array([5, 3, 3]), 7).tolist() == [True, False, False]
+
+
+def test_a_second_run_reads_no_mesh_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = "xyz+file:shade"
+    given = {"features": features, "rotate": False, "class_weights": "1,2"}
+    first = run(loaded(tmp_path, "labels"), tmp_path / "first", **given)
+    expected = run(loaded(tmp_path, "labels"), tmp_path / "second", **given)
+    loads: list[str] = []
+
+    def noted(source: Any, *rest: Any) -> Any:
+        loads.append(Path(source).stem)
+        return load_mesh(source, *rest)
+
+    for module in ("data.folders.indexed", "data.folders.index", "geometry.mesh.normalize"):
+        monkeypatch.setattr(f"diffnet.{module}.load_mesh", noted)
+    third = run(loaded(tmp_path, "labels"), tmp_path / "third", **given)
+    # Statistics look at the first mesh, and the report at the test meshes, after training.
+    assert sorted(set(loads)) == ["m0", "m4", "m5"]
+    for each in (expected, third):
+        assert_equal(first, each)
+    array = tmp_path / "set" / "train" / "m1.shade.npy"
+    np.save(array, 2 * np.load(array))
+    monkeypatch.undo()
+    changed = run(loaded(tmp_path, "labels"), tmp_path / "changed", **given)
+    assert changed["statistics"] != first["statistics"]
+
+
+def entries(tmp_path: Path, kind: str) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob(f"*.{kind}.safetensors"))
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["sample", "operators", "facts", "derived"])
+@pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "missing"])
+def test_entries_that_are_gone_are_made_again(tmp_path: Path, kind: str, how: Callable[[Path], Any]) -> None:
+    given = {"cut": 0.3, "variants": 1}
+    expected = run(loaded(tmp_path, "labels"), tmp_path / "first", **given)
+    gone = entries(tmp_path, kind)
+    assert gone
+    for path in gone:
+        how(path)
+    for path in entries(tmp_path, "sample") if kind == "derived" else ():  # these need them
+        path.unlink()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = run(loaded(tmp_path, "labels"), tmp_path / "second", NOTHING, **given)
+    assert_equal(expected, found)
+    assert any("can't be read" in str(each.message) for each in caught) == (how is damage)
+    again = set(entries(tmp_path, kind))
+    assert again
+    assert again <= set(gone)  # variants that no epoch has drawn are not there
+
+
+def disappearing(monkeypatch: pytest.MonkeyPatch, file: Path, also: list[Path]) -> None:
+    """Remove files in the second epoch."""
+    plain = resident.read_ahead
+    passes: list[int] = []
+
+    def noted(samples: Any, numbers: Any) -> Any:
+        passes.append(1)
+        if len(passes) == 3:  # after an epoch and its test
+            for path in [file, *also]:
+                path.unlink()
+        return plain(samples, numbers)
+
+    monkeypatch.setattr(batches, "read_ahead", noted)
+
+
+@pytest.mark.parametrize("with_entries", [False, True], ids=["file", "file and entries"])
+def test_a_file_that_disappears_in_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_entries: bool
+) -> None:
+    expected = run(loaded(tmp_path, "labels"), tmp_path / "first")
+    file = tmp_path / "set" / "train" / "m2.ply"
+    content, times = file.read_bytes(), file.stat()
+    with monkeypatch.context() as patch:
+        disappearing(patch, file, entries(tmp_path, "sample") if with_entries else [])
+        if not with_entries:  # nothing reads the file
+            assert_equal(run(loaded(tmp_path, "labels"), tmp_path / "second", NOTHING), expected)
+            return
+        with pytest.raises(DataError, match=r"m2\.ply: the file can't be read \(No such file"):
+            run(loaded(tmp_path, "labels"), tmp_path / "second", NOTHING)
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert len(load_checkpoint(tmp_path / "second" / "last.pt")["history"]) == 1
+    assert_equal(run(loaded(tmp_path, "labels"), tmp_path / "second", NOTHING, resume=True), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*facts.safetensors can't be written")
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the cache can't hold stays in memory if it fits there, and otherwise an error names the file."""
+    data = loaded(tmp_path, "labels")
+    expected = run(data, tmp_path / "first")
+    for path in entries(tmp_path, "sample") + entries(tmp_path, "facts"):
+        path.unlink()
+
+    def full(*arguments: Any, **given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "save_file", full)
+    with pytest.warns(UserWarning, match=r"sample\.safetensors can't be written .*No space left"):
+        assert_equal(run(data, tmp_path / "second"), expected)
+    with (
+        pytest.warns(UserWarning, match="No space left"),
+        pytest.raises(DataError, match=r"cache/../.*sample\.safetensors: the cache can't be written, .* --memory"),
+    ):
+        run(data, tmp_path / "third", NOTHING)
+
+
+def test_a_run_of_an_older_version_resumes(tmp_path: Path) -> None:
+    """Its fingerprint hashed all arrays, and sums for statistics were rounded differently."""
+    data = loaded(tmp_path, "targets")
+    given: dict[str, Any] = {"task": "regression"}
+    whole = run(data, tmp_path / "whole", **given)
+    stored = run(data, tmp_path / "parts", **given, epochs=1)
+    stored["data"] = older_fingerprint(data, task_named("regression").truths(data))
+    stored["target_statistics"]["mean"][0] *= 1 + 1e-13
+    save_checkpoint(tmp_path / "parts" / "last.pt", stored)
+    resumed = run(data, tmp_path / "parts", **given, resume=True)
+    assert resumed["history"][1]["train_loss"] == pytest.approx(whole["history"][1]["train_loss"])
+    assert resumed["target_statistics"] == stored["target_statistics"]
+
+
+def numbered(count: int) -> DeviceSamples:
+    """Samples that are never kept, with a list of what was read."""
+    operators = tiny_operators()[0]
+    samples = [Sample((str(i),), torch.zeros(1, 3), torch.zeros(1), operators) for i in range(count)]
+    found = on_device(samples, CPU)
+    found._store.stays[:] = False
+    found._store._kept.clear()
+    return found
+
+
+def test_reading_ahead_is_bounded_and_in_order() -> None:
+    samples = numbered(100)
+    store = samples._store
+    most = 0
+    seen = []
+    for batch in read_ahead(samples, [[i] for i in range(100)]):
+        most = max(most, len(store._reading))
+        seen.append(samples[batch[0]].names[0])
+    assert seen == [str(i) for i in range(100)]
+    assert 2 <= most <= 2 * resident.READERS
+    store._most_ahead = 1
+    for batch in read_ahead(samples, [[i] for i in range(10)]):
+        assert len(store._reading) == 1
+        _ = samples[batch[0]]
+    for _ in read_ahead(samples, [[i] for i in range(10)]):
+        break
+    assert not store._reading
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["vertices per batch", "own arrays and variants", "pairs"])
+@pytest.mark.parametrize("capture", [False, True])
+def test_streamed_runs_on_a_gpu_equal_resident_ones(
+    tmp_path: Path, name: str, capture: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, given = RUNS[name]
+    found = []
+    for place, fits in (("resident", True), ("streamed", False)):
+        if not fits:
+            monkeypatch.setattr(resident, "first_that_fit", lambda sizes, limit: np.zeros(len(sizes), bool))
+        out = tmp_path / place
+        run_training(
+            loaded(tmp_path, kind),
+            replace(TrainOptions(**{**SMALL, **given}), k=16),
+            out,
+            device=torch.device("cuda"),
+            cache_dir=tmp_path / "cache",
+            capture=capture,
+            console=Console(file=io.StringIO()),
+        )
+        found.append(load_checkpoint(out / "last.pt"))
+    assert_equal(*found)

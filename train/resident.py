@@ -1,0 +1,273 @@
+"""Samples on the device of the network: those that fit stay there, the others are read ahead of the steps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, size_of
+from diffnet.data import MeshSamples, Sample
+from diffnet.data.prepared import PreparedSamples
+from diffnet.geometry.processes import available_cores
+
+MEMORY = 2.0  # GiB of host memory for samples, by default
+REST = 500  # bytes for each vertex of a sample besides its eigenvectors, mostly sparse matrices
+READERS = 8  # threads; reading and copying work without Python's global lock
+
+S = TypeVar("S", covariant=True)
+
+
+class ReadAhead(Sequence[S]):
+    """Samples that are read when they are asked for, or in threads before that.
+
+    vertex_counts: (N,) int64, of the samples
+    is_resident: whether all of them are on the device
+    """
+
+    @property
+    @abstractmethod
+    def vertex_counts(self) -> NDArray[np.int64]: ...
+
+    @property
+    @abstractmethod
+    def is_resident(self) -> bool: ...
+
+    @abstractmethod
+    def take(self, numbers: Sequence[int]) -> ReadAhead[S]:
+        """Some of the samples, which share the memory of all."""
+
+    @abstractmethod
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Start to read samples, in this order."""
+
+    @property
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether as many samples are read ahead as threads and memory allow."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop samples that have been read ahead and not been asked for."""
+
+
+def on_device(
+    samples: Sequence[Sample],
+    device: torch.device,
+    basis_dtype: torch.dtype = torch.float32,
+    memory: float = MEMORY,
+    gpu_share: float = 0.5,
+) -> DeviceSamples:
+    """Samples on a device, each with its gradients on the basis if this is a GPU.
+
+    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
+    others are moved whenever they are asked for. Both are treated alike, so runs are equal bit by bit, whatever fits.
+
+    samples: in memory, or `PreparedSamples` or `MeshSamples`, which are read
+    basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
+    memory: GiB of the host for samples that stay on the CPU or wait for the GPU in pinned memory. Samples that are in
+        memory already don't count.
+    """
+    store = _Store(samples, device, basis_dtype, int(memory * 2**30), gpu_share)
+    return DeviceSamples(store, np.arange(len(samples)))
+
+
+class DeviceSamples(ReadAhead[Sample]):
+    """Samples on a device, or some of them, see `on_device`."""
+
+    def __init__(self, store: _Store, numbers: NDArray[np.int64]) -> None:
+        self._store, self._numbers = store, numbers
+
+    @property
+    def vertex_counts(self) -> NDArray[np.int64]:
+        return self._store.vertex_counts[self._numbers]
+
+    @property
+    def is_resident(self) -> bool:
+        return bool(self._store.stays[self._numbers].all())
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return DeviceSamples(self._store, self._numbers[key])
+        return self._store.get(int(self._numbers[key]))
+
+    def take(self, numbers: Sequence[int]) -> DeviceSamples:
+        return DeviceSamples(self._store, self._numbers[np.asarray(numbers, np.int64)])
+
+    def joined(self, others: Iterable[DeviceSamples]) -> DeviceSamples:
+        """These samples and then others that share their memory."""
+        return DeviceSamples(self._store, np.concatenate([self._numbers, *(other._numbers for other in others)]))
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        self._store.prefetch(self._numbers[np.asarray(numbers, np.int64)].tolist())
+
+    @property
+    def is_busy(self) -> bool:
+        return self._store.is_busy
+
+    def forget(self) -> None:
+        self._store.forget()
+
+    def sizes(self) -> MeshSizes:
+        """The sizes of the meshes, for buffers that hold any of them."""
+        source = self._store.samples
+        if not isinstance(source, PreparedSamples):
+            k = self[0].operators.k
+            return MeshSizes(lambda counted: [size_of(sample.operators, counted) for sample in self], k)
+        facts = [source.facts[i] for i in self._numbers.tolist()]
+
+        def counted(names: Iterable[str]) -> list[BatchSize]:
+            # Edges are not always counted. There are at most three for each face.
+            every = [{"faces": f.faces, "edges": f.edges or 3 * f.faces, "entries": f.entries} for f in facts]
+            return [
+                BatchSize(1, f.vertices, **{name: own.get(name, f.entries) for name in names})
+                for f, own in zip(facts, every, strict=True)
+            ]
+
+        return MeshSizes(counted, source.k)
+
+
+class _Store:
+    """The samples of a run, those that stay on the device, and those that are being read."""
+
+    def __init__(
+        self, samples: Sequence[Sample], device: torch.device, basis_dtype: torch.dtype, memory: int, gpu_share: float
+    ) -> None:
+        self.samples, self._device, self._dtype = samples, device, basis_dtype
+        in_memory = not isinstance(samples, (PreparedSamples, MeshSamples))
+        self.vertex_counts = np.asarray(counts_of(samples), np.int64)
+        if isinstance(samples, PreparedSamples):
+            k = samples.k
+        else:
+            k = samples[0].operators.k if len(samples) else 0
+        self._bytes = (4 * k + REST) * self.vertex_counts  # of each sample on the host
+        if device.type == "cuda":
+            # The basis and its two gradients in float32. Everything else is small.
+            free = int(gpu_share * torch.cuda.mem_get_info(device)[0])
+            self.stays = first_that_fit(12 * k * self.vertex_counts, free)
+            # Half of the memory keeps samples that wait for the GPU, and half is for reading ahead. PyTorch rounds
+            # pinned memory up to powers of two.
+            self._pinned = first_that_fit(np.where(self.stays, 2**62, 2 * self._bytes), memory // 2)
+        else:
+            self.stays = np.full(len(samples), True) if in_memory else first_that_fit(self._bytes, memory)
+            self._pinned = np.full(len(samples), False)
+        self._most_ahead = memory // 4
+        self._kept: dict[int, Sample] = {}
+        self._waiting: dict[int, Sample] = {}  # in pinned memory
+        self._reading: dict[int, Future[Sample]] = {}
+        self._lock = Lock()
+        self._readers = ThreadPoolExecutor(min(READERS, available_cores()))
+        for i, sample in enumerate_ahead(self._readers, self._read, np.flatnonzero(self.stays).tolist()):
+            self._kept[i] = self._moved(sample)
+
+    def get(self, number: int) -> Sample:
+        kept = self._kept.get(number)
+        if kept is not None:
+            return kept
+        with self._lock:
+            reading = self._reading.pop(number, None)
+        return self._moved(self._read(number) if reading is None else reading.result())
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                if not self.stays[number] and number not in self._reading:
+                    self._reading[number] = self._readers.submit(self._read, number)
+
+    @property
+    def is_busy(self) -> bool:
+        with self._lock:
+            ahead = list(self._reading)
+        return not ahead or len(ahead) >= 2 * READERS or int(self._bytes[ahead].sum()) >= self._most_ahead
+
+    def forget(self) -> None:
+        with self._lock:
+            for reading in self._reading.values():
+                reading.cancel()
+            self._reading.clear()
+
+    def _read(self, number: int) -> Sample:
+        """The sample on the CPU, for a GPU in pinned memory."""
+        waiting = self._waiting.get(number)
+        if waiting is not None:
+            return waiting
+        sample = self.samples[number]
+        if self._device.type != "cuda" or sample.operators.device.type != "cpu":
+            return sample
+        sample = sample.pin_memory()  # PyTorch reuses the memory of earlier samples
+        if self._pinned[number]:
+            self._waiting[number] = sample
+        return sample
+
+    def _moved(self, sample: Sample) -> Sample:
+        """The sample on the device, in the order of the current stream."""
+        if self._device.type != "cuda":
+            return sample
+        moved = sample.to(self._device, non_blocking=True)
+        return replace(moved, operators=moved.operators.with_gradient_evecs().with_basis_dtype(self._dtype))
+
+
+def first_that_fit(sizes: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
+    """Which items to take, from the first on, so that their sizes add up to no more than the limit.
+
+    >>> first_that_fit(np.array([3, 4, 1, 2]), 6).tolist()
+    [True, False, True, True]
+    """
+    taken, total = np.zeros(len(sizes), bool), 0
+    for i, size in enumerate(sizes.tolist()):
+        if total + size <= limit:
+            taken[i] = True
+            total += size
+    return taken
+
+
+def enumerate_ahead(readers: ThreadPoolExecutor, read: Any, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    """Each number with what is read for it, in order. Threads read a few ahead."""
+    running: deque[tuple[int, Future[Any]]] = deque()
+    for number in numbers:
+        running.append((number, readers.submit(read, number)))
+        if len(running) > 2 * READERS:
+            first, future = running.popleft()
+            yield first, future.result()
+    for number, future in running:
+        yield number, future.result()
+
+
+def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator[list[int]]:
+    """The batches. Threads read the samples of later ones while a batch is used."""
+    if not isinstance(samples, ReadAhead) or samples.is_resident:
+        yield from batches
+        return
+    waiting: deque[list[int]] = deque()
+    try:
+        for batch in batches:
+            samples.prefetch(batch)
+            waiting.append(batch)
+            while waiting and samples.is_busy:
+                yield waiting.popleft()
+        yield from waiting
+    finally:
+        samples.forget()
+
+
+def counts_of(samples: Sequence[Any]) -> Sequence[int] | NDArray[np.int64]:
+    """The number of vertices of each sample."""
+    if isinstance(samples, (ReadAhead, PreparedSamples, MeshSamples)):
+        return samples.vertex_counts
+    return [s.operators.num_vertices for s in samples]
+
+
+def taken(samples: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
+    """Some of the samples."""
+    return samples.take(numbers) if isinstance(samples, ReadAhead) else [samples[i] for i in numbers]
