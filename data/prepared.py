@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -161,7 +161,7 @@ def prepared_samples(
     labels_at: TargetsAt,
     fill: Fill,
     memory: int,
-) -> PreparedSamples | MeshSamples:
+) -> Sequence[Sample]:
     """The samples of meshes. In the first call, all of them are computed and written into the cache.
 
     items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
@@ -175,7 +175,7 @@ def prepared_samples(
     Shards hold operators, so their samples are made when they are asked for.
     """
     if len(items) and all(items[i].prepared is not None for i in (0, -1 + len(items))):
-        return MeshSamples(items, options, cache_dir, statistics)
+        return cast("Sequence[Sample]", MeshSamples(items, options, cache_dir, statistics))
     samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
     about = ("samples", asdict(options), dict(statistics or {}), labels_at, array_states(items, options.features))
     known = recalled(items, *about)

@@ -34,8 +34,8 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     MeshPairs,
-    MeshSamples,
     Preprocessing,
+    Sample,
     Statistics,
     TargetsAt,
     array_statistics,
@@ -50,7 +50,7 @@ from diffnet.data.counts import counted
 from diffnet.data.derived import DerivedMeshes, derived, make_all_variants, make_decimated
 from diffnet.data.on_demand import OnDemand
 from diffnet.data.pairs.meshes import paired_meshes
-from diffnet.data.prepared import PreparedSamples, prepared_samples
+from diffnet.data.prepared import prepared_samples
 from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
@@ -359,7 +359,7 @@ def preprocess(
     console: Console,
     device: torch.device,
     memory: float = MEMORY,
-) -> PreparedSamples | MeshSamples:
+) -> Sequence[Sample]:
     """The samples in the cache, which is filled first, with a progress bar.
 
     device: the device that computes operators, see `fill_cache`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from diffnet.benchmarks.harness.registry import Case, Options, Run, Unavailable, benchmark
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshBatches, Sample, index_dataset
-from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry import load_mesh
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import build_model
@@ -74,7 +73,7 @@ def _generated(largest: int) -> list[LabeledMesh]:
 
 
 def _train(
-    samples: PreparedSamples,
+    samples: Sequence[Sample],
     chosen: TrainOptions,
     batch: int,
     data: LabeledMeshes,
@@ -93,7 +92,7 @@ def _train(
     network = build_model(chosen, data.label_names, data.labels_at).to(device).train()
     step = TrainingStep(TASK, network, chosen, device)
     if device.type == "cuda":
-        step.capture(data.labels_at, placed.sizes())
+        step.capture(placed.sizes())
     batches = MeshBatches(placed.vertex_counts, meshes=batch, shuffle=True)
     steps, seconds = 0, 0.0
     for number in range(10_000):
