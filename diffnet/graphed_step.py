@@ -126,10 +126,11 @@ class GraphedStep:
         batch_meshes: int | None = None,
         batch_vertices: int | None = None,
     ) -> None:
-        """Announce the operators of all training meshes, or their sizes, so that buffers are made for the largest batch at once.
+        """Announce the operators of all training meshes, so that buffers are made for the largest batch at once.
 
         Without it, the first batch that is larger than all before drops all graphs, and they are recorded again.
 
+        meshes: the operators, or their sizes if they aren't in memory
         batch_meshes, batch_vertices: the limits of a batch. None is no limit. A mesh with more vertices is a batch of
             its own.
         """

@@ -147,10 +147,7 @@ class _Store:
         self.samples, self._device, self._dtype = samples, device, basis_dtype
         in_memory = not isinstance(samples, (PreparedSamples, MeshSamples))
         self.vertex_counts = np.asarray(counts_of(samples), np.int64)
-        if isinstance(samples, PreparedSamples):
-            k = samples.k
-        else:
-            k = samples[0].operators.k if len(samples) else 0
+        k = k_of(samples)
         self._bytes = (4 * k + REST) * self.vertex_counts  # of each sample on the host
         if device.type == "cuda":
             # The basis and its two gradients in float32. Everything else is small.
@@ -259,6 +256,13 @@ def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator
         yield from waiting
     finally:
         samples.forget()
+
+
+def k_of(samples: Sequence[Sample]) -> int:
+    """The number of eigenpairs of the samples."""
+    if isinstance(samples, PreparedSamples):
+        return samples.k
+    return samples[0].operators.k if len(samples) else 0
 
 
 def counts_of(samples: Sequence[Any]) -> Sequence[int] | NDArray[np.int64]:
