@@ -42,7 +42,7 @@ from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.run_folder.spool import Spool
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.step import TrainingStep, restore_optimizer, set_learning_rate
-from diffnet.train.tasks.task import PairTask, Task
+from diffnet.train.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -259,7 +259,7 @@ def _train_epoch(
     step.tally.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    every = len(groups) * (2 if isinstance(task, PairTask) else 1)  # meshes
+    every = len(groups) * task.meshes_of_sample
     changes = draw_changes(every, options, device, labels_at)
     samples = taken(samples, draw_variants(groups))
     batches = MeshBatches(

@@ -326,11 +326,11 @@ def _items(
     """files: the meshes, and then the files of their labels. facts: of these"""
     sizes = np.array([own[:4] for _, own in facts[0]], np.int64).reshape(-1, 4)
     prints = [[own for own, _ in part] for part in facts]
-    columns = dict(zip(MeshFacts._fields, np.ascontiguousarray(sizes.T), strict=False))
+    vertices, faces, _, edges = np.ascontiguousarray(sizes.T)
     return IndexedMeshes(
-        vertex_counts=columns["vertices"],
-        face_counts=columns["faces"],
-        edge_counts=columns["edges"],
+        vertex_counts=vertices,
+        face_counts=faces,
+        edge_counts=edges,
         cache_dir=os.fspath(cache_dir),
         _names=np.array(list(map(os.fsencode, names))),
         _files=np.stack([np.array(list(map(os.fsencode, part))) for part in files], 1),

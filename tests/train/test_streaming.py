@@ -272,8 +272,8 @@ def numbered(count: int) -> DeviceSamples:
     operators = tiny_operators()[0]
     samples = [Sample((str(i),), torch.zeros(1, 3), torch.zeros(1), operators) for i in range(count)]
     found = on_device(samples, CPU)
-    found._store.stays[:] = False
-    found._store._kept.clear()
+    found._store.stays[:] = False  # as if they didn't fit
+    found._store._kept.clear()  # so that they are read again
     return found
 
 
@@ -283,7 +283,7 @@ def test_reading_ahead_is_bounded_and_in_order() -> None:
     most = 0
     seen = []
     for batch in read_ahead(samples, [[i] for i in range(100)]):
-        most = max(most, len(store._reading))
+        most = max(most, len(store._reading))  # nothing public tells how many are read
         seen.append(samples[batch[0]].names[0])
     assert seen == [str(i) for i in range(100)]
     assert 2 <= most <= 2 * resident.READERS

@@ -148,6 +148,7 @@ class Task(ABC, Generic[D, S]):
     report_files: files of a report besides predictions.html, some of which may be missing
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     captured: whether CUDA graphs can record a training step, so that its kernels are known before the first one
+    meshes_of_sample: the number of meshes in each sample
     no_classes: why `predict_labels` refuses a network of this task, or None if it predicts classes
     """
 
@@ -159,6 +160,7 @@ class Task(ABC, Generic[D, S]):
     standardized: bool = False
     captured: bool = True
     no_classes: str | None = None
+    meshes_of_sample: int = 1
 
     @abstractmethod
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> D:
@@ -337,6 +339,7 @@ class PairTask(Task[PairedMeshes, ScoredPairs]):
 
     targets_at = ("vertices",)
     outputs = ("feature", "features")
+    meshes_of_sample = 2
     captured = False  # functional maps depend on the lengths of both meshes on the host
     no_classes = "the network computes features for correspondence and no classes; call match_meshes"
 
