@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -190,7 +190,7 @@ class Ranks:
             self._counted("left", 1)
             return
         # The store can be a part of this process, and others still read from it.
-        _wait_for(lambda: self._counted("left") == self.place.world_size - 1)
+        _wait_for(lambda: self._counted("left") == self.place.world_size - 1, GRACE)
 
     def explained(self, error: BaseException) -> str | None:
         """The failure of another rank that has caused an error. If there is none, tell the others that this one ends.
@@ -199,30 +199,29 @@ class Ranks:
         """
         if self.store is None:
             return None
-        from torch.distributed import DistError, is_initialized
+        from torch.distributed import DistNetworkError, DistStoreError, is_initialized
 
         self._ending.set()
         ignore_sigterm()
-        try:
-            # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
-            by_another = isinstance(error, Terminated) or (isinstance(error, RuntimeError) and is_initialized())
-            if self.failure is None and by_another and not isinstance(error, (DiffnetError, DistError)):
+        lost, own = isinstance(error, (DistNetworkError, DistStoreError)), False
+        # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
+        in_group = is_initialized() and isinstance(error, RuntimeError) and not isinstance(error, DiffnetError)
+        with suppress(DistNetworkError, DistStoreError):  # without the store, nobody can be told
+            if self.failure is None and not lost and (in_group or isinstance(error, Terminated)):
                 if self.is_first:
                     self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
                 else:
                     _wait_for(lambda: self.failure is not None, 6 * BEAT)
-            if self.failure is not None:
-                self._counted("told", 1)
-            elif not isinstance(error, DistError):
-                self._leave()  # before this thread finds the failure of this rank
+            own = self.failure is None and not lost
+            if own:
+                self._leave()  # before its thread finds the failure of this rank
                 self._publish(f"rank {self.place.rank}: {_reason(error)}")
-                self._counted("told", 1)
-                if not isinstance(error, Terminated):  # torchrun stops the others as soon as this one ends
-                    _wait_for(lambda: self._counted("told") == self.place.world_size)
-        except DistError as e:
-            error = e
+            self._counted("told", 1)
+            # torchrun stops the other ranks of a machine when one ends, and the store ends with rank 0.
+            if isinstance(error, Exception) if own else self.is_first:
+                _wait_for(lambda: self._counted("told") == self.place.world_size, (5 if own else 2) * BEAT)
         self._leave()
-        return self._lost() if self.failure is None and isinstance(error, DistError) else self.failure
+        return None if own else self.failure or self._lost()
 
     def _leave(self) -> None:
         """Stop giving signs of life. From now on, torchrun may stop this process, because another one has ended."""
@@ -387,7 +386,7 @@ def _interrupt_main() -> None:
         signal.pthread_kill(threading.main_thread().ident, number)  # type: ignore[arg-type]  # it runs
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float = GRACE / 2) -> None:
+def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

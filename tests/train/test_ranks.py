@@ -24,7 +24,8 @@ from diffnet.train.ranks import Place, connected, place
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 BAD = "OFF\n1 1 0\n0 0 0\n3 0 1 2\n"
-SHORT = "from diffnet.train import ranks\nranks.TIMEOUT, ranks.BEAT = 2.0, 0.2\n"
+# On a busy machine, one rank can start seconds after the other.
+SHORT = "from diffnet.train import ranks\nranks.TIMEOUT, ranks.BEAT = 8.0, 0.2\n"
 
 
 def write_balls(folder: Path, count: int, subdivisions: int = 1) -> Path:
@@ -80,9 +81,9 @@ def test_a_killed_rank_is_named_and_the_next_run_computes_the_rest(tmp_path: Pat
         second.kill()
         killed = time.monotonic()
         _, err = first.communicate(timeout=60)
-        assert time.monotonic() - killed < 20
+        assert time.monotonic() - killed < 40
     name = re.escape(f"(on {socket.gethostname()})")
-    message = f"diffnet: rank 1 {name} of 2 missing: no sign of life for 2 s. The cache keeps complete meshes, .*\n"
+    message = f"diffnet: rank 1 {name} of 2 missing: no sign of life for 8 s. The cache keeps complete meshes, .*\n"
     assert re.fullmatch(message, err), err
     assert first.returncode == 1
     before = entries(cache)
@@ -174,7 +175,7 @@ def test_the_end_of_rank_0_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
     for missing, message in (
-        (1, "rank 1 of 2 missing: no sign of life for 2 s"),
+        (1, "rank 1 of 2 missing: no sign of life for 8 s"),
         (0, "rank 1 finds no store of rank 0 on localhost, port [0-9]+: .*timed out.*"),
     ):
         with two_machines(script(tmp_path, "pass"), TORCH_CPP_LOG_LEVEL="FATAL") as processes:
