@@ -330,20 +330,27 @@ def process_group(
     """
     from torch import distributed
 
-    with connected(timeout) as ranks:
-        if ranks.store is None:
+    started = False
+    try:
+        with connected(timeout) as ranks:
+            if ranks.store is not None:
+                distributed.init_process_group(
+                    backend,
+                    store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
+                    rank=ranks.place.rank,
+                    world_size=ranks.place.world_size,
+                    timeout=timedelta(seconds=ranks.timeout),
+                    device_id=device,
+                )
+                started = True
             yield ranks
-            return
-        distributed.init_process_group(
-            backend,
-            store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
-            rank=ranks.place.rank,
-            world_size=ranks.place.world_size,
-            timeout=timedelta(seconds=ranks.timeout),
-            device_id=device,
-        )
-        yield ranks
-        distributed.destroy_process_group()  # after an error, it could wait for other ranks forever
+            if started:
+                distributed.destroy_process_group()
+                started = False
+    finally:
+        # After an error. The threads of gloo abort a process that ends before them; nccl would wait for other ranks.
+        if started and backend == "gloo":
+            distributed.destroy_process_group()
 
 
 def _store(here: Place, timeout: float) -> Store:
