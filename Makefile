@@ -88,7 +88,7 @@ typecheck: $(VENV)/installed-test
 	    --cache-dir ../../.mypy_cache -p diffnet
 
 # Each page is one session, so its blocks run in one worker. PICTURES=1 also replaces the pictures that the pages write.
-PAGES := README.md $(addprefix docs/,start.md method.md segmentation.md classification.md regression.md functional_maps.md)
+PAGES := README.md docs examples/README.md benchmarks/README.md
 
 docs: $(VENV)/installed-docs
 	PYTHONPATH=docs OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p blocks -n auto --maxprocesses 8 --dist loadfile $(PAGES)
