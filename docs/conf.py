@@ -92,14 +92,19 @@ def entries(package: str) -> str:
 
 
 PARAMETER = re.compile(r"((?:[a-z_]\w*|\*\w+)(?:, (?:[a-z_]\w*|\*\w+))*): (?=\S)")
+CHOICE = re.compile(r'( +)(?="[^"]+"[^:]*: )')
 
 
 def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Turn a docstring into reStructuredText: entries `name: text` become fields, and plain characters are escaped."""
+    """Turn a docstring into reStructuredText.
+
+    Entries `name: text` become fields, indented entries `"choice": text` a list, and plain characters are escaped.
+    """
     if what == "data" and inspect.getdoc(value) == inspect.getdoc(type(value)):
         lines.clear()
     shown: list[str] = []
     example = False
+    choices: int | None = None  # the indentation of a list
     for line in lines:
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>> "))
         if example:
@@ -109,6 +114,15 @@ def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
             if shown and shown[-1].strip() and not shown[-1].startswith((":", " ")):
                 shown.append("")
             line = f":param {match[1]}: " + re.sub(r"^(\w)\.", r"\1\\.", line[match.end() :])  # "H." would begin a list
+        if choice := CHOICE.match(line):
+            shown += [] if choices is not None else [""]
+            choices = len(choice[1])
+            line = f"{choice[1]}- {line[choices:]}"
+        elif choices is not None and line.startswith(" " * (choices + 4)):
+            line = line[2:]
+        elif choices is not None:
+            shown.append("")
+            choices = None
         parts = re.split(r"(`[^`]+`)", line)
         parts[::2] = [re.sub(r"([*|\\])", r"\\\1", re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", part)) for part in parts[::2]]
         shown.append("".join(parts))

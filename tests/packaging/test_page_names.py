@@ -62,10 +62,11 @@ def test_options_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_exist(page: Path) -> None:
+    """All but those that a walkthrough adds."""
     rooms = "benchmarks|data|diffnet|docs|examples|geometry|ops|tests|train|viz"
-    made = set(re.findall(r"ops/scale_rows/\w+\.py|[\w/]+/(?:test_)?scale_rows\.py", page.read_text()))  # by a walkthrough
+    added = set(re.findall(r"ops/scale_rows/\w+\.py|[\w/]+/(?:test_)?scale_rows\.py", page.read_text()))
     named = {text for text in code(page) if re.fullmatch(rf"(?:{rooms})/[\w/]+(?:\.pyi?|\.md)", text)}
-    assert {text for text in named if not (ROOT / text).exists() and "NAME" not in text} == made
+    assert {text for text in named if not (ROOT / text).exists() and "NAME" not in text} == added
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.stem != "from_diffusion_net"], ids=lambda page: page.name)
