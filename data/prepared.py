@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import Interpolation, MeshSamples, Sample
-from diffnet.data.stored import JoinedMeshes, recalled, remember, sources_of
+from diffnet.data.samples import Interpolation, Sample, make_sample
+from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.preprocessing.known_entry import entry_name, operators_named
@@ -34,9 +34,9 @@ class SampleFacts(NamedTuple):
     """What is known of a sample without reading it.
 
     name: of the mesh
-    entry, operators: the names of its two cache entries
+    entry, operators: the names of its two cache entries, or "" if the item gives its operators
     vertices, faces, edges, entries: V, F, E, and the nonzeros of the gradient. Edges are counted only if they have
-        labels.
+        labels, and may be 0 if the item gives its operators.
     """
 
     name: str
@@ -89,6 +89,8 @@ class PreparedSamples(Sequence[Sample]):
     def __getitem__(self, i: Any) -> Any:
         if not 0 <= i < len(self):
             raise IndexError(i)
+        if not self.facts[i].entry:
+            return make_sample(self._items[i], self._options, self._cache_dir, self._statistics)
         return self._kept.get(i) or self._read(i) or self.make(i)[1]
 
     def _read(self, i: int) -> Sample | None:
@@ -161,7 +163,7 @@ def prepared_samples(
     labels_at: TargetsAt,
     fill: Fill,
     memory: int,
-) -> Sequence[Sample]:
+) -> PreparedSamples:
     """The samples of meshes. In the first call, all of them are computed and written into the cache.
 
     items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
@@ -174,22 +176,34 @@ def prepared_samples(
 
     Shards hold operators, so their samples are made when they are asked for.
     """
-    if len(items) and all(items[i].prepared is not None for i in (0, -1 + len(items))):
-        return cast("Sequence[Sample]", MeshSamples(items, options, cache_dir, statistics))
     samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
     about = ("samples", asdict(options), dict(statistics or {}), labels_at, array_states(items, options.features))
     known = recalled(items, *about)
     if known is not None:
         samples.facts = [SampleFacts(*own) for own in known]
         return samples
-    failed, made = load_meanwhile(lambda i: samples.make(i)[0], lambda ready: fill(sources_of(items), ready))
+    given = _given_facts(items)
+    missing = [i for i in range(len(items)) if i not in given]
+    if not missing:
+        samples.facts = [given[i] for i in range(len(items))]
+        return samples
+    failed, made = load_meanwhile(
+        lambda n: samples.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
+    )
     if failed:
-        lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
+        lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
         raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-    samples.facts = [made[i].result() for i in range(len(items))]
+    found = given | {i: made[n].result() for n, i in enumerate(missing)}
+    samples.facts = [found[i] for i in range(len(items))]
     if samples.is_complete:
         remember(samples.facts, items, *about)
     return samples
+
+
+def _given_facts(items: Sequence[LabeledMesh]) -> dict[int, SampleFacts]:
+    """The facts of the samples whose items give their operators, by number."""
+    given = items.operator_facts() if isinstance(items, StoredMeshes) else []
+    return {i: SampleFacts(own.name, "", "", *own[1:]) for i, own in enumerate(given) if own is not None}
 
 
 def _back(items: Sequence[LabeledMesh], number: int) -> Weights | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from diffnet.data.counts import counted
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.on_demand import OnDemand
+from diffnet.data.options import Preprocessing
 from diffnet.data.parallel import computed_for_all
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
@@ -27,18 +28,28 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 CHUNK = 32  # meshes that a worker process takes in one call
 
 
+class OperatorFacts(NamedTuple):
+    """The name of a mesh, its vertices, faces, edges (0 if their number isn't known), and nonzeros of its gradient."""
+
+    name: str
+    vertices: int
+    faces: int
+    edges: int
+    entries: int
+
+
 class StoredMeshes(Sequence[LabeledMesh]):
     """Labeled meshes that are read each time they are asked for. Objects are small, so worker processes can get them.
 
     vertex_counts, face_counts: (N,) int64, of the meshes
     names: of the meshes
-    cache_dir: the folder that keeps what is found out about them
+    cache_dir: the folder that keeps what is found out about them, or None
     key: a hash of everything that the items depend on
     """
 
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
-    cache_dir: str
+    cache_dir: str | None
 
     @property
     @abstractmethod
@@ -62,6 +73,13 @@ class StoredMeshes(Sequence[LabeledMesh]):
     def mesh_labels(self) -> NDArray[Any] | None:
         """(N, …), the labels or targets of the meshes where they are known without reading files, else None."""
         return None
+
+    def check_options(self, options: Preprocessing) -> None:
+        """Raises OptionError, which names both values, if there are operators that were computed with other options."""
+
+    def operator_facts(self) -> list[OperatorFacts | None]:
+        """What is known of the meshes whose items give their operators, see `LabeledMesh.prepared`. None for others."""
+        return [None] * len(self)
 
     @abstractmethod
     def take(self, numbers: NDArray[np.int64] | slice) -> StoredMeshes:
@@ -109,8 +127,15 @@ class JoinedMeshes(StoredMeshes):
         return np.concatenate([part.face_counts for part in self.parts])
 
     @property
-    def cache_dir(self) -> str:  # type: ignore[override]
+    def cache_dir(self) -> str | None:  # type: ignore[override]
         return self.parts[0].cache_dir
+
+    def check_options(self, options: Preprocessing) -> None:
+        for part in self.parts:
+            part.check_options(options)
+
+    def operator_facts(self) -> list[OperatorFacts | None]:
+        return [facts for part in self.parts for facts in part.operator_facts()]
 
     @cached_property
     def key(self) -> str:
@@ -141,6 +166,13 @@ class JoinedMeshes(StoredMeshes):
         return zip(self.parts, accumulate((len(part) for part in self.parts), initial=0), strict=False)
 
 
+def check_stored_options(parts: Sequence[Sequence[LabeledMesh]], options: Preprocessing) -> None:
+    """Raises OptionError, which names both values, if meshes have operators that were computed with other options."""
+    for part in parts:
+        if isinstance(part, StoredMeshes):
+            part.check_options(options)
+
+
 def joined(parts: Sequence[Sequence[LabeledMesh]]) -> Sequence[LabeledMesh]:
     """The meshes of several sequences. Those that are stored stay there."""
     filled = [part for part in parts if len(part)]
@@ -156,14 +188,15 @@ def names_of(items: Sequence[LabeledMesh]) -> list[str]:
     return items.names if isinstance(items, StoredMeshes) else [item.name for item in items]
 
 
-def sources_of(items: Sequence[LabeledMesh]) -> Sequence[MeshLike]:
-    """The meshes for `fill_cache`, which are read when they are needed."""
+def sources_of(items: Sequence[LabeledMesh], numbers: Sequence[int]) -> Sequence[MeshLike]:
+    """Some of the meshes for `fill_cache`, which are read when they are needed."""
 
-    def source(i: int) -> MeshLike:
+    def source(n: int) -> MeshLike:
+        i = numbers[n]
         path = items.file(i) if isinstance(items, StoredMeshes) else None
         return items[i].mesh if path is None else path
 
-    return OnDemand(len(items), source)
+    return OnDemand(len(numbers), source)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,8 +216,14 @@ class ChangedMeshes(StoredMeshes):
         return self.meshes.face_counts
 
     @property
-    def cache_dir(self) -> str:  # type: ignore[override]
+    def cache_dir(self) -> str | None:  # type: ignore[override]
         return self.meshes.cache_dir
+
+    def check_options(self, options: Preprocessing) -> None:
+        self.meshes.check_options(options)
+
+    def operator_facts(self) -> list[OperatorFacts | None]:
+        return self.meshes.operator_facts()
 
     @cached_property
     def key(self) -> str:
@@ -254,8 +293,9 @@ def remembered(
 
 def recalled(items: Sequence[LabeledMesh], *about: Any) -> list[Any] | None:
     """What `remember` has stored about each of these meshes, or None."""
-    if not isinstance(items, StoredMeshes):
+    if not isinstance(items, StoredMeshes) or items.cache_dir is None:
         return None
+    place = _facts_path(items.cache_dir, items.key, about)
     found: list[Any] = []
 
     def check(arrays: Arrays) -> None:
@@ -263,18 +303,18 @@ def recalled(items: Sequence[LabeledMesh], *about: Any) -> list[Any] | None:
         if len(found) != len(items):
             raise ValueError(f"it holds {len(found)} facts, not {len(items)}")
 
-    return None if read_entry(_facts_path(items, about), check) is None else found
+    return None if read_entry(place, check) is None else found
 
 
 def remember(found: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) -> None:
     """Store plain values, one for each mesh, if the meshes are stored."""
-    if isinstance(items, StoredMeshes):
+    if isinstance(items, StoredMeshes) and items.cache_dir is not None:
         content = np.frombuffer(json.dumps(found).encode(), np.uint8)
-        write_entry(_facts_path(items, about), {"facts": content})
+        write_entry(_facts_path(items.cache_dir, items.key, about), {"facts": content})
 
 
-def _facts_path(items: StoredMeshes, about: Sequence[Any]) -> Path:
-    return entry_path(items.cache_dir, cache_key({}, facts=about, of=items.key), "facts")
+def _facts_path(cache_dir: str, key: str, about: Sequence[Any]) -> Path:
+    return entry_path(cache_dir, cache_key({}, facts=about, of=key), "facts")
 
 
 def _computed(

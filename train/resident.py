@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, size_of
-from diffnet.data import MeshSamples, Sample
+from diffnet.data import Sample
 from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry.processes import available_cores
 
@@ -71,7 +71,7 @@ def on_device(
     The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
     others are moved whenever they are asked for. Both are treated alike, so runs are equal bit by bit, whatever fits.
 
-    samples: in memory, or `PreparedSamples` or `MeshSamples`, which are read
+    samples: in memory, or `PreparedSamples`, which are read
     basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
     memory: GiB of the host for samples that stay on the CPU or wait for the GPU in pinned memory. Samples that are in
         memory already don't count.
@@ -145,7 +145,7 @@ class _Store:
         self, samples: Sequence[Sample], device: torch.device, basis_dtype: torch.dtype, memory: int, gpu_share: float
     ) -> None:
         self.samples, self._device, self._dtype = samples, device, basis_dtype
-        in_memory = not isinstance(samples, (PreparedSamples, MeshSamples))
+        in_memory = not isinstance(samples, PreparedSamples)
         self.vertex_counts = np.asarray(counts_of(samples), np.int64)
         k = k_of(samples)
         self._bytes = (4 * k + REST) * self.vertex_counts  # of each sample on the host
@@ -267,7 +267,7 @@ def k_of(samples: Sequence[Sample]) -> int:
 
 def counts_of(samples: Sequence[Any]) -> Sequence[int] | NDArray[np.int64]:
     """The number of vertices of each sample."""
-    if isinstance(samples, (ReadAhead, PreparedSamples, MeshSamples)):
+    if isinstance(samples, (ReadAhead, PreparedSamples)):
         return samples.vertex_counts
     return [s.operators.num_vertices for s in samples]
 

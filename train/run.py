@@ -35,7 +35,6 @@ from diffnet.data import (
     LabeledMeshes,
     MeshPairs,
     Preprocessing,
-    Sample,
     Statistics,
     TargetsAt,
     array_statistics,
@@ -50,8 +49,8 @@ from diffnet.data.counts import counted
 from diffnet.data.derived import DerivedMeshes, derived, make_all_variants, make_decimated
 from diffnet.data.on_demand import OnDemand
 from diffnet.data.pairs.meshes import paired_meshes
-from diffnet.data.prepared import prepared_samples
-from diffnet.data.stored import StoredMeshes, joined
+from diffnet.data.prepared import PreparedSamples, prepared_samples
+from diffnet.data.stored import StoredMeshes, check_stored_options, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
@@ -110,6 +109,7 @@ def run_training(
     task = task_named(options.task)
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
+    check_stored_options((data.train, data.test), options.preprocessing)
     data, options = task.prepared(data, options)
     if not resume:
         task.check(data, options)
@@ -359,7 +359,7 @@ def preprocess(
     console: Console,
     device: torch.device,
     memory: float = MEMORY,
-) -> Sequence[Sample]:
+) -> PreparedSamples:
     """The samples in the cache, which is filled first, with a progress bar.
 
     device: the device that computes operators, see `fill_cache`

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.options import Preprocessing
 from diffnet.data.shards.records import Settings, check_mesh, check_options, labeled_mesh
 from diffnet.data.shards.storage import Place, arrays_at, is_url, joined, whole_file
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in
+from diffnet.data.stored import OperatorFacts, StoredMeshes
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized, mesh_for_operators
@@ -46,7 +47,7 @@ class Shards(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ShardedMeshes(Sequence[LabeledMesh]):
+class ShardedMeshes(StoredMeshes):
     """The meshes of a part of a data set in shards. Item i is read when it is asked for, see `load_shards`.
 
     It holds no mesh, and about 100 bytes for each, so it can be sent to worker processes. `prepared` of an item reads
@@ -55,48 +56,63 @@ class ShardedMeshes(Sequence[LabeledMesh]):
     An item raises DataError, which names the shard, if the shard is missing, truncated, damaged or another one.
     """
 
+    cache_dir: str | None
     _shards: Shards
     _records: Records
     _shard: NDArray[np.int64]  # (N,), the place of the shard of each record in `Shards.files`
 
-    def __len__(self) -> int:
-        return len(self._shard)
-
     @property
-    def vertex_counts(self) -> NDArray[np.int64]:
-        """(N,), the numbers of vertices of the meshes"""
+    def vertex_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
         return self._records.vertex_counts
 
     @property
-    def face_counts(self) -> NDArray[np.int64]:
-        """(N,), the numbers of faces of the meshes"""
+    def face_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
         return self._records.face_counts
 
-    @overload
-    def __getitem__(self, key: int) -> LabeledMesh: ...
-    @overload
-    def __getitem__(self, key: slice) -> ShardedMeshes: ...
-    def __getitem__(self, key: int | slice) -> LabeledMesh | ShardedMeshes:
-        if isinstance(key, slice):
-            return replace(self, _records=self._records[key], _shard=self._shard[key])
-        records, settings = self._records, self._shards.settings
-        begin, middle, end = records.ranges[key].tolist()
-        first, second = records.checksums[key].tolist()
-        vertices, faces = int(records.vertex_counts[key]), int(records.face_counts[key])
-        root, files, _, copies = self._shards
-        name, size = files[self._shard[key]]
-        place = Place(root, name, size, begin, middle, first, copies)
-        arrays = arrays_at(place, lambda arrays: check_mesh(arrays, vertices, faces, settings))
-        item = labeled_mesh(arrays, os.fsdecode(records.names[key]), settings.labels_at)
-        rest = place._replace(begin=middle, end=end, checksum=second)
-        return replace(item, prepared=partial(_prepared, item.mesh, rest, settings))
+    @property
+    def names(self) -> list[str]:
+        return [os.fsdecode(name) for name in self._records.names.tolist()]
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the checksums of the records, and of what they have in common."""
+        digest = hashlib.sha256(json.dumps(asdict(self._shards.settings)).encode())
+        for array in (self._records.names, self._records.checksums):
+            digest.update(f"{array.dtype}".encode() + array.tobytes())
+        return digest.hexdigest()
+
+    def file(self, number: int) -> None:
+        return None
+
+    def take(self, numbers: NDArray[np.int64] | slice) -> ShardedMeshes:
+        return ShardedMeshes(self.cache_dir, self._shards, self._records[numbers], self._shard[numbers])
 
     def check_options(self, options: Preprocessing) -> None:
-        """Raises OptionError, which names both values, for options that don't fit those of the shards."""
         check_options(self._shards.settings, self._shards.root, options)
 
-    def __repr__(self) -> str:
-        return f"ShardedMeshes({counted(len(self), 'mesh', 'meshes')}, {int(self.vertex_counts.sum())} vertices)"
+    def operator_facts(self) -> list[OperatorFacts | None]:
+        own = self._records
+        edges = own.label_counts if self._shards.settings.labels_at == "edges" else np.zeros_like(own.label_counts)
+        counts = np.stack([own.vertex_counts, own.face_counts, edges, own.gradient_entries], 1).tolist()
+        return [OperatorFacts(name, *row) for name, row in zip(self.names, counts, strict=True)]
+
+    @property
+    def mesh_labels(self) -> NDArray[np.int64] | None:
+        known = self._shards.settings.labels_at == "meshes" and not self._shards.settings.has_targets
+        return self._records.classes if known else None
+
+    def item(self, number: int) -> LabeledMesh:
+        records, settings = self._records, self._shards.settings
+        begin, middle, end = records.ranges[number].tolist()
+        first, second = records.checksums[number].tolist()
+        vertices, faces = int(records.vertex_counts[number]), int(records.face_counts[number])
+        root, files, _, copies = self._shards
+        name, size = files[self._shard[number]]
+        place = Place(root, name, size, begin, middle, first, copies)
+        arrays = arrays_at(place, lambda arrays: check_mesh(arrays, vertices, faces, settings))
+        item = labeled_mesh(arrays, os.fsdecode(records.names[number]), settings.labels_at)
+        rest = place._replace(begin=middle, end=end, checksum=second)
+        return replace(item, prepared=partial(_prepared, item.mesh, rest, settings))
 
 
 def _prepared(mesh: Mesh, place: Place, settings: Settings, options: Preprocessing) -> tuple[Mesh, Operators]:
@@ -110,10 +126,14 @@ def _prepared(mesh: Mesh, place: Place, settings: Settings, options: Preprocessi
 
 @dataclass(frozen=True, repr=False)
 class ShardedDataset(LabeledMeshes):
-    """A data set in shards, whose items are read when needed, see `load_shards`."""
+    """A data set in shards, whose items are read when needed, see `load_shards`.
+
+    has_targets: whether labels are numbers, for regression
+    """
 
     train: ShardedMeshes
     test: ShardedMeshes
+    has_targets: bool = False
 
 
 def is_shards(path: str | os.PathLike[str]) -> bool:
@@ -146,7 +166,7 @@ def labeled_shards(
     if not is_shards(path):
         return None
     data = load_shards(path, cache_dir, needs_train=needs_train)
-    stored = "targets" if (data.train or data.test)[0].labels.dtype.kind == "f" else "labels"
+    stored = "targets" if data.has_targets else "labels"
     if not data.label_names or stored != of:
         found = stored if data.label_names else "neither labels nor targets"
         raise DataError(f"{os.fspath(path)}: these shards have {found}, not {of}. Write them with --task")
@@ -202,5 +222,8 @@ def load_shards(
     rows = [np.flatnonzero(part == i) for i in range(len(PARTS))]
     if not needs_train:
         rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0]]
-    train, test = (ShardedMeshes(shards, records[own], shard[own]) for own in rows)
-    return ShardedDataset(train, test, settings.label_names, settings.labels_at, settings.label_numbers)
+    facts = None if cache_dir is None else os.fspath(cache_dir)
+    train, test = (ShardedMeshes(facts, shards, records[own], shard[own]) for own in rows)
+    return ShardedDataset(
+        train, test, settings.label_names, settings.labels_at, settings.label_numbers, settings.has_targets
+    )

@@ -30,6 +30,7 @@ class Settings:
     options: the options that decide the operators, by name
     arrays: the names of the own arrays
     label_names, labels_at, label_numbers: see `LabeledMeshes`. Without labels, there are no names.
+    has_targets: whether labels are numbers, for regression
     entry_format: the format of the operators, which is that of cache entries
     """
 
@@ -38,6 +39,7 @@ class Settings:
     label_names: list[str]
     labels_at: TargetsAt
     label_numbers: list[int] | None
+    has_targets: bool
     entry_format: int = ENTRY_FORMAT
     format: int = FORMAT
 
@@ -126,7 +128,7 @@ def check_mesh(arrays: Arrays, vertices: int, faces: int, settings: Settings) ->
     expected: dict[str, tuple[set[str], tuple[int, ...]]] = {
         "verts": (real, (vertices, 3)),
         "faces": ({"int32"}, (faces, 3)),
-        "labels": ({"int32"}, (rows,)) if labels.dtype == np.int32 else (real, (rows, len(names))),
+        "labels": (real, (rows, len(names))) if settings.has_targets else ({"int32"}, (rows,)),
     }
     if "polygons" in arrays or "polygon_count" in arrays:
         expected["polygons"], expected["polygon_count"] = ({"int32"}, (faces,)), ({"int64"}, (1,))
@@ -148,7 +150,7 @@ def check_mesh(arrays: Arrays, vertices: int, faces: int, settings: Settings) ->
     _check_range("faces", arrays["faces"], 0, vertices)
     if "polygons" in arrays:
         _check_range("polygons", arrays["polygons"], 0, int(arrays["polygon_count"][0]))
-    if labels.dtype == np.int32:
+    if not settings.has_targets:
         _check_range("labels", labels, UNLABELED, len(names))
 
 

@@ -25,6 +25,7 @@ class Records:
     ranges: (N, 3) int64, where the first and the second blob begin and the second one ends
     checksums: (N, 2) int64, of the arrays of both blobs
     vertex_counts, face_counts, label_counts: (N,) int64
+    classes: (N,) int64, the class of each mesh in a set for classification, else 0
     gradient_entries: (N,) int64, the nonzeros of the gradients
     """
 
@@ -35,6 +36,7 @@ class Records:
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
     label_counts: NDArray[np.int64]
+    classes: NDArray[np.int64]
     gradient_entries: NDArray[np.int64]
 
     def __len__(self) -> int:

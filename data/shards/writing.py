@@ -55,6 +55,9 @@ class MeshFiles(Sequence[LabeledMesh]):
         path = self.paths[i]
         return LabeledMesh(path, load_mesh(path, self._cache_dir), np.array(UNLABELED, np.int64))
 
+    def file(self, i: int) -> str:
+        return self.paths[i]
+
     def digest(self, i: int) -> int:
         return hashed(os.path.abspath(self.paths[i]), fingerprint(self.paths[i]))
 
@@ -91,7 +94,12 @@ def write_shards(
     make_folder(folder)
     items = _Items(data)
     settings = Settings(
-        options_of(options), array_names(options.features), list(data.label_names), data.labels_at, data.label_numbers
+        options_of(options),
+        array_names(options.features),
+        list(data.label_names),
+        data.labels_at,
+        data.label_numbers,
+        _has_targets(items),
     )
     digests = np.array([items.digest(i) for i in range(len(items))], np.int64)
     number, parts = part
@@ -134,12 +142,19 @@ def hashed(*values: Any) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
+def _has_targets(items: Sequence[LabeledMesh]) -> bool:
+    """Whether the first mesh that can be read has targets."""
+    for i in range(len(items)):
+        with suppress(DiffnetError):  # reported when it should be written
+            return np.asarray(items[i].labels).dtype.kind == "f"
+    return False
+
+
 class _Items(Sequence[LabeledMesh]):
     """The meshes of the training part, then those of the test part."""
 
     def __init__(self, data: LabeledMeshes) -> None:
         self._parts = data.train, data.test
-        self._paths = [getattr(part, "paths", None) for part in self._parts]  # listing them takes a while
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
@@ -154,8 +169,8 @@ class _Items(Sequence[LabeledMesh]):
 
     def source(self, i: int) -> MeshLike:
         part, own = self._place(i)
-        paths = self._paths[0 if i < len(self._parts[0]) else 1]
-        return part[own].mesh if paths is None else paths[own]  # type: ignore[no-any-return]
+        path: str | None = part.file(own) if hasattr(part, "file") else None
+        return part[own].mesh if path is None else path  # type: ignore[no-any-return]
 
     def digest(self, i: int) -> int:
         """A hash that tells whether item i is the one that was written."""
@@ -242,7 +257,9 @@ class _Writer:
             ranges = [begin, begin + sizes[0], begin + sum(sizes)]
             vertices, gradient = len(item.mesh.verts), entry.get("gradient_indices")
             nonzeros = 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient)
-            counts = vertices, len(item.mesh.faces), len(first["labels"]), nonzeros
+            settings, labels = self._settings, first["labels"]
+            own_class = int(labels[0]) if settings.labels_at == "meshes" and not settings.has_targets else 0
+            counts = vertices, len(item.mesh.faces), len(labels), own_class, nonzeros
             self._rows.append((os.fsencode(item.name), digest, ranges, checksums, *counts))
             self._entries.append(path)
 

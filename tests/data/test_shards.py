@@ -109,8 +109,11 @@ def test_items_and_samples_are_those_of_the_set(tmp_path: Path, case: str, basis
     for part in (data.train, data.test):
         assert part.vertex_counts.tolist() == [len(item.mesh.verts)]
         assert part.face_counts.tolist() == [len(item.mesh.faces)]
+        assert part.names == [item.name]
         assert_equal_items(part[0], item)
     found, expected = make_sample(data.train[0], options), make_sample(item, options)
+    facts = (item.name, len(item.mesh.verts), len(item.mesh.faces), 0, expected.operators.gradient.pattern.nnz)
+    assert data.train.operator_facts() == [facts]
     for name in ("features", "labels"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True)
     for name in ("mass", "evals", "evecs", "frames", "faces"):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import trimesh
 from command import complaint, diffnet, output
 from shapes import ellipsoid
 
 from diffnet.data import DataError, load_classes, load_dataset, load_shards, load_targets
 from diffnet.data.shards.reading import INDEX, is_shards
+from diffnet.geometry.preprocessing import recipe
+from diffnet.train.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,3 +97,59 @@ def test_parts_together_are_the_set(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == sorted([*kept, INDEX])
     assert [item.name for item in load_shards(out).train] == ["b", "c", "e", "f"]
     assert "--part should be I/N" in complaint(*call, "--part", "3/2")
+
+
+def test_variants_of_meshes_in_shards(tmp_path: Path) -> None:
+    """Only the operators of the variants are computed. The bits are those of a run on the files."""
+    root, shards, cache = write_set(tmp_path / "set", "segmentation"), tmp_path / "shards", tmp_path / "cache"
+    options = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--blocks", 1, "--device", "cpu")
+    options = (*options, "--jobs", 1, "--cut", 0.3, "--variants", 1)
+    call = ("precompute", root, "--write-shards", shards, "--task", "segmentation", "--k", 6, "--jobs", 1)
+    output(*call, "--cache", cache)
+    for data, out, folder in ((root, "files", tmp_path / "other"), (shards, "run", cache)):
+        output("train", "segmentation", "--data", data, "--out", tmp_path / out, "--cache", folder, *options)
+    assert len(list(cache.rglob("*.operators.*"))) == 4
+    first, second = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("files", "run"))
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("task", ["segmentation", "classification", "regression"])
+def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of a run on the files. No operators are computed or stored."""
+    root, shards, cache = write_set(tmp_path / "set", task), tmp_path / "shards", tmp_path / "cache"
+    options = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--blocks", 1, "--device", "cpu")
+    options = (*options, "--jobs", 1)
+    output("precompute", root, "--write-shards", shards, "--task", task, "--k", 6, "--jobs", 1, "--cache", cache)
+    output("train", task, "--data", root, "--out", tmp_path / "files", "--cache", tmp_path / "other", *options)
+    monkeypatch.setattr(recipe, "discretize", None)
+    output("train", task, "--data", shards, "--out", tmp_path / "run", "--cache", cache, *options)
+    assert not list(cache.rglob("*.operators.*"))
+    first, second = (load_checkpoint(tmp_path / name / "last.pt") for name in ("files", "run"))
+    assert first["label_names"] == second["label_names"]
+    assert first["train_meshes"] == second["train_meshes"]
+    for name, weight in first["model"].items():
+        torch.testing.assert_close(second["model"][name], weight, rtol=0, atol=0)
+    call = ("evaluate", "--checkpoint", tmp_path / "run" / "last.pt", "--data", shards, "--cache", cache, "--jobs", 1)
+    printed = output(*call, "--out", tmp_path / "report", "--device", "cpu")
+    assert "scored meshes in the training part: 0 of 2" in printed
+    scores = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report")]
+    key = "columns" if task == "regression" else "classes"
+    assert scores[0][key] == scores[1][key]
+    refused = complaint("train", task, "--data", shards, "--out", tmp_path / "bad", *options, "--k", 7)
+    assert refused.startswith(f"--k is 7, and the shards in {shards} were written with 6. Use k=6, on the command line")
+    assert not (tmp_path / "bad").exists()
+
+
+def test_shards_without_what_a_task_needs(tmp_path: Path) -> None:
+    bare, labels = tmp_path / "bare", tmp_path / "labels"
+    root = write_set(tmp_path / "set", "segmentation")
+    call = ("precompute", root, "--k", 6, "--jobs", 1, "--cache", tmp_path / "cache", "--write-shards")
+    output(*call, bare)
+    output(*call, labels, "--task", "segmentation")
+    for task, folder, found in (
+        ("segmentation", bare, "neither labels nor targets, not labels"),
+        ("regression", labels, "labels, not targets"),
+    ):
+        expected = f"{folder}: these shards have {found}. Write them with --task"
+        assert complaint("train", task, "--data", folder, "--out", tmp_path / "run") == expected

@@ -14,6 +14,7 @@ from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_targets
 from diffnet.data.arrays import check_arrays_of_all
 from diffnet.data.on_demand import OnDemand
+from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
@@ -58,6 +59,7 @@ def run_evaluation(
     tested = task.test_set(data, expected)
     items: Sequence[LabeledMesh] = tested.test
     standardized = items if targets is None else standardized_targets(items, targets)
+    check_stored_options([items], options.preprocessing)
     check_arrays_of_all(items, options.features, expected.statistics, jobs)  # names what is missing
     meshes: Sequence[Sample]
     if expected.normalize:
