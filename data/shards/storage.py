@@ -90,7 +90,7 @@ def _checked(place: Place, content: memoryview, check: Callable[[Arrays], None],
     except DAMAGE as e:
         raise DataError(
             f"{place.file}: the record at byte {place.begin} is damaged or another one ({type(e).__name__}: {e}). Copy "
-            "or write the shard again"
+            "the shard again, or remove it and repeat the `diffnet precompute --write-shards` that wrote it"
         ) from e
     return arrays
 

@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from diffnet.data.arrays import own_arrays
+from diffnet.data.arrays import array_states, own_arrays
 from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import fingerprint
+from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.options import Preprocessing
 from diffnet.data.shards.reading import INDEX, SUFFIX
@@ -101,7 +102,7 @@ def write_shards(
         data.label_numbers,
         _has_targets(items),
     )
-    digests = np.array([items.digest(i) for i in range(len(items))], np.int64)
+    digests = np.array([*_digests(data.train, options.features), *_digests(data.test, options.features)], np.int64)
     number, parts = part
     own = range(number - 1, len(items), parts)
     place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
@@ -142,6 +143,21 @@ def hashed(*values: Any) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
+def _digests(part: Sequence[LabeledMesh], features: str) -> list[int]:
+    """For each mesh, a hash that tells whether it is the one that was written, with its labels and own arrays."""
+    found = []
+    for i in range(len(part)):
+        if isinstance(part, (IndexedMeshes, MeshFiles)):
+            found.append(part.digest(i))
+        else:
+            item = part[i]
+            arrays = [item.mesh.verts, item.mesh.faces, np.asarray(item.labels), *item.arrays.values()]
+            found.append(hashed(item.name, *(np.asarray(array).tobytes() for array in arrays)))
+    for i, *state in array_states(part, features):
+        found[i] = hashed(found[i], state)
+    return found
+
+
 def _has_targets(items: Sequence[LabeledMesh]) -> bool:
     """Whether the first mesh that can be read has targets."""
     for i in range(len(items)):
@@ -171,15 +187,6 @@ class _Items(Sequence[LabeledMesh]):
         part, own = self._place(i)
         path: str | None = part.file(own) if hasattr(part, "file") else None
         return part[own].mesh if path is None else path  # type: ignore[no-any-return]
-
-    def digest(self, i: int) -> int:
-        """A hash that tells whether item i is the one that was written."""
-        part, own = self._place(i)
-        if hasattr(part, "digest"):
-            return int(part.digest(own))
-        item: LabeledMesh = part[own]
-        arrays = [item.mesh.verts, item.mesh.faces, np.asarray(item.labels), *item.arrays.values()]
-        return hashed(item.name, *(array.tobytes() for array in arrays))
 
 
 class _Sources(Sequence[Any]):

@@ -153,3 +153,21 @@ def test_shards_without_what_a_task_needs(tmp_path: Path) -> None:
     ):
         expected = f"{folder}: these shards have {found}. Write them with --task"
         assert complaint("train", task, "--data", folder, "--out", tmp_path / "run") == expected
+
+
+def test_own_arrays_are_written_again_when_they_change(tmp_path: Path) -> None:
+    root, out = write_set(tmp_path / "set", "segmentation"), tmp_path / "out"
+    for number, path in enumerate(sorted(root.rglob("*.ply"))):
+        np.save(path.with_suffix(".shade.npy"), np.full(42, number))
+    call = ("precompute", root, "--write-shards", out, "--task", "segmentation", "--k", 6, "--jobs", 1)
+    call = (*call, "--features", "file:shade+xyz", "--cache", tmp_path / "cache")
+    output(*call)
+    np.save(root / "test" / "d.shade.npy", np.full((42, 1), 7))
+    output(*call)
+    data = load_shards(out)
+    assert [item.arrays["shade"][0, 0] for item in (*data.test, *data.train)] == [0, 7, 2, 3, 4, 5]
+    (first, second) = sorted(out.glob("*.shard"), key=lambda path: path.stat().st_mtime_ns)
+    first.unlink()
+    output(*call)
+    assert second.is_file()
+    assert [item.arrays["shade"][0, 0] for item in load_shards(out).test] == [0, 7]
