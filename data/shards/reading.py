@@ -76,10 +76,19 @@ class ShardedMeshes(StoredMeshes):
     @cached_property
     def key(self) -> str:
         """A hash of the checksums of the records, and of what they have in common."""
-        digest = hashlib.sha256(json.dumps(asdict(self._shards.settings)).encode())
+        digest = hashlib.sha256(self.meaning.encode())
         for array in (self._records.names, self._records.checksums):
             digest.update(f"{array.dtype}".encode() + array.tobytes())
         return digest.hexdigest()
+
+    @property
+    def contents(self) -> list[list[str]]:
+        rows = zip(self._records.contents.tolist(), self._records.checksums[:, 0].tolist(), strict=True)
+        return [[value.to_bytes(8, "big", signed=True).hex(), str(own)] for value, own in rows]
+
+    @property
+    def meaning(self) -> str:
+        return json.dumps(asdict(self._shards.settings))
 
     def file(self, number: int) -> None:
         return None

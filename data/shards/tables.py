@@ -24,6 +24,7 @@ class Records:
     digests: (N,) int64, which tell whether an item of a data set is the one that was written
     ranges: (N, 3) int64, where the first and the second blob begin and the second one ends
     checksums: (N, 2) int64, of the arrays of both blobs
+    contents: (N,) int64, the first 16 digits of `content_hash` of the positions and faces
     vertex_counts, face_counts, label_counts: (N,) int64
     classes: (N,) int64, the class of each mesh in a set for classification, else 0
     gradient_entries: (N,) int64, the nonzeros of the gradients
@@ -33,6 +34,7 @@ class Records:
     digests: NDArray[np.int64]
     ranges: NDArray[np.int64]
     checksums: NDArray[np.int64]
+    contents: NDArray[np.int64]
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
     label_counts: NDArray[np.int64]

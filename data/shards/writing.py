@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from diffnet.data.arrays import array_states, own_arrays
+from diffnet.data.content import content_hash
 from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import fingerprint
@@ -251,6 +252,8 @@ class _Writer:
             entry = entry_of(mesh, computed_arrays(mesh, own), own)
         first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))
         checksums = [checksum(first), checksum(entry)]
+        digits = content_hash(item.mesh.verts, item.mesh.faces)[:16]
+        content = int.from_bytes(bytes.fromhex(digits), "big", signed=True)
         blobs = [save(first), save(entry)]
         sizes = [-(-len(blob) // ALIGNMENT) * ALIGNMENT for blob in blobs]
         with self._lock:
@@ -267,7 +270,7 @@ class _Writer:
             settings, labels = self._settings, first["labels"]
             own_class = int(labels[0]) if settings.labels_at == "meshes" and not settings.has_targets else 0
             counts = vertices, len(item.mesh.faces), len(labels), own_class, nonzeros
-            self._rows.append((os.fsencode(item.name), digest, ranges, checksums, *counts))
+            self._rows.append((os.fsencode(item.name), digest, ranges, checksums, content, *counts))
             self._entries.append(path)
 
     def _write(self, content: bytes) -> None:

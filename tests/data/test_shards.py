@@ -37,6 +37,7 @@ from diffnet.data.shards.tables import parsed_table, table_blob
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked
+from diffnet.train.mesh_hash import contents_of, mesh_hash
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,6 +111,7 @@ def test_items_and_samples_are_those_of_the_set(tmp_path: Path, case: str, basis
         assert part.vertex_counts.tolist() == [len(item.mesh.verts)]
         assert part.face_counts.tolist() == [len(item.mesh.faces)]
         assert part.names == [item.name]
+        assert contents_of(part)[0][0] == mesh_hash(item.mesh)
         assert_equal_items(part[0], item)
     found, expected = make_sample(data.train[0], options), make_sample(item, options)
     facts = (item.name, len(item.mesh.verts), len(item.mesh.faces), 0, expected.operators.gradient.pattern.nnz)
