@@ -6,6 +6,7 @@ import os
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -47,7 +48,11 @@ def mesh_stem(path: str | os.PathLike[str]) -> str:
 
 def _stem_and_suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
     # Data sets have many files, and making another Path takes several times as long.
-    name = path.name if isinstance(path, Path) else os.path.basename(path)
+    return _divided(path.name if isinstance(path, Path) else os.path.basename(path))
+
+
+@lru_cache(maxsize=1 << 17)  # a start over a set asks a dozen times for each of its names
+def _divided(name: str) -> tuple[str, str]:
     if len(name) > 3 and name[-3:].lower() == ".gz":
         name = name[:-3]
     dot = name.rfind(".")
