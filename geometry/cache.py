@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import mmap
 import os
 import time
 import uuid
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from diffnet.geometry.mapped_file import map_file
 from diffnet.geometry.phases import phase
 
 FORMAT = 9  # increase when the meaning or the layout of entries changes
@@ -112,12 +112,12 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
     """
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
-        buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        buffer = map_file(file)
     arrays, metadata = parsed(buffer)
     return arrays, metadata, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
-def parsed(buffer: mmap.mmap | memoryview) -> tuple[Arrays, dict[str, str]]:
+def parsed(buffer: memoryview) -> tuple[Arrays, dict[str, str]]:
     """The arrays of a safetensors file in memory, which share this memory, and its metadata.
 
     Damage raises ValueError, RuntimeError, LookupError, TypeError or AttributeError, or gives other arrays.

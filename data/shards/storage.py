@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import uuid
 import warnings
@@ -14,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from diffnet.data.labeled import DataError
 from diffnet.data.shards.tables import DAMAGE
 from diffnet.geometry.cache import Arrays, checksum, parsed
+from diffnet.geometry.mapped_file import map_file
 
 MAPS = 64  # shards that are mapped into memory at a time
 LOCAL_BYTES = 64 * 2**30  # of local copies of remote records
@@ -98,7 +98,7 @@ def _checked(place: Place, content: memoryview, check: Callable[[Arrays], None],
 @functools.lru_cache(MAPS)
 def _map(file: str, state: State) -> memoryview:
     with open(file, "rb") as opened:
-        return memoryview(mmap.mmap(opened.fileno(), state[2], access=mmap.ACCESS_COPY))
+        return map_file(opened)
 
 
 def whole_file(root: str, name: str) -> bytes:

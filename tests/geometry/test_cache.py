@@ -455,6 +455,30 @@ def test_entries_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system doesn't list open files")
+def test_entries_in_memory_are_not_open_files(tmp_path: Path) -> None:
+    """A process may have 1,024 open files, and more entries."""
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    path = cache.entry_path(tmp_path, "k" * 64, "mesh")
+    cache.write_entry(path, {"large": np.arange(100_000.0)})
+    before = set(os.listdir("/proc/self/fd"))
+    kept = [cache.read_entry(path) for _ in range(5)]
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert maps() == 5
+    first = kept[0]
+    assert first is not None
+    first["large"][0] = 7
+    again = cache.read_entry(path)
+    assert again is not None
+    assert again["large"][0] == 0
+    assert again["large"][-1] == 99_999
+    del kept, first, again
+    assert maps() == 0
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, "old é")
