@@ -38,7 +38,7 @@ def map_file(file: BinaryIO) -> memoryview:
     content = (ctypes.c_char * size).from_address(address)
     # At the end of the process, arrays may still be read. The system frees the memory then.
     weakref.finalize(content, library.munmap, address, size).atexit = False
-    return memoryview(np.frombuffer(memoryview(content), np.uint8))
+    return np.frombuffer(memoryview(content), np.uint8).data
 
 
 @cache
