@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from diffnet.cuda_graphs.calls import may_have_graphs
 from diffnet.cuda_graphs.lane import Recorder, record_graph
+from diffnet.cuda_graphs.loss_rows import IGNORED
 from diffnet.cuda_graphs.plain_step import PlainStep, StepBatch
 from diffnet.cuda_graphs.recording import ROWS
 from diffnet.cuda_graphs.sizes import MeshSizes, sizes_of
@@ -35,6 +37,8 @@ class GraphedStep:
             first dimension is N, as with `reduction="none"`, of which the step takes the mean.
         clip: the norm to which longer gradients are scaled down; 0 for no limit
         average: gets the weights after each step
+        weight: of a batch for `add`, a function of the targets that returns (). None counts the targets that are not
+            ignored. It is not used if the loss returns N rows, which it counts then.
         ignore_index: the integer target that the loss ignores. None finds out whether it is −1 or −100. It is not
             needed if the loss returns N rows.
         outputs_at: "vertices", "faces", "edges" or "global_mean": the N rows of the outputs. None takes the model's
@@ -46,6 +50,9 @@ class GraphedStep:
     A call takes features (V, C) and targets (N, …) on the device of the model, and the operators of the batch. Further
     arguments are tensors (B, …) with a row for each mesh, which the model gets after the operators. It returns the loss
     (), a new tensor without gradient. Autocast around the call applies to the model and the loss.
+
+    `add` and `update` are a step on several batches, also of several processes: `add` takes a batch, and `update` takes
+    the step.
 
     A step drops gradients from before, and `.grad` is None afterwards. A changed `group["lr"]`, as by a scheduler of
     PyTorch, counts in the next step. If the model, another option of the optimizer, or the tensors of its state are
@@ -83,6 +90,7 @@ class GraphedStep:
         *,
         clip: float = 0.0,
         average: WeightAverage[Any] | None = None,
+        weight: Callable[[Tensor], Tensor] | None = None,
         ignore_index: int | None = None,
         outputs_at: str | None = None,
     ) -> None:
@@ -99,25 +107,58 @@ class GraphedStep:
         self.graphs = True
         self.recorder: Recorder = record_graph  # tests on the CPU set another one, see `Lane`
         self._model, self._ignore_index, self._outputs_at = model, ignore_index, outputs_at
-        self._plain = PlainStep(model, optimizer, loss, clip, average)
+        weight = partial(_counted, ignore_index=ignore_index) if weight is None else weight
+        self._plain = PlainStep(model, optimizer, loss, clip, average, weight)
         self._expected: Expected | None = None
         self._on_graphs: StepGraphs | None = None
         self._said: set[str] = set()
 
     def __call__(self, features: Tensor, operators: Operators, targets: Tensor, *further: Tensor) -> Tensor:
-        batch = StepBatch(features, operators, targets, further)
+        return self._run(StepBatch(features, operators, targets, further), adds=False)
+
+    def add(self, features: Tensor, operators: Operators, targets: Tensor, *further: Tensor) -> None:
+        """Add a batch to the next step, which `update` takes. The arguments are those of a call.
+
+        The mean of all batches has the weights that their losses divide by, see `weight`. So the step is that of one
+        batch with all of their meshes, up to rounding, if the loss is a mean over targets or rows.
+        """
+        self._plain.sums()  # before a graph is recorded, whose memory can't hold it
+        self._run(StepBatch(features, operators, targets, further), adds=True)
+
+    def update(self, reduce: Callable[[Tensor], Any] = lambda sums: None) -> Tensor:
+        """Take the step of all batches since the last one: clipping, optimizer and average. Returns the loss ().
+
+        reduce: gets one tensor (P + 2,) and changes it in place, as `torch.distributed.all_reduce` does: the sums of
+            the gradients of all P weights and of the losses, multiplied by the weights of their batches, and the sum of
+            these. With `all_reduce`, the step is that of the batches of all processes. A process may have none.
+
+        The kernels are launched one by one. If no batch counts, the loss and all gradients are 0.
+        """
+        sums = self._plain.sums()
+        if self.graphs and (sums.is_cuda or self.recorder is not record_graph):
+            self._plain.capturable = self._plain.optimizer.refused() is None  # as in a process that has a batch
+        with torch.no_grad():
+            reduce(sums)
+            return self._plain.update()
+
+    def _run(self, batch: StepBatch, adds: bool) -> Tensor:
         reason = None
         try:
             found, outputs_at = None, self._outputs_now()
-            if self.graphs and outputs_at in ROWS and may_have_graphs(features, operators, self.recorder):
-                found, reason = self._graphs_on(features.device)(batch, outputs_at)
-            loss = self._plain(batch) if found is None else found.clone()
+            if self.graphs and outputs_at in ROWS and may_have_graphs(batch.features, batch.operators, self.recorder):
+                found, reason = self._graphs_on(batch.features.device)(batch, outputs_at, adds)
+            if found is not None:
+                loss = found.clone()
+            elif adds:
+                loss = self._plain.add(batch)
+            else:
+                loss = self._plain(batch)
         except BaseException:
             self._on_graphs = None  # the next step starts anew
             raise
         if reason is not None and reason not in self._said:
             self._said.add(reason)
-            warnings.warn(f"training runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"training runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=3)
         return loss
 
     def reserve(
@@ -154,3 +195,12 @@ class GraphedStep:
     def _outputs_now(self) -> str:
         where = self._outputs_at
         return getattr(self._model, "outputs_at", "vertices") if where is None else where
+
+
+def _counted(targets: Tensor, ignore_index: int | None) -> Tensor:
+    """The number () of targets that count."""
+    if targets.is_floating_point():
+        return (~targets.isnan()).sum()
+    ignored = IGNORED if ignore_index is None else (ignore_index,)
+    counts = [targets != label for label in ignored]
+    return torch.stack(counts).all(0).sum()

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.cuda_graphs.optimizers import CapturedOptimizer
+from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
 from diffnet.geometry import Operators
+from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.weight_average import WeightAverage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Weight = Callable[[Tensor], Tensor]
 
 
 class StepBatch(NamedTuple):
@@ -44,6 +47,7 @@ class PlainStep:
     """Takes a training step, kernel by kernel.
 
     modules: all that a step calls
+    weight: of a batch, from its targets, where the loss is a number; () for `add`
     capturable: whether the optimizer takes steps that a graph can record. It always does so or never, because results
         must not depend on what is recorded.
     """
@@ -55,11 +59,13 @@ class PlainStep:
         loss: Loss,
         clip: float,
         average: WeightAverage[Any] | None,
+        weight: Weight,
     ) -> None:
         self.modules = _Modules(network, loss)
         self.optimizer = CapturedOptimizer(optimizer)
         self.capturable = False
-        self._network, self._loss, self._clip, self._average = network, loss, clip, average
+        self._network, self._loss, self._clip, self._average, self._weight = network, loss, clip, average, weight
+        self._sums: Tensor | None = None
 
     def outputs(self, batch: StepBatch) -> Tensor:
         with _without_cached_casts(batch.features.device.type):
@@ -79,7 +85,10 @@ class PlainStep:
         return values
 
     def loss_of(self, outputs: Tensor, batch: StepBatch) -> Tensor:
-        values = self.values(outputs, batch.targets)
+        return self.mean_of(self.values(outputs, batch.targets), batch)
+
+    def mean_of(self, values: Tensor, batch: StepBatch) -> Tensor:
+        """The loss () from what the function of the user returns."""
         if values.ndim == 0:
             return values
         if batch.rows is None:
@@ -94,10 +103,68 @@ class PlainStep:
         loss = self.loss(batch)
         with torch.autocast(batch.features.device.type, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]
-            # Gradients of several batches or processes are summed here, before their norm is taken.
             self._update(batch.features.device)
         self.clear_gradients()
         return loss.detach()
+
+    def add(self, batch: StepBatch) -> Tensor:
+        """Add the gradients of a batch to `sums`. Returns the loss ()."""
+        self.clear_gradients()
+        outputs = self.outputs(batch)
+        values = self.values(outputs, batch.targets)
+        loss = self.mean_of(values, batch)
+        with torch.autocast(batch.features.device.type, enabled=False):
+            loss.backward()  # type: ignore[no-untyped-call]
+            sums = self.sums()
+            weight = self._weight_of(values, batch).to(sums.dtype)
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._summed()]
+            parts = [*grads, loss.detach(), torch.ones_like(weight)]
+            added = weight * torch.cat([x.reshape(-1).to(sums.dtype) for x in parts])
+            sums += torch.where(weight > 0, added, 0)  # a mean over nothing can be NaN
+        self.clear_gradients()
+        return loss.detach()
+
+    def sums(self) -> Tensor:
+        """(P + 2,): the gradients of all P weights, and the loss, of the batches of `add`, and the sum of weights.
+
+        Gradients and losses are multiplied by the weight of their batch.
+        """
+        parameters = self._summed()
+        count = sum(p.numel() for p in parameters) + 2
+        if self._sums is None or len(self._sums) != count or self._sums.device != parameters[0].device:
+            has_double = any(p.dtype == torch.float64 for p in parameters)
+            dtype = torch.float64 if has_double else torch.float32
+            self._sums = torch.zeros(count, dtype=dtype, device=parameters[0].device)
+        return self._sums
+
+    def update(self) -> Tensor:
+        """Take the step of the optimizer with the mean gradients of `sums`, and set these to 0. Returns the mean loss.
+
+        All weights of the optimizer have a gradient then, also those that no batch has reached.
+        """
+        sums, parameters = self.sums(), self._summed()
+        self.clear_gradients()
+        # A forward pass sets negative times to 0, and a process without a batch has had none.
+        diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
+        keep_nonnegative([m.time for m in diffusions if m.training])
+        means = sums[:-1] / torch.where(sums[-1] > 0, sums[-1], 1)
+        *grads, loss = means.split([*(p.numel() for p in parameters), 1])
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad.view_as(p).to(p.dtype)
+        self._update(sums.device)
+        self.clear_gradients()
+        sums.zero_()
+        return loss.reshape(())
+
+    def _summed(self) -> list[Tensor]:
+        return [p for p in self.optimizer.parameters() if p.requires_grad]
+
+    def _weight_of(self, values: Tensor, batch: StepBatch) -> Tensor:
+        """What a batch counts in `add`, ()."""
+        if values.ndim > 0 and batch.rows is not None:
+            return batch.rows
+        rows = torch.full((), len(batch.targets), device=values.device)
+        return rows if values.ndim > 0 else self._weight(batch.targets)
 
     def _update(self, device: torch.device) -> None:
         if self._clip > 0:

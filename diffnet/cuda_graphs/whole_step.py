@@ -81,11 +81,13 @@ class _Config:
     fields: of the operators that the network reads, once a step has run
     largest: the size of the largest expected batch
     refused: why it runs without graphs
+    adds: whether the gradients are added to those of other batches, and the optimizer takes no step
     """
 
     rows: str
     counted: frozenset[str]
     max_vertices: int
+    adds: bool
     loss_rows: LossRows | None = None
     loss_dtype: torch.dtype = torch.float32
     fields: Fields | None = None
@@ -130,8 +132,8 @@ class StepGraphs:
         if expected is not None:
             self._known = expected.meshes.k, expected.largest().vertices
 
-    def __call__(self, batch: StepBatch, outputs_at: str) -> tuple[Tensor | None, str | None]:
-        """Train on a batch.
+    def __call__(self, batch: StepBatch, outputs_at: str, adds: bool) -> tuple[Tensor | None, str | None]:
+        """Train on a batch, or add its gradients to those of other batches, see `PlainStep.add`.
 
         Returns the loss (), which the next call overwrites, and why some later steps can't have a graph, if so. The
         loss is None if this step can't have one. Nothing has been changed then.
@@ -155,7 +157,7 @@ class StepGraphs:
         if optimizer.has_other_state():
             self._lane.clear()
             optimizer.note_state()
-        config = self._config(batch, outputs_at, number)
+        config = self._config(batch, outputs_at, number, adds)
         if batch.operators.num_vertices > self._max_vertices(batch, config):
             return None, None
         if config.refused is None and batch.operators.num_vertices < self._too_large:
@@ -216,7 +218,7 @@ class StepGraphs:
                 self._lane.clear()
         return limit // 2 if self._meets_large else limit
 
-    def _config(self, batch: StepBatch, outputs_at: str, state: int) -> _Config:
+    def _config(self, batch: StepBatch, outputs_at: str, state: int, adds: bool) -> _Config:
         if len(self._configs) > MAX_CONFIGS:
             self._lane.clear()
             self._configs.clear()
@@ -226,11 +228,11 @@ class StepGraphs:
             self._is_known = state, is_known(self._network)
         # Buffers for several meshes also hold empty meshes, so they are checked on their own.
         alike = self._is_known[1] or len(batch.operators) == 1
-        key = state, settings(), self._options, outputs_at, kind_of(batch.operators), *kinds, alike
+        key = state, settings(), self._options, outputs_at, adds, kind_of(batch.operators), *kinds, alike
         if key not in self._configs:
             dtype = compute_dtype(batch.features, batch.operators.evecs)
             most = max_vertices(max(self._known[0], batch.operators.k), dtype)
-            self._configs[key] = _Config(ROWS[outputs_at], frozenset({outputs_at} & {"faces", "edges"}), most)
+            self._configs[key] = _Config(ROWS[outputs_at], frozenset({outputs_at} & {"faces", "edges"}), most, adds)
         return self._configs[key]
 
     def _on_buffers(self, batch: StepBatch, config: _Config) -> tuple[Tensor | None, str | None]:
@@ -300,7 +302,7 @@ class StepGraphs:
         captured = self._loaded(batch, size, config, added)
 
         def run() -> None:
-            captured.loss.copy_(step(captured.batch))
+            captured.loss.copy_(step.add(captured.batch) if config.adds else step(captured.batch))
 
         with self._lane.stream():
             # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.

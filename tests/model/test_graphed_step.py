@@ -490,6 +490,62 @@ def test_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+SEVERAL = {
+    "a number": (partial(F.cross_entropy, ignore_index=-1), {}),
+    "rows": (partial(F.cross_entropy, reduction="none", ignore_index=-1), {}),
+    "weights": (
+        partial(F.cross_entropy, ignore_index=-1, weight=1.0 + torch.arange(CLASSES)),
+        {"weight": lambda targets: torch.where(targets < 0, 0, 1 + targets).sum().float()},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_batches_are_one_step(meshes: list[Operators], case: str) -> None:
+    """As one batch with all of their meshes, also where two processes share them, and one of these has none."""
+    loss, options = SEVERAL[case]
+    data = batches(meshes, rounds=4)
+    for i, (_, o, y) in enumerate(data):
+        y[: o.num_vertices * (i % 3) // 2] = -1  # nothing counts in every third
+    parts = [data[:3], data[3:5], data[5:9], data[9:]]
+    whole = [
+        (torch.cat([x for x, _, _ in part]), collate([o for _, o, _ in part]), torch.cat([y for _, _, y in part]))
+        for part in parts
+    ]
+    plain = network()
+    models = [copy.deepcopy(plain) for _ in range(3)]
+    expected = loop(plain, ADAM(plain.parameters()), loss, whole, clip=2.0)
+    alone, *both = (made(m, ADAM(m.parameters()), loss, clip=2.0, **options) for m in models)
+
+    def trained() -> None:
+        for part, value in zip(parts, expected, strict=True):
+            for batch in part:
+                alone.add(*batch)
+            torch.testing.assert_close(alone.update(), value, rtol=1e-4, atol=1e-5)
+            first, second = both
+            for batch in part[:-1]:
+                first.add(*batch)
+            if len(part) > 3:
+                second.add(*part[-1])
+            else:
+                first.add(*part[-1])
+            total = first._plain.sums() + second._plain.sums()
+            values = [step.update(lambda sums: sums.copy_(total)) for step in both]  # noqa: B023
+            assert values[0] == values[1]
+
+    assert replays_of(trained) > 10
+    for model in models:
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+            assert a.grad is None
+    before = copy.deepcopy(models[0].state_dict())
+    alone.add(*data[0][:2], torch.full_like(data[0][2], -1))
+    assert alone.update() == 0
+    for a, b in zip(models[0].state_dict().values(), before.values(), strict=True):
+        assert a.isfinite().all()
+        assert (a - b).abs().max() < 0.1  # the moments of Adam are left
+
+
 def test_announced_meshes_are_recorded_once(meshes: list[Operators]) -> None:
     for announced, expected in ((False, 6), (True, 7)):
         model = network()
