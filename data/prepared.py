@@ -163,6 +163,8 @@ def prepared_samples(
     labels_at: TargetsAt,
     fill: Fill,
     memory: int,
+    shared: Callable[[Callable[[], Any]], Any] = lambda make: make(),
+    gathered: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> PreparedSamples:
     """The samples of meshes. In the first call, all of them are computed and written into the cache.
 
@@ -171,6 +173,8 @@ def prepared_samples(
     labels_at: where the labels are
     fill: calls `fill_cache` with these meshes and its argument `ready`
     memory: bytes of samples that are kept if the cache can't be written
+    shared, gathered: of the `Ranks` that fill the cache together. `ready` is then called for some of the meshes, and
+        `fill` returns the same in all ranks.
 
     Raises DataError for meshes that can't be used. The others are computed first.
 
@@ -178,7 +182,7 @@ def prepared_samples(
     """
     samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
     about = ("samples", asdict(options), dict(statistics or {}), labels_at, array_states(items, options.features))
-    known = recalled(items, *about)
+    known = shared(lambda: recalled(items, *about))
     if known is not None:
         samples.facts = [SampleFacts(*own) for own in known]
         return samples
@@ -193,9 +197,10 @@ def prepared_samples(
     if failed:
         lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
         raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-    found = given | {i: made[n].result() for n, i in enumerate(missing)}
+    every = gathered([samples.is_complete, [(missing[n], facts.result()) for n, facts in made.items()]])
+    found = given | {i: SampleFacts(*own) for _, part in every for i, own in part}
     samples.facts = [found[i] for i in range(len(items))]
-    if samples.is_complete:
+    if all(is_complete for is_complete, _ in every):
         remember(samples.facts, items, *about)
     return samples
 

@@ -24,6 +24,7 @@ from diffnet.train.checkpoint_checks import (
     check_sizes,
     checked_averaging,
     checked_options,
+    checked_position,
     checked_statistics,
     checked_target_statistics,
     checked_values,
@@ -51,6 +52,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     options = checked_options(path, checkpoint)
     task = task_named(options.task)
     check_history(path, checkpoint, task, options)
+    checkpoint["position"] = checked_position(path, checkpoint)
     checkpoint["options"] = options.as_dict()
     checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
     checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, task)

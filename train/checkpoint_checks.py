@@ -76,6 +76,25 @@ def check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], opti
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
 
 
+def checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The position in an epoch, or None between epochs, as in checkpoints of older versions.
+
+    steps: how many of the epoch were taken, with their losses and their tally
+    random: the states of the random generators of each rank, as text
+    """
+    position = checkpoint.get("position")
+    if position is None:
+        return None
+    fine = isinstance(position, dict) and position.keys() == {"steps", "losses", "tally", "random"}
+    fine = fine and fits(position["steps"], int) and 0 < position["steps"] < MAX_INTEGER
+    fine = fine and isinstance(position["random"], list) and all(fits(own, list) for own in position["random"])
+    fine = fine and all(fits(text, str) for own in position["random"] for text in own)
+    losses, tally = (position["losses"], position["tally"]) if fine else (None, None)
+    if not (isinstance(losses, Tensor) and isinstance(tally, Tensor) and losses.shape == (position["steps"],)):
+        raise CheckpointError(f"{path}: position should be one in an epoch, got {shown(position)}")
+    return position
+
+
 def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> Statistics:
     """The statistics of the own arrays among the features. Checkpoints of older versions have neither."""
     try:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import PairSample, Sample
+from diffnet.data.shares import balanced_shares
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
+from diffnet.train.ranks import ALONE, Ranks
+from diffnet.train.resident import counts_of
 from diffnet.train.run_folder.spool import Spool
-from diffnet.train.tasks.task import Task
+from diffnet.train.tasks.task import Task, npy_bytes
 
 
 def evaluate(
@@ -25,22 +31,44 @@ def evaluate(
     options: TrainOptions,
     device: torch.device,
     predictions: list[Tensor] | Spool | None = None,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """The tally of a network on samples, on the CPU. For labels, that is the confusion matrix (C, C) int64.
 
-    predictions: a list to which the predictions of each sample are appended, on the CPU, see `Task.predict`
+    predictions: a list to which the predictions of each sample are appended, on the CPU, see `Task.predict`. If there
+        are several ranks, an empty `Spool`, which is filled in rank 0.
+    ranks: those that share the samples. All get the tally of all samples.
     """
     channels = model.last.out_features
     tally = task.new_tally(channels, device)
-    for sample in packed(samples, [[i] for i in range(len(samples))], device):
+    place = ranks.place
+    own = range(len(samples))
+    if not ranks.is_alone:
+        own = balanced_shares(counts_of(samples), place.world_size)[place.rank]
+
+    def keep(received: tuple[int, Tensor] | list[Any]) -> None:
+        number, tensor = received
+        if isinstance(tensor, str):
+            tensor = torch.from_numpy(np.load(io.BytesIO(b64decode(tensor))))
+        if isinstance(predictions, Spool):
+            predictions.put(number, tensor)
+        elif predictions is not None:
+            predictions.append(tensor)
+
+    post = ranks.mailbox(keep)
+    for number, sample in zip(own, packed(samples, [[i] for i in own], device), strict=True):
         with autocast(options.precision, device):
             features = task.inputs(model, sample.features, sample.operators, options)
         outputs = network_outputs(model, replace(sample, features=features), options, device)
         predicted = task.predict(task.from_network(outputs, sample.operators, options))
         tally += task.tally(predicted, sample.labels, channels)
         if predictions is not None:
-            predictions.append(predicted.cpu())
-    return tally.cpu()
+            predicted = predicted.cpu()
+            post([number, predicted if ranks.is_first else b64encode(npy_bytes(predicted.numpy())).decode()])
+    tally = tally.cpu()
+    tallies = ranks.gathered(tally.tolist(), meanwhile=post)
+    post()
+    return tally if ranks.is_alone else torch.stack([torch.tensor(t, dtype=tally.dtype) for t in tallies]).sum(0)
 
 
 def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:

@@ -6,16 +6,18 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import all_reduce
 
-from diffnet import DiffusionNet, WeightAverage
+from diffnet import DiffusionNet, WeightAverage, __version__
 from diffnet.cuda_graphs import graphed
 from diffnet.data import (
     ArrayStatistics,
@@ -36,16 +38,20 @@ from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, l
 from diffnet.train.evaluate import evaluate
 from diffnet.train.mesh_hash import DIGITS, contents_of
 from diffnet.train.options import TrainOptions
+from diffnet.train.random_state import random_state, set_random_state
+from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import DeviceSamples, counts_of, taken
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.run_folder.spool import Spool
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
+from diffnet.train.steps.parts import largest_part, own_parts
 from diffnet.train.steps.step import TrainingStep, restore_optimizer, set_learning_rate
 from diffnet.train.tasks.task import Task
 
 T = TypeVar("T")
 
+STREAM = 0x9E3779B97F4A7C15  # between the seeds of random numbers that have nothing to do with another
 FINGERPRINT = "2:"  # how those of `_fingerprint` begin
 
 
@@ -80,6 +86,8 @@ def train(
     device: torch.device,
     resume: bool = False,
     capture: bool = True,
+    checkpoint_every: int | None = None,
+    ranks: Ranks = ALONE,
     after_epoch: Callable[[Row], Any] = lambda row: None,
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | Spool | None = None,
@@ -92,42 +100,49 @@ def train(
     `out` gets last.pt after every epoch, best.pt (by validation score, else by training loss), metrics.csv, and the
     event files of TensorBoard.
 
-    A seed gives the same weights in every run on the same machine with the same number of threads. An epoch depends
-    only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one.
+    A seed gives the same weights in every run on the same machine with the same number of threads and of ranks. An
+    epoch depends only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one. The
+    order of the meshes and their augmentation are the same for any number of ranks, except `jitter`.
 
     capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
+    checkpoint_every: write last.pt also after every so many steps of an epoch. A resumed run goes on there.
+    ranks: those that train together, with a process group. Each has all data, and takes a part of each batch. Rank 0
+        writes all files.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
     predictions: an empty list or `Spool` that gets the predictions of each test sample by the checkpoint to judge, on
         the CPU, see `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to
         judge.
 
-    Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
-    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
-    leaves no mesh to train on.
+    Raises TrainingError if a loss or a weight is not finite. last.pt then holds what was before. Raises
+    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, if validation
+    leaves no mesh to train on, if there are more ranks than meshes, and if ranks have other data or versions.
     """
     task, meshes = data.task, data.meshes
     score_name, score_of = task.scoring(options)
     samples, groups = _grouped(data)
     fitted, held_out_groups = set_aside(groups, options)
     held_out = taken(samples, [group[0] for group in held_out_groups])
+    check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
     model = build_model(options, meshes.label_names, meshes.labels_at, data.statistics).to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
-    step = TrainingStep(task, model, options, device, average)
+    parts = ranks.place.world_size * options.accumulate
+    step = TrainingStep(task, model, options, device, average, parts)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.captured:
             trained = taken(samples, [number for group in fitted for number in group])
             sizes = trained.sizes() if isinstance(trained, DeviceSamples) else [s.operators for s in trained]
-            step.capture(sizes)
+            step.capture(sizes, limits=largest_part(counts_of(trained), options, parts))
         elif scored is not model:  # the network alone
             graphed(model, first_visits=0)
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     best = -math.inf
-    content = [contents_of(part) for part in (meshes.train, meshes.test)]
+    content = ranks.after_first(lambda: [contents_of(part) for part in (meshes.train, meshes.test)])
     fingerprint = _fingerprint(meshes, content, task.pairs(meshes))
     train_meshes = [mesh[:DIGITS] for mesh, *_ in content[0]]
+    position: dict[str, Any] | None = None  # in an epoch
 
     def checkpoint() -> Checkpoint:
         return {
@@ -135,6 +150,7 @@ def train(
             "averaging": None if average is None else average.state_dict(),
             "optimizer": step.optimizer.state_dict(),
             "history": history,
+            "position": position,
             "best": best,
             "options": options.as_dict(),
             "label_names": meshes.label_names,
@@ -154,20 +170,30 @@ def train(
         if average is not None:
             average.load_state_dict(stored["averaging"])
         restore_optimizer(step.optimizer, stored["optimizer"])
-        history, best = stored["history"], stored["best"]
+        history, best, position = stored["history"], stored["best"], stored["position"]
+    check_alike(ranks, meshes, content, fingerprint, options, len(history), (position or {}).get("steps"))
+    if ranks.is_first and resume:
         # The run may have stopped after it wrote last.pt and before it wrote the table.
         write_atomically(out / "metrics.csv", as_csv(history, score_name))
-    else:
+    elif ranks.is_first:
         save_checkpoint(out / "last.pt", checkpoint())
 
+    def save(reached: dict[str, Any]) -> None:
+        nonlocal position
+        position = reached
+        if average is not None:
+            average.write()
+        if ranks.is_first:
+            save_checkpoint(out / "last.pt", checkpoint())
+
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
-    with EventFile(out / "tensorboard", purge_step=len(history) + 1) as board:
+    with EventFile(out / "tensorboard", len(history) + 1) if ranks.is_first else nullcontext() as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
-            torch.manual_seed(epoch_seed(options.seed, epoch))
-            loss, tally = _train_epoch(
-                model, step, task, samples, fitted, options, device, epoch, after_step, meshes.labels_at
+            loss, tally = _Epoch(model, step, task, samples, fitted, options, device, epoch, meshes.labels_at, ranks)(
+                position, after_step, checkpoint_every, save
             )
+            position = None
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
@@ -175,9 +201,9 @@ def train(
             tested = validated = None
             if due:
                 kept = predictions if last else None
-                tested = score_of(evaluate(task, scored, data.test, options, device, kept))
+                tested = score_of(evaluate(task, scored, data.test, options, device, kept, ranks))
             if len(held_out):
-                validated = score_of(evaluate(task, scored, held_out, options, device))
+                validated = score_of(evaluate(task, scored, held_out, options, device, None, ranks))
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
@@ -192,13 +218,16 @@ def train(
             # The score is NaN if nothing held out is labeled. The first epoch is then the best.
             improved = epoch == 0 or score > best
             best = max(best, score)
-            # best.pt is written before last.pt. If the run stops between the two, resuming repeats this epoch.
-            if improved:
-                save_checkpoint(out / "best.pt", checkpoint())
-            save_checkpoint(out / "last.pt", checkpoint())
-            write_atomically(out / "metrics.csv", as_csv(history, score_name))
-            board.add({name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}, epoch + 1)
+            if board is not None:
+                # best.pt is written before last.pt. If the run stops between the two, resuming repeats this epoch.
+                if improved:
+                    save_checkpoint(out / "best.pt", checkpoint())
+                save_checkpoint(out / "last.pt", checkpoint())
+                write_atomically(out / "metrics.csv", as_csv(history, score_name))
+                shown = {name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}
+                board.add(shown, epoch + 1)
             after_epoch(row)
+    ranks.shared(lambda: None)  # rank 0 has written its files
     judged = load_checkpoint(out / ("best.pt" if len(held_out) else "last.pt"), device)
     if predictions is not None and len(judged["history"]) != options.epochs:
         predictions.clear()
@@ -238,63 +267,188 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
     return fitted, [s for i, s in enumerate(samples) if i in chosen]
 
 
-def _train_epoch(
-    model: DiffusionNet,
-    step: TrainingStep,
-    task: Task[Any, Any],
-    samples: Sequence[Any],
-    groups: Sequence[Sequence[int]],
+def check_divided(options: TrainOptions, ranks: Ranks, meshes: int | None = None) -> None:
+    """Raises OptionError if ranks can't share the batches.
+
+    meshes: the number of meshes or pairs to fit, if it is known
+    """
+    world = ranks.place.world_size
+    if world == 1:
+        return
+    if options.batch_meshes is not None and options.batch_meshes < world:
+        raise OptionError(
+            f"batch_meshes should be at least {world}, one mesh for each rank, got {options.batch_meshes}; it counts "
+            "those of all ranks"
+        )
+    if meshes is not None and meshes < world:
+        raise OptionError(
+            f"there are {world} ranks, and only {counted(meshes, 'mesh or pair', 'meshes or pairs')} to train on"
+        )
+
+
+def check_alike(
+    ranks: Ranks,
+    meshes: LabeledMeshes,
+    content: Sequence[Sequence[Sequence[str]]],
+    fingerprint: str,
     options: TrainOptions,
-    device: torch.device,
-    epoch: int,
-    after_step: Callable[[float], Any],
-    labels_at: TargetsAt,
-) -> tuple[float, Tensor]:
-    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout.
+    *reached: int | None,
+) -> None:
+    """Raises OptionError, which names a rank, if it has other data, options, versions or checkpoints than rank 0."""
+    versions = f"diffnet {__version__}, PyTorch {torch.__version__}"
+    every = ranks.gathered([versions, options.as_dict(), reached, fingerprint])
+    for rank, own in enumerate(every):
+        for name, first, found in zip(("versions", "options", "a checkpoint", "data"), every[0], own, strict=True):
+            if first == found:
+                continue
+            of = f"rank {rank} has other {name} than rank 0"
+            if name == "data":  # all ranks get here
+                names = [name for part in (meshes.train, meshes.test) for name in names_of(part)]
+                hashes = [" ".join(own) for part in content for own in part]
+                both = ranks.gathered(list(zip(names, hashes, strict=True)))
+                pairs = zip_longest(both[0], both[rank])
+                mesh = next((theirs or ours for ours, theirs in pairs if ours != theirs), None)
+                raise OptionError(of + ("" if mesh is None else f": {mesh[0]} differs, and maybe others"))
+            raise OptionError(f"{of}: {found} and {first}")
+
+
+class _Epoch:
+    """One pass over the training set.
 
     samples: all samples and variants
     groups: the numbers of each training sample and of its variants
     """
-    model.train()
-    step.tally.zero_()
-    losses: list[Tensor] = []
-    names: list[tuple[str, ...]] = []
-    every = len(groups) * task.meshes_of_sample
-    changes = draw_changes(every, options, device, labels_at)
-    samples = taken(samples, draw_variants(groups))
-    batches = MeshBatches(
-        counts_of(samples),
-        meshes=options.batch_meshes,
-        max_vertices=options.batch_vertices,
-        shuffle=True,
-        seed=options.seed,
-    )
-    batches.set_epoch(epoch)
-    first = 0
-    rate_before: float | None = None
-    for sample in packed(samples, batches, device):
-        meshes = len(sample.operators)
-        rate = options.learning_rate_at(epoch + first / every)
-        if rate != rate_before:  # on a GPU, setting it launches a kernel
-            set_learning_rate(step.optimizer, rate)
-            rate_before = rate
-        losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
-        names.append(sample.names)
-        first += meshes
-        after_step(epoch + first / every)
-    # The losses are read once per epoch, so no step waits for the GPU.
-    values = torch.stack(losses).tolist()
-    broken = [(f"loss became {v}", batch) for v, batch in zip(values, names, strict=True) if not math.isfinite(v)]
-    # No loss has been computed yet with the weights of the last step.
-    if not all(torch.stack([p.detach().isfinite().all() for p in model.parameters()]).tolist()):
-        broken.append(("weights became NaN or infinite", names[-1]))
-    if broken:
-        fault, batch = broken[0]
-        raise TrainingError(
-            f"the {fault} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
-            "A lower --lr or --precision fp32 may help"
+
+    def __init__(
+        self,
+        model: DiffusionNet,
+        step: TrainingStep,
+        task: Task[Any, Any],
+        samples: Sequence[Any],
+        groups: Sequence[Sequence[int]],
+        options: TrainOptions,
+        device: torch.device,
+        epoch: int,
+        labels_at: TargetsAt,
+        ranks: Ranks,
+    ) -> None:
+        self._model, self._step, self._options, self._device = model, step, options, device
+        self._epoch, self._ranks = epoch, ranks
+        self._meshes = task.meshes_of_sample
+        self._seed(0)
+        self._changes = draw_changes(len(groups) * self._meshes, options, device, labels_at)
+        self._samples = taken(samples, draw_variants(groups))
+        lengths = counts_of(self._samples)
+        batches = MeshBatches(
+            lengths, meshes=options.batch_meshes, max_vertices=options.batch_vertices, shuffle=True, seed=options.seed
         )
-    return sum(values) / len(values), step.tally.cpu()
+        batches.set_epoch(epoch)
+        self._batches = list(batches)
+        self._divided = ranks.place.world_size * options.accumulate > 1
+        # The numbers in the epoch of the samples in each pass of this rank.
+        numbers = iter(range(len(groups)))
+        self._parts = [[[next(numbers) for _ in batch]] for batch in self._batches]
+        if self._divided:
+            self._parts = own_parts(self._batches, lengths, ranks.place, options.accumulate)
+            own = [self._meshes * n + i for n in self._own(self._parts) for i in range(self._meshes)]
+            self._changes = self._changes.taken(own)
+        if ranks.place.rank > 0:
+            self._seed(ranks.place.rank)  # dropout
+
+    def __call__(
+        self,
+        position: dict[str, Any] | None,
+        after_step: Callable[[float], Any],
+        checkpoint_every: int | None,
+        save: Callable[[dict[str, Any]], Any],
+    ) -> tuple[float, Tensor]:
+        """Train. Returns the mean loss of the steps, and their tally under dropout.
+
+        position: what `save` got when the epoch was stopped
+        save: gets the position in the epoch after every `checkpoint_every` steps
+        """
+        begun, losses = self._begin(position)
+        step, samples, world = self._step, self._samples, self._ranks.place.world_size
+        self._model.train()
+        order = [i for batch in self._batches for i in batch]
+        todo = [[order[n] for n in part] for parts in self._parts[begun:] for part in parts]
+        loaded = packed(samples, todo, self._device)
+        reduce = all_reduce if world > 1 else (lambda sums: None)
+        first = sum(map(len, self._batches[:begun]))  # number of samples that all ranks have used
+        own = self._meshes * len(self._own(self._parts[:begun]))  # meshes that this rank has used
+        names: list[tuple[str, ...]] = [()] * begun
+        rate_before: float | None = None
+        for n in range(begun, len(self._batches)):
+            rate = self._options.learning_rate_at(self._epoch + first / len(order))
+            if rate != rate_before:  # on a GPU, setting it launches a kernel
+                set_learning_rate(step.optimizer, rate)
+                rate_before = rate
+            names.append(())
+            for sample in islice(loaded, len(self._parts[n])):
+                changed = self._changes.made(sample, own)
+                rotations = self._changes.rotations_of(own, len(sample.operators))
+                if self._divided:
+                    step.add(changed, rotations)
+                else:
+                    losses.append(step(changed, rotations))
+                own += len(sample.operators)
+                names[-1] += sample.names
+            if self._divided:
+                losses.append(step.update(reduce))
+            first += len(self._batches[n])
+            after_step(self._epoch + first / len(order))
+            if checkpoint_every is not None and (n + 1) % checkpoint_every == 0 and first < len(order):
+                self._check(losses, names)
+                tally, random = self._tally(), self._ranks.gathered(random_state(self._device))
+                save({"steps": n + 1, "losses": torch.stack(losses).cpu(), "tally": tally, "random": random})
+        values = self._check(losses, names)
+        return sum(values) / len(values), self._tally()
+
+    def _begin(self, position: dict[str, Any] | None) -> tuple[int, list[Tensor]]:
+        """The number of steps that were taken before, and their losses."""
+        self._step.tally.zero_()
+        if position is None:
+            return 0, []
+        place = self._ranks.place
+        if place.rank == 0:
+            self._step.tally.add_(position["tally"].to(self._device))
+        if len(position["random"]) == place.world_size:
+            set_random_state(position["random"][place.rank], self._device)
+        else:
+            self._seed(place.world_size * position["steps"] + place.rank)
+        return position["steps"], [*position["losses"].to(self._device)]
+
+    def _seed(self, stream: int) -> None:
+        """Seed the global generators. Numbers of other streams have nothing to do with another."""
+        torch.manual_seed((epoch_seed(self._options.seed, self._epoch) + stream * STREAM) % 2**63)
+
+    def _own(self, parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+        return [n for own in parts for part in own for n in part]
+
+    def _tally(self) -> Tensor:
+        """That of all ranks, on the CPU."""
+        own = self._step.tally.cpu()
+        if self._ranks.is_alone:
+            return own.clone()
+        return sum(
+            (torch.tensor(t, dtype=own.dtype) for t in self._ranks.gathered(own.tolist())), torch.zeros_like(own)
+        )
+
+    def _check(self, losses: Sequence[Tensor], names: Sequence[tuple[str, ...]]) -> list[float]:
+        """The losses as numbers. They are read rarely, so steps don't wait for the GPU. Raises TrainingError."""
+        values: list[float] = torch.stack([*losses]).tolist()
+        broken = [(f"loss became {v}", own) for v, own in zip(values, names, strict=True) if not math.isfinite(v)]
+        # No loss has been computed yet with the weights of the last step.
+        if not all(torch.stack([p.detach().isfinite().all() for p in self._model.parameters()]).tolist()):
+            broken.append(("weights became NaN or infinite", names[-1]))
+        if broken:
+            fault, own = broken[0]
+            batch = [name for names in self._ranks.gathered(own) for name in names]
+            raise TrainingError(
+                f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds what was before. "
+                "A lower --lr or --precision fp32 may help"
+            )
+        return values
 
 
 def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:

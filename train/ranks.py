@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
@@ -27,6 +27,8 @@ from diffnet.train.commands.console import complain, console, user_message
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+T = TypeVar("T")
 
 TIMEOUT = 300.0  # seconds without a sign of life, after which a rank is missing; a factorization can block threads
 BEAT = 1.0  # seconds between signs of life
@@ -75,8 +77,8 @@ def _number(name: str, default: str = "") -> int:
 class Ranks:
     """All ranks, as one of them sees them. `connected` makes it.
 
-    All ranks have to call `shared`, `gathered`, `counter`, `handed_out` and `mailbox` in the same order. Values are
-    those of JSON.
+    All ranks have to call `shared`, `after_first`, `gathered`, `counter`, `handed_out` and `mailbox` in the same order.
+    Values are those of JSON.
 
     store: None for one process
     timeout: seconds
@@ -107,6 +109,12 @@ class Ranks:
         if self.is_first:
             self._put(f"{self._calls}", make())
         return self._get(f"{self._calls}")
+
+    def after_first(self, work: Callable[[], T]) -> T:
+        """Rank 0 calls a function, and then the others do so, which find in the cache what rank 0 has stored there."""
+        made = [work()] if self.is_first else []
+        self.shared(lambda: None)
+        return made[0] if made else work()
 
     def gathered(self, value: Any, meanwhile: Callable[[], Any] = lambda: None) -> list[Any]:
         """The values of all ranks. Each waits for all others, and calls `meanwhile` about once a second."""
@@ -291,6 +299,9 @@ class Ranks:
         return f"rank {self.place.rank} has lost the store on {_address()[0]}: rank 0 or its machine has ended"
 
 
+ALONE = Ranks(Place(), None, TIMEOUT)  # one process
+
+
 @contextmanager
 def connected(timeout: float | None = None) -> Iterator[Ranks]:
     """All ranks of a run. One process that nobody else belongs to is a run of one rank.
@@ -321,36 +332,27 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
 
 
 @contextmanager
-def process_group(
-    backend: Literal["gloo", "nccl"], device: torch.device | None = None, timeout: float | None = None
-) -> Iterator[Ranks]:
+def process_group(device: torch.device, timeout: float | None = None) -> Iterator[Ranks]:
     """`connected`, with the process group of `torch.distributed` where there are several ranks.
 
-    device: the GPU of this rank, for nccl
+    device: that of this rank. The backend is NCCL for a GPU, and else gloo.
     """
-    from torch import distributed
-
-    started = False
-    try:
-        with connected(timeout) as ranks:
-            if ranks.store is not None:
-                distributed.init_process_group(
-                    backend,
-                    store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
-                    rank=ranks.place.rank,
-                    world_size=ranks.place.world_size,
-                    timeout=timedelta(seconds=ranks.timeout),
-                    device_id=device,
-                )
-                started = True
+    with connected(timeout) as ranks:
+        if ranks.store is None:
             yield ranks
-            if started:
-                distributed.destroy_process_group()
-                started = False
-    finally:
-        # After an error. The threads of gloo abort a process that ends before them; nccl would wait for other ranks.
-        if started and backend == "gloo":
-            distributed.destroy_process_group()
+            return
+        from torch import distributed
+
+        distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
+            rank=ranks.place.rank,
+            world_size=ranks.place.world_size,
+            timeout=timedelta(seconds=ranks.timeout),
+            device_id=device if device.type == "cuda" else None,
+        )
+        yield ranks
+        distributed.destroy_process_group()  # after an error, it could wait for other ranks forever
 
 
 def _store(here: Place, timeout: float) -> Store:

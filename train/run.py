@@ -8,7 +8,8 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
@@ -58,11 +59,11 @@ from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import RunData, check_same_options, train
+from diffnet.train.loop import RunData, check_divided, check_same_options, train
 from diffnet.train.metrics import SCORE_NAMES, percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
-from diffnet.train.ranks import Ranks
+from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import MEMORY, on_device
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.spool import Spool
@@ -81,6 +82,8 @@ def run_training(
     resume: bool = False,
     capture: bool = True,
     memory: float = MEMORY,
+    checkpoint_every: int | None = None,
+    ranks: Ranks = ALONE,
     console: Console,
     pairs: MeshPairs | None = None,
 ) -> dict[str, Any]:
@@ -90,6 +93,8 @@ def run_training(
 
     data: labeled meshes, or those of a correspondence, see `paired_meshes`
     memory: GiB of the host for samples, see `on_device`
+    checkpoint_every: see `train`
+    ranks: those that train together, see `process_group`. Each calls this with the same data, and gets the results.
     pairs: deprecated, because `paired_meshes` holds them
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
@@ -105,26 +110,26 @@ def run_training(
         )
         data = paired_meshes(pairs, len(data.label_names))
     where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
-    check_folder(out, resume)
+    ranks.shared(lambda: check_folder(out, resume))
     task = task_named(options.task)
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
     check_stored_options((data.train, data.test), options.preprocessing)
     data, options = task.prepared(data, options)
+    check_divided(options, ranks)
+    if ranks.place.world_size * options.accumulate > 1:
+        task.loss_weight(options)  # raises OptionError for a loss that can't be divided
     if not resume:
         task.check(data, options)
         say_what_is_rotated(data.train, options, console)
-    make_folder(out)
-    with locked(out):
-        _check_content(out, resume)  # a run may have ended since
-        remove_leftovers(out / name for name in _written())
+    with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
             check_same_options(stored, options, out)  # before preprocessing, which takes long
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
-        run = _run_data(task, data, options, stored, out, memory, **where)
+        run = _run_data(task, data, options, stored, out, memory, ranks, **where)
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 
@@ -144,41 +149,64 @@ def run_training(
                 device=device,
                 resume=resume,
                 capture=capture,
+                checkpoint_every=checkpoint_every,
+                ranks=ranks,
                 after_epoch=after_epoch,
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=spool,
             )
             bar.update(shown, completed=options.epochs)
 
-        if not len(spool):
-            evaluate(task, restore_model(judged)[0].to(device), run.test, options, device, spool)
-        predictions = in_units(spool, run.target_statistics)
-        scored = task.scored(data, predictions, run.test, options=options, **where)
-        results = {
-            "task": task.name,
-            **task.results(scored),
-            "judged_epoch": len(judged["history"]),
-            "train_meshes": len(data.train),
-            "test_meshes": len(data.test),
-            "preprocessing_seconds": round(preprocessing_seconds, 2),
-            "preprocessing_phases": phases,  # seconds, added up over threads and processes
-            "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
-            **surroundings(device),
-            "options": options.as_dict(),
-        }
-        write_results(out, results)
-        from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
+        if not ranks.shared(lambda: len(spool)):
+            network = restore_model(judged)[0].to(device)
+            evaluate(task, network, run.test, options, device, spool, ranks)
 
-        curves = curves_png(out / "metrics.csv", score)
-        write_atomically(out / "curves.png", curves)
-        summary = {
-            "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
-            "Epochs": str(results["judged_epoch"]),
-            "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
-            "Date": results["date"][:10],
-        }
-        task.write_report(out, scored, results, summary, curves)
+        def report() -> dict[str, Any]:
+            predictions = in_units(spool, run.target_statistics)
+            scored = task.scored(data, predictions, run.test, options=options, **where)
+            results = {
+                "task": task.name,
+                **task.results(scored),
+                "judged_epoch": len(judged["history"]),
+                "train_meshes": len(data.train),
+                "test_meshes": len(data.test),
+                "preprocessing_seconds": round(preprocessing_seconds, 2),
+                "preprocessing_phases": phases,  # seconds, added up over threads and processes
+                "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
+                **surroundings(device),
+                "options": options.as_dict(),
+            }
+            write_results(out, results)
+            from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
+
+            curves = curves_png(out / "metrics.csv", score)
+            write_atomically(out / "curves.png", curves)
+            summary = {
+                "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
+                "Epochs": str(results["judged_epoch"]),
+                "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
+                "Date": results["date"][:10],
+            }
+            task.write_report(out, scored, results, summary, curves)
+            return results
+
+        results: dict[str, Any] = ranks.shared(report)
         return results
+
+
+@contextmanager
+def _written_by_one(out: Path, resume: bool, ranks: Ranks) -> Iterator[None]:
+    """Rank 0 makes and locks the folder of a run, before the others go on."""
+
+    def begin() -> None:
+        _check_content(out, resume)  # a run may have ended since
+        remove_leftovers(out / name for name in _written())
+
+    if ranks.is_first:
+        make_folder(out)
+    with locked(out) if ranks.is_first else nullcontext():
+        ranks.shared(begin)
+        yield
 
 
 def _run_data(
@@ -188,6 +216,7 @@ def _run_data(
     stored: Checkpoint | None,
     out: Path,
     memory: float,
+    ranks: Ranks,
     device: torch.device,
     cache_dir: Path,
     jobs: int | None,
@@ -197,22 +226,28 @@ def _run_data(
 
     stored: the checkpoint of a run in `out` that is resumed, or None
     """
-    fitted, tested, targets = data.train, data.test, None
-    if task.standardized:
-        targets = target_statistics(data.train, data.label_names, jobs)
-        targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
-        fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
-    statistics = array_statistics(data.train, options.features, jobs)
-    if stored is not None:
-        statistics = of_stored_run(stored, "statistics", statistics, out)
-    check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
-    train_items = with_max_faces(fitted, data.labels_at, options, cache_dir, jobs, console)
-    test_items = with_max_faces(tested, data.labels_at, options, cache_dir, jobs, console, to_score=True)
-    variants = _variants(train_items, data.labels_at, options, cache_dir, jobs, console)
-    items = joined([train_items, test_items, variants])
+
+    def read() -> tuple[Any, ...]:
+        fitted, tested, targets = data.train, data.test, None
+        if task.standardized:
+            targets = target_statistics(data.train, data.label_names, jobs)
+            targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
+            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
+        statistics = array_statistics(data.train, options.features, jobs)
+        if stored is not None:
+            statistics = of_stored_run(stored, "statistics", statistics, out)
+        check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
+        train_items = with_max_faces(fitted, data.labels_at, options, cache_dir, jobs, console)
+        test_items = with_max_faces(tested, data.labels_at, options, cache_dir, jobs, console, to_score=True)
+        variants = _variants(train_items, data.labels_at, options, cache_dir, jobs, console)
+        items = joined([train_items, test_items, variants])
+        return statistics, targets, train_items, test_items, variants, items
+
+    statistics, targets, train_items, test_items, variants, items = ranks.after_first(read)
     prepared = preprocess(
-        items, options.preprocessing, statistics, data.labels_at, cache_dir, jobs, console, device, memory
+        items, options.preprocessing, statistics, data.labels_at, cache_dir, jobs, console, device, memory, ranks
     )
+    memory /= ranks.place.local_world_size
     samples = on_device(prepared, device, task.basis_dtype(options, device), memory)
     trained, tests = len(train_items), len(train_items) + len(test_items)
     origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)
@@ -359,6 +394,7 @@ def preprocess(
     console: Console,
     device: torch.device,
     memory: float = MEMORY,
+    ranks: Ranks = ALONE,
 ) -> PreparedSamples:
     """The samples in the cache, which is filled first, with a progress bar.
 
@@ -373,8 +409,10 @@ def preprocess(
         cache_dir,
         statistics,
         at,
-        lambda sources, ready: fill_cache_with_bar(sources, options, cache_dir, jobs, console, device, ready),
-        int(memory * 2**30),
+        lambda sources, ready: fill_cache_with_bar(sources, options, cache_dir, jobs, console, device, ready, ranks),
+        int(memory * 2**30 / ranks.place.local_world_size),
+        ranks.shared,
+        ranks.gathered,
     )
 
 
@@ -386,16 +424,16 @@ def fill_cache_with_bar(
     console: Console,
     device: torch.device,
     ready: Callable[[int], Any] = lambda position: None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar.
 
     ranks: those that divide the meshes among them. Each stores the meshes that it takes, and calls `ready` for these.
         All get the reasons of all ranks, and the seconds of their phases.
     """
-    with progress_bar(console, disable=ranks is not None and not ranks.is_first) as bar:
+    with progress_bar(console, disable=not ranks.is_first) as bar:
         task = bar.add_task("preprocessing", total=len(sources))
-        if ranks is None or ranks.is_alone:
+        if ranks.is_alone:
             return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
         earlier, done, positions = take_phases(), ranks.counter(), ranks.handed_out(len(sources))
 

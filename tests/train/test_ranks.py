@@ -213,7 +213,7 @@ def test_a_collective_operation_names_the_rank_that_failed(tmp_path: Path) -> No
         "    if rank == 1 and step == 3:\n"
         "        {end}\n"
     )
-    group = "with ranks.process_group('gloo') as team:"
+    group = "with ranks.process_group(__import__('torch').device('cpu')) as team:"
     cases = {
         "os.kill(os.getpid(), 9)": "rank 1 .* of 2 missing: no sign of life for .*",
         "raise OptionError('no such thing')": "rank 1: no such thing",

@@ -113,9 +113,15 @@ DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two s
 ClipOption = Annotated[
     float, typer.Option(min=0, metavar="NORM", help="Scale gradients down to this norm if they are longer; 0: never.")
 ]
-BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step.")]
+BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step, of all ranks together.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
+]
+AccumulateOption = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Divide each step into N passes, which need less memory, with equal results."
+    ),
 ]
 RotateOption = Annotated[
     bool | None,
@@ -155,6 +161,10 @@ BackendOption = Annotated[
     TrainBackend, typer.Option(help="auto uses the fused kernels on a GPU; torch is plain PyTorch.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of weights, order of meshes, dropout and splits.")]
+CheckpointEveryOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Also write last.pt after every N steps of an epoch, to resume there."),
+]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Resume the run in --out with its options; --data is repeated.")
 ]

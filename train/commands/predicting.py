@@ -381,33 +381,45 @@ def evaluate(
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.scoring import check_empty, run_evaluation
+        from diffnet.train.ranks import connected
         from diffnet.train.tasks.network import DataOptions
         from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
         from diffnet.train.tasks.registry import task_named
 
     chosen = pick_device(device)
-    check_empty(out)
-    network = load_scored_network(checkpoint)
-    expected = described_input(checkpoint, network)
-    task = task_named(expected.options.task)
-    own_names = TASK_OPTIONS[task.name].own_names
-    if (pairs is not None or base != "auto" or zoomout) and "zoomout" not in own_names:
-        raise OptionError(
-            f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
+    with connected() as ranks:
+        ranks.shared(lambda: check_empty(out))
+        network = load_scored_network(checkpoint)
+        expected = described_input(checkpoint, network)
+        task = task_named(expected.options.task)
+        own_names = TASK_OPTIONS[task.name].own_names
+        if (pairs is not None or base != "auto" or zoomout) and "zoomout" not in own_names:
+            raise OptionError(
+                f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
+            )
+        if targets is not None and "targets" not in own_names:
+            raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
+        make_folder(cache)
+        check_data(data, task.name)
+        seed = network.metadata.get("seed")
+        if not isinstance(seed, int) or seed < 0:
+            seed = 0
+            if TASK_OPTIONS[task.name].variant(data) is not None:
+                unknown = f"{checkpoint} does not record the seed of its training"
+                console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
+        known = DataOptions(expected, layout, targets, pairs, base, seed)
+        dataset = ranks.after_first(lambda: task.load_test(data, known, cache))
+        console.print(f"{task.size(dataset)} to score")
+        results = run_evaluation(
+            dataset,
+            network,
+            out,
+            zoomout=zoomout,
+            device=chosen,
+            cache_dir=cache,
+            jobs=jobs,
+            ranks=ranks,
+            console=console,
         )
-    if targets is not None and "targets" not in own_names:
-        raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
-    make_folder(cache)
-    check_data(data, task.name)
-    seed = network.metadata.get("seed")
-    if not isinstance(seed, int) or seed < 0:
-        seed = 0
-        if TASK_OPTIONS[task.name].variant(data) is not None:
-            unknown = f"{checkpoint} does not record the seed of its training"
-            console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
-    dataset = task.load_test(data, DataOptions(expected, layout, targets, pairs, base, seed), cache)
-    console.print(f"{task.size(dataset)} to score")
-    results = run_evaluation(
-        dataset, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console
-    )
-    print_results(task, results, out)
+    if ranks.is_first:
+        print_results(task, results, out)

@@ -45,6 +45,7 @@ OF_TRAINING: dict[str, dict[str, Any]] = {
         "clip": o.ClipOption,
         "batch_meshes": o.BatchMeshesOption,
         "batch_vertices": o.BatchVerticesOption,
+        "accumulate": o.AccumulateOption,
         "average_weights": o.AverageWeightsOption,
         "validation": o.ValidationOption,
         "eval_every": o.EvalEveryOption,
@@ -73,6 +74,7 @@ OF_RUNS: dict[str, tuple[Any, Any]] = {
     "cache": (o.CacheOption, o.DEFAULT_CACHE),
     "jobs": (o.JobsOption, None),
     "memory": (o.MemoryOption, 2.0),
+    "checkpoint_every": (o.CheckpointEveryOption, None),
     "resume": (o.ResumeOption, False),
 }
 

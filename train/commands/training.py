@@ -22,6 +22,7 @@ from diffnet.train.tasks.options.shared import TaskName
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes
     from diffnet.train.checkpoint import Checkpoint
+    from diffnet.train.ranks import Ranks
     from diffnet.train.tasks.task import Task
 
 
@@ -71,50 +72,66 @@ def run_command(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
+        from diffnet.train.ranks import RankError, place, process_group
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.tasks.registry import task_named
 
         task = task_named(name)
 
-    before = _run_to_resume(name, out) if given["resume"] else None
-    _complete(name, given, None if before is None else before["options"])
-    names = {field.name for field in fields(TrainOptions)}
-    options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
-    cache, resume = given["cache"], given["resume"]
-    chosen = pick_device(given["device"])
-    check_folder(out, resume)
-    make_folder(cache)
-    dataset, options = load(options, before)
-    meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
-    at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
-    console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
-    try:
-        results = run_training(
+    chosen, resume = pick_device(given["device"]), given["resume"]
+
+    def trained(ranks: Ranks) -> dict[str, Any]:
+        ranks.shared(lambda: check_folder(out, resume))
+        before = _run_to_resume(name, out) if resume else None
+        _complete(name, given, None if before is None else before["options"])
+        names = {field.name for field in fields(TrainOptions)}
+        options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
+        make_folder(given["cache"])
+        dataset, options = ranks.after_first(lambda: load(options, before))
+        meshes, outputs = (
+            counted(len(dataset.train), "mesh", "meshes"),
+            counted(len(dataset.label_names), *task.outputs),
+        )
+        at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
+        console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
+        return run_training(
             dataset,
             options,
             out,
             device=chosen,
-            cache_dir=cache,
+            cache_dir=given["cache"],
             jobs=given["jobs"],
             resume=resume,
             capture=given["capture"],
             memory=given["memory"],
+            checkpoint_every=given["checkpoint_every"],
+            ranks=ranks,
             console=console,
         )
+
+    try:
+        with process_group(chosen) as ranks:
+            results = trained(ranks)
     except (KeyboardInterrupt, Terminated) as end:
-        saved = (out / "last.pt").exists()
-        hint = f" {out / 'last.pt'} holds the last complete epoch; --resume continues from it." if saved else ""
-        console.print(f"Stopped.{hint}", soft_wrap=True)
+        if place().rank == 0:
+            console.print(f"Stopped. {_hint(out)}".rstrip(), soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
-    print_results(task, results, out)
+    except RankError as e:
+        raise RankError(f"{e}. {_hint(out)}".removesuffix(". ")) from e
+    if ranks.is_first:
+        print_results(task, results, out)
+
+
+def _hint(out: Path) -> str:
+    """What a run has left."""
+    last = out / "last.pt"
+    return f"{last} holds the last complete epoch; --resume continues from it." if last.exists() else ""
 
 
 def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     """The checkpoint of the run in a folder. Raises CheckpointError if it is one of another task."""
     from diffnet.train.checkpoint import CheckpointError, load_checkpoint
-    from diffnet.train.run import check_folder
 
-    check_folder(out, resume=True)
     found = load_checkpoint(out / "last.pt")
     trained = found["options"]["task"]
     if trained != task:

@@ -21,6 +21,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import DIGITS, contents_of
+from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import in_units, preprocess, surroundings, with_max_faces, write_results
 from diffnet.train.run_folder.spool import Spool
 from diffnet.train.tasks.registry import task_named
@@ -35,6 +36,7 @@ def run_evaluation(
     device: torch.device,
     cache_dir: Path,
     jobs: int | None = None,
+    ranks: Ranks = ALONE,
     console: Console,
 ) -> dict[str, Any]:
     """Score a network on the test part of a data set, and write the report of its task to the folder `out`.
@@ -43,6 +45,7 @@ def run_evaluation(
     network: one of `DiffusionNet.load` or `load_matching_network`, whose metadata say what it takes as input; see
         `network_input`
     zoomout: of a correspondence, see `point_map_of`
+    ranks: those that share the meshes, see `connected`. Rank 0 writes the report, and all get the results.
 
     Labels and classes of the network are matched by name. Classes that were ignored in training don't count. Labels at
     other elements than the network's are converted, see `labels_at`. Returns the content of results.json. Its entry
@@ -53,20 +56,25 @@ def run_evaluation(
     MetadataError, see `network_input`, and for pairs with a network of another task.
     """
     expected = network_input(network)
-    check_empty(out)
+    ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
     options = replace(expected.options, zoomout=zoomout)
     tested = task.test_set(data, expected)
     items: Sequence[LabeledMesh] = tested.test
     standardized = items if targets is None else standardized_targets(items, targets)
     check_stored_options([items], options.preprocessing)
-    check_arrays_of_all(items, options.features, expected.statistics, jobs)  # names what is missing
     meshes: Sequence[Sample]
+    at, statistics = expected.labels_at, expected.statistics
+
+    def read() -> Sequence[LabeledMesh]:
+        check_arrays_of_all(items, options.features, statistics, jobs)  # names what is missing
+        if not expected.normalize:
+            return standardized
+        return with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
+
+    taken = ranks.after_first(read)
     if expected.normalize:
-        at = expected.labels_at
-        taken = with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
-        statistics = expected.statistics
-        meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device)
+        meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
     else:
 
         def load(i: int) -> Sample:
@@ -78,30 +86,35 @@ def run_evaluation(
     samples = task.samples(tested, "test", meshes, options)
     make_folder(out)
     spool = Spool(out)
-    evaluate(task, network.to(device), samples, options, device, spool)
-    predictions = in_units(spool, targets)
-    where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
-    scored = task.scored(tested, predictions, samples, options=options, **where)
-    known = expected.train_meshes
-    hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
-    seen = None if known is None else sum(own in known for own in hashes)
-    results = {
-        "task": task.name,
-        **task.results(scored),
-        **task.place(expected.labels_at),
-        "test_meshes": len(items),
-        "scored_training_meshes": seen,
-        **surroundings(device),
-    }
-    write_results(out, results)
-    if seen is None:
-        console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
-    else:
-        console.print(f"scored meshes in the training part: {seen} of {len(items)}")
-    count = "not known" if seen is None else str(seen)
-    summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
-    task.write_report(out, scored, results, summary, None)
-    return results
+    evaluate(task, network.to(device), samples, options, device, spool, ranks)
+
+    def report() -> dict[str, Any]:
+        predictions = in_units(spool, targets)
+        where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
+        scored = task.scored(tested, predictions, samples, options=options, **where)
+        known = expected.train_meshes
+        hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
+        seen = None if known is None else sum(own in known for own in hashes)
+        results = {
+            "task": task.name,
+            **task.results(scored),
+            **task.place(expected.labels_at),
+            "test_meshes": len(items),
+            "scored_training_meshes": seen,
+            **surroundings(device),
+        }
+        write_results(out, results)
+        if seen is None:
+            console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
+        else:
+            console.print(f"scored meshes in the training part: {seen} of {len(items)}")
+        count = "not known" if seen is None else str(seen)
+        summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
+        task.write_report(out, scored, results, summary, None)
+        return results
+
+    found: dict[str, Any] = ranks.shared(report)
+    return found
 
 
 def check_empty(out: Path) -> None:

@@ -21,25 +21,31 @@ class Spool(Sequence[Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as this object exists
-        self._places: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []
+        self._places: dict[int, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
         self._end = 0
 
     def append(self, tensor: Tensor) -> None:
         """Write a tensor. Raises OSError if the disk is full."""
+        self.put(len(self), tensor)
+
+    def put(self, number: int, tensor: Tensor) -> None:
+        """Write the tensor that gets a number. In the end, there should be one for each number from 0."""
         array = np.ascontiguousarray(tensor.numpy())
         self._file.write(array.data)
-        self._places.append((self._end, array.shape, array.dtype))
+        self._places[number] = self._end, array.shape, array.dtype
         self._end += array.nbytes
 
     def clear(self) -> None:
         self._file.truncate(0)
         self._file.seek(0)
-        self._places, self._end = [], 0
+        self._places, self._end = {}, 0
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, i: Any) -> Any:
+        if i not in self._places:
+            raise IndexError(i)
         offset, shape, dtype = self._places[i]
         self._file.flush()
         array = np.empty(shape, dtype)

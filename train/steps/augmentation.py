@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -39,6 +39,11 @@ class Changes:
     factors: Tensor | None
     times: Tensor | None
     mirrored_classes: Tensor | None
+
+    def taken(self, numbers: Sequence[int]) -> Changes:
+        """The changes of some meshes, in another order."""
+        rows = {name: getattr(self, name) for name in ("rotations", "mirror", "factors")}
+        return replace(self, **{name: None if x is None else x[numbers] for name, x in rows.items()})
 
     def rotations_of(self, first: int, count: int) -> Tensor | None:
         """The rotations of `count` meshes from number `first` on."""

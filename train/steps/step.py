@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class TrainingStep:
 
     tally: the tally of all steps since it was set to 0, under dropout, see `Task`
     average: gets the weights after each step
+    parts: into how many parts a batch is divided. If there are several, `add` takes one, and `update` takes the step.
     """
 
     def __init__(
@@ -33,33 +34,58 @@ class TrainingStep:
         options: TrainOptions,
         device: torch.device,
         average: WeightAverage[DiffusionNet] | None = None,
+        parts: int = 1,
     ) -> None:
         self._options, self._device = options, device
         self.optimizer = make_optimizer(model, options, device)
         loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
         self.tally = loss.tally
         self._step = GraphedStep(
-            _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average
+            _TaskNetwork(task, model, options),
+            self.optimizer,
+            loss,
+            clip=options.clip,
+            average=average,
+            weight=task.loss_weight(options) if parts > 1 else None,
         )
         self._step.graphs = False
 
-    def capture(self, meshes: Sequence[Operators] | MeshSizes, recorder: Recorder = record_graph) -> None:
+    def capture(
+        self,
+        meshes: Sequence[Operators] | MeshSizes,
+        recorder: Recorder = record_graph,
+        limits: tuple[int | None, int | None] | None = None,
+    ) -> None:
         """Replay CUDA graphs from now on.
 
         meshes: the operators of all training meshes, or their sizes
+        limits: of the meshes and the vertices of a batch or a part of one. By default those of the options.
         recorder: see `Lane`
         """
         self._step.graphs, self._step.recorder = True, recorder
-        self._step.reserve(meshes, self._options.batch_meshes, self._options.batch_vertices)
+        self._step.reserve(meshes, *(limits or (self._options.batch_meshes, self._options.batch_vertices)))
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
 
         rotations: (B, 3, 3), by which the vectors in the features of each mesh are rotated, or None
         """
-        further = () if rotations is None else (rotations,)
         with autocast(self._options.precision, self._device):
-            return self._step(sample.features, sample.operators, sample.labels, *further)
+            return self._step(*_arguments(sample, rotations))
+
+    def add(self, sample: Sample, rotations: Tensor | None = None) -> None:
+        """Add a part of a batch to the next step, see `GraphedStep.add`."""
+        with autocast(self._options.precision, self._device):
+            self._step.add(*_arguments(sample, rotations))
+
+    def update(self, reduce: Callable[[Tensor], Any]) -> Tensor:
+        """Take the step, see `GraphedStep.update`. Returns the loss (), a new tensor."""
+        return self._step.update(reduce)
+
+
+def _arguments(sample: Sample, rotations: Tensor | None) -> tuple[Any, ...]:
+    further = () if rotations is None else (rotations,)
+    return sample.features, sample.operators, sample.labels, *further
 
 
 class _TaskNetwork(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,10 @@ class Correspondence(PairTask):
         if options.method == "unsupervised":
             return unsupervised_loss(maps)
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
+
+    def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        """The number of pairs."""
+        return lambda targets: torch.full((), len(targets), device=targets.device)
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> PairedMeshes:
         bodies = OPTIONS.variant(path)

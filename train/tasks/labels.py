@@ -12,8 +12,9 @@ from rich.table import Table
 from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
+from diffnet.geometry.errors import OptionError
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
-from diffnet.ops.cross_entropy.op import total_weight
+from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
     accuracy,
     balanced_accuracy,
@@ -46,6 +47,23 @@ def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
     else:
         entropy = mean_cross_entropy(logits, labels, backend, weights)
     return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
+
+
+def label_loss_weight(options: TrainOptions) -> Callable[[Tensor], Tensor]:
+    """See `Task.loss_weight`: the number of labeled elements, each with the weight of its class."""
+    if "dice" in options.label_loss:
+        raise OptionError(
+            f"label_loss is {options.label_loss}, which is no mean over elements, so several ranks and --accumulate "
+            "can't compute it in parts; choose cross-entropy or focal"
+        )
+
+    def weight(labels: Tensor) -> Tensor:
+        counted = labels != UNLABELED
+        if options.class_weights is None:
+            return counted.sum()
+        return torch.where(counted, row_weights(weights_on(labels.device, options.class_weights), labels), 0).sum()
+
+    return weight
 
 
 def mean_cross_entropy(
@@ -119,6 +137,9 @@ class LabelTask(MeshTask):
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         return label_loss(outputs, targets, options)
+
+    def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        return label_loss_weight(options)
 
     def new_tally(self, channels: int, device: torch.device) -> Tensor:
         """A confusion matrix (C, C) int64."""

@@ -151,6 +151,9 @@ class Regression(MeshTask):
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
         return torch.where(known, errors, 0).sum() / known.sum().clamp(min=1)
 
+    def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        return lambda targets: (~targets.isnan()).sum()
+
     def score(self, tally: Tensor) -> float:
         return mean_r2(tally)
 

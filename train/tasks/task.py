@@ -217,6 +217,13 @@ class Task(ABC, Generic[D, S]):
         """The loss ()."""
 
     @abstractmethod
+    def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        """A function of the targets that gives what the loss of a batch divides by, (). It is 0 if nothing counts.
+
+        Raises OptionError for a loss that is no mean over the parts of a batch, which can't be computed in parts.
+        """
+
+    @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
         """The predictions (N, …) that scores and reports take."""
 

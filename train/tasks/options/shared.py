@@ -35,6 +35,8 @@ class SharedOptions(Architecture):
 
     task: the task that the network learns, which is the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
+    batch_meshes, batch_vertices: limits of a batch, which is that of all ranks
+    accumulate: how many passes a rank makes over its share of a batch, which need less memory each
     max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     clip: the norm to which longer gradients are scaled down; 0 for no limit
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
@@ -66,6 +68,7 @@ class SharedOptions(Architecture):
     clip: float = 0.0
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
+    accumulate: int = 1
     align: bool = False
     rotate: bool | None = None
     rotate_about: RotationAxis = "any"
@@ -89,7 +92,7 @@ class SharedOptions(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
-        for name in ("epochs", "decay_every", "eval_every", "variants"):
+        for name in ("epochs", "decay_every", "eval_every", "variants", "accumulate"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
         for name in ("batch_meshes", "batch_vertices"):
