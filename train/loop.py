@@ -106,14 +106,14 @@ def train(
 
     capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
     checkpoint_every: write last.pt also after every so many steps of an epoch. A resumed run goes on there.
-    ranks: those that train together, with a process group. Each has all data, and takes a part of each batch. Rank 0
+    ranks: those that train together, with a `process_group`. Each has all data, and takes a part of each batch. Rank 0
         writes all files.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
     predictions: an empty list or `Spool` that gets the predictions of each test sample by the checkpoint to judge, on
         the CPU, see `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to
         judge.
 
-    Raises TrainingError if a loss or a weight is not finite. last.pt then holds what was before. Raises
+    Raises TrainingError if a loss or a weight is not finite. last.pt then holds the last checkpoint before. Raises
     CheckpointError if a run can't be resumed, and OptionError if it was started with other options, if validation
     leaves no mesh to train on, if there are more ranks than meshes, and if ranks have other data or versions.
     """
@@ -333,7 +333,7 @@ class _Epoch:
         ranks: Ranks,
     ) -> None:
         self._model, self._step, self._options, self._device = model, step, options, device
-        self._epoch, self._ranks = epoch, ranks
+        self._epoch, self._ranks, self._saved = epoch, ranks, f"epoch {epoch}"
         self._meshes = task.meshes_of_sample
         self._seed(0)
         self._changes = draw_changes(len(groups) * self._meshes, options, device, labels_at)
@@ -400,6 +400,7 @@ class _Epoch:
             if checkpoint_every is not None and (n + 1) % checkpoint_every == 0 and first < len(order):
                 self._check(losses, names)
                 tally, random = self._tally(), self._ranks.gathered(random_state(self._device))
+                self._saved = f"{n + 1} steps of it"
                 save({"steps": n + 1, "losses": torch.stack(losses).cpu(), "tally": tally, "random": random})
         values = self._check(losses, names)
         return sum(values) / len(values), self._tally()
@@ -445,7 +446,8 @@ class _Epoch:
             fault, own = broken[0]
             batch = [name for names in self._ranks.gathered(own) for name in names]
             raise TrainingError(
-                f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds what was before. "
+                f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds "
+                f"{self._saved}. "
                 "A lower --lr or --precision fp32 may help"
             )
         return values

@@ -332,27 +332,26 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
 
 
 @contextmanager
-def process_group(device: torch.device, timeout: float | None = None) -> Iterator[Ranks]:
-    """`connected`, with the process group of `torch.distributed` where there are several ranks.
+def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
+    """The process group of `torch.distributed` where there are several ranks, inside `connected`.
 
     device: that of this rank. The backend is NCCL for a GPU, and else gloo.
     """
-    with connected(timeout) as ranks:
-        if ranks.store is None:
-            yield ranks
-            return
-        from torch import distributed
+    if ranks.store is None:
+        yield
+        return
+    from torch import distributed
 
-        distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
-            rank=ranks.place.rank,
-            world_size=ranks.place.world_size,
-            timeout=timedelta(seconds=ranks.timeout),
-            device_id=device if device.type == "cuda" else None,
-        )
-        yield ranks
-        distributed.destroy_process_group()  # after an error, it could wait for other ranks forever
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
+        rank=ranks.place.rank,
+        world_size=ranks.place.world_size,
+        timeout=timedelta(seconds=ranks.timeout),
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield
+    distributed.destroy_process_group()  # after an error, it could wait for other ranks forever
 
 
 def _store(here: Place, timeout: float) -> Store:

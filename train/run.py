@@ -63,7 +63,7 @@ from diffnet.train.loop import RunData, check_divided, check_same_options, train
 from diffnet.train.metrics import SCORE_NAMES, percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
-from diffnet.train.ranks import ALONE, Ranks
+from diffnet.train.ranks import ALONE, Ranks, process_group
 from diffnet.train.resident import MEMORY, on_device
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.spool import Spool
@@ -94,7 +94,7 @@ def run_training(
     data: labeled meshes, or those of a correspondence, see `paired_meshes`
     memory: GiB of the host for samples, see `on_device`
     checkpoint_every: see `train`
-    ranks: those that train together, see `process_group`. Each calls this with the same data, and gets the results.
+    ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
     pairs: deprecated, because `paired_meshes` holds them
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
@@ -133,7 +133,7 @@ def run_training(
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 
-        with progress_bar(console) as bar:
+        with progress_bar(console) as bar, process_group(ranks, device):
             shown = bar.add_task("training", total=options.epochs)
 
             def after_epoch(row: Row) -> None:
@@ -168,6 +168,7 @@ def run_training(
                 "task": task.name,
                 **task.results(scored),
                 "judged_epoch": len(judged["history"]),
+                "ranks": ranks.place.world_size,
                 "train_meshes": len(data.train),
                 "test_meshes": len(data.test),
                 "preprocessing_seconds": round(preprocessing_seconds, 2),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trimesh
 from command import diffnet
+from shapes import ellipsoid
 from two_ranks import commands_of_two_ranks
 
 from diffnet import DiffusionNet
@@ -30,6 +33,81 @@ def files_of(folder: Path) -> dict[str, object]:
         else:
             found[path.name] = path.read_bytes()
     return found
+
+
+SMALL = ("--k", 6, "--width", 8, "--blocks", 1, "--epochs", 2, "--eval-every", 1, "--dropout", 0, "--schedule", "step")
+
+
+def write_set(root: Path) -> Path:
+    """Seven ellipsoids to train on and two to test on: with labels of vertices, in folders of classes, and as pairs."""
+    for seed in range(9):
+        mesh = ellipsoid(seed, 1 + seed % 2)
+        part = root / ("cat", "dog")[seed % 2] / ("train" if seed < 7 else "test")
+        for folder in (part, root / "labels" / part.name):
+            folder.mkdir(parents=True, exist_ok=True)
+            trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(folder / f"m{seed}.ply")
+        if seed % 2 == 0:
+            pairs = root / "pairs" / ("train" if seed < 6 else "test")
+            pairs.mkdir(parents=True, exist_ok=True)
+            trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(pairs / f"m{seed}.ply")
+            np.savetxt(pairs / f"m{seed}.vts", np.arange(len(mesh.verts)), fmt="%d")
+        labels = np.where(mesh.verts[:, 1] > 0.4, -1, mesh.verts[:, 0] > 0)
+        np.savetxt(root / "labels" / part.name / f"m{seed}.txt", labels, fmt="%d")
+    return root
+
+
+def metrics(out: Path) -> list[list[float]]:
+    with (out / "metrics.csv").open(newline="") as file:
+        return [[float(value or 0) for name, value in row.items() if name != "seconds"] for row in csv.DictReader(file)]
+
+
+def results(out: Path) -> Any:
+    found = json.loads((out / "results.json").read_text())
+    return {name: value for name, value in found.items() if name not in ("date", "cores")}
+
+
+def test_training_and_evaluation(tmp_path: Path) -> None:
+    """Batches of three: the last one has one mesh, so one of the ranks has none."""
+    data = write_set(tmp_path / "set")
+    labels, pairs = ((data / name).rename(tmp_path / name) for name in ("labels", "pairs"))
+    same = ["--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 3]
+    weighted = ["--loss", "focal", "--class-weights", "balanced"]
+    trainings: dict[str, list[object]] = {
+        "labels": ["segmentation", "--data", labels, "--features", "xyz+normals", "--mirror", *weighted],
+        "classes": ["classification", "--data", data, "--validation", 0.2],
+        "pairs": ["correspondence", "--data", pairs, "--map-k", 5, "--channels", 8, "--batch-pairs", 5],
+    }
+
+    def commands(out: Path) -> list[list[object]]:
+        every = [
+            ["train", *own, *(same[:-2] if "--batch-pairs" in own else same), "--out", out / name]
+            for name, own in trainings.items()
+        ]
+        scored = ["--checkpoint", tmp_path / "one" / "labels" / "last.pt", "--cache", tmp_path / "cache"]
+        return [*every, ["evaluate", "--data", labels, *scored, "--out", out / "scores"]]
+
+    one = [diffnet(*command) for command in commands(tmp_path / "one")]
+    assert [(code, err) for code, _, err in one] == [(0, "")] * 4
+    train = ["train", *trainings["labels"], *same]
+    more = [
+        [*train, "--epochs", 1, "--out", tmp_path / "begun"],
+        [*train, "--batch-meshes", 1, "--out", tmp_path / "refused"],
+        [*train, "--loss", "dice", "--out", tmp_path / "refused"],
+    ]
+    first, second = commands_of_two_ranks(tmp_path, [*commands(tmp_path / "two"), *more])
+    assert [(code, err) for code, _, err in first[:5]] == [(0, "")] * 5, first
+    assert second[:5] == [(0, "", "")] * 5
+    for name in trainings:
+        np.testing.assert_allclose(metrics(tmp_path / "two" / name), metrics(tmp_path / "one" / name), rtol=1e-4)
+        files = [{path.name for path in (tmp_path / out / name).iterdir()} for out in ("one", "two")]
+        assert files[0] == files[1]
+    assert results(tmp_path / "two" / "scores") == results(tmp_path / "one" / "scores")
+    for rank in (first, second):
+        assert "--batch-meshes should be at least 2, one mesh for each rank, got 1" in rank[5][2]
+        assert "is dice, which is no mean over elements" in rank[6][2]
+    # One rank goes on.
+    assert diffnet(*train, "--resume", "--out", tmp_path / "begun")[::2] == (0, "")
+    np.testing.assert_allclose(metrics(tmp_path / "begun"), metrics(tmp_path / "one" / "labels"), rtol=1e-4)
 
 
 def test_predictions(tmp_path: Path) -> None:

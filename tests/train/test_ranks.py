@@ -102,6 +102,7 @@ def test_a_killed_rank_is_named_and_the_next_run_computes_the_rest(tmp_path: Pat
 
 WORK = """
 import os, sys, threading, time
+{modules}
 {short}
 from diffnet.geometry.errors import OptionError
 from diffnet.interrupts import raise_at_sigterm
@@ -118,9 +119,9 @@ if __name__ == "__main__":
 """
 
 
-def script(folder: Path, work: str, begin: str = "with ranks.connected() as team:") -> Path:
+def script(folder: Path, work: str, begin: str = "with ranks.connected() as team:", modules: str = "") -> Path:
     path = folder / "work.py"
-    path.write_text(WORK.format(short=SHORT, begin=begin, work=work.replace("\n", "\n            ")))
+    path.write_text(WORK.format(short=SHORT, modules=modules, begin=begin, work=work.replace("\n", "\n            ")))
     return path
 
 
@@ -205,7 +206,6 @@ def test_ranks_that_have_done_their_work_keep_their_exit_code(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_collective_operation_names_the_rank_that_failed(tmp_path: Path) -> None:
     work = (
-        "import torch\n"
         "for step in range(100):\n"
         "    total = torch.ones(2) * (rank + 1)\n"
         "    torch.distributed.all_reduce(total)\n"
@@ -213,14 +213,14 @@ def test_a_collective_operation_names_the_rank_that_failed(tmp_path: Path) -> No
         "    if rank == 1 and step == 3:\n"
         "        {end}\n"
     )
-    group = "with ranks.process_group(__import__('torch').device('cpu')) as team:"
+    group = "with ranks.connected() as team, ranks.process_group(team, torch.device('cpu')):"
     cases = {
         "os.kill(os.getpid(), 9)": "rank 1 .* of 2 missing: no sign of life for .*",
         "raise OptionError('no such thing')": "rank 1: no such thing",
         "break": "",
     }
     for end, message in cases.items():
-        with two_machines(script(tmp_path, work.format(end=end), group)) as processes:
+        with two_machines(script(tmp_path, work.format(end=end), group, "import torch")) as processes:
             (code, _, err), _ = ended(processes)
         expected = re.fullmatch(f"diffnet: {message}\n", err)
         assert (code, bool(expected)) == (1, True) if message else True, err

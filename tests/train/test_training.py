@@ -74,6 +74,7 @@ def fit(
     resume: bool = False,
     after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
     samples: list[Sample] | None = None,
+    checkpoint_every: int | None = None,
     **given: Any,
 ) -> dict[str, Any]:
     chosen = options(**given)
@@ -81,7 +82,15 @@ def fit(
     if samples is None:
         samples = [make_sample(item, chosen.preprocessing) for item in data.train]
     tests = [make_sample(item, chosen.preprocessing) for item in data.test]
-    return train(RunData(TASK, data, samples, tests), chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
+    return train(
+        RunData(TASK, data, samples, tests),
+        chosen,
+        out,
+        device=CPU,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        after_epoch=after_epoch,
+    )
 
 
 def rows(out: Path) -> list[dict[str, str]]:
@@ -438,6 +447,51 @@ def test_a_run_can_be_made_longer(data: LabeledMeshes, run: tuple[Path, dict[str
     # A finished run is left unchanged.
     assert len(fit(data, tmp_path, epochs=2, resume=True)["history"]) == 4
     same_run(run[0], tmp_path)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_is_resumed_within_an_epoch(
+    data: LabeledMeshes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    """With dropout, random rotations and averaged weights. The checkpoints change nothing."""
+    given = {"epochs": 2, "rotate": True, "average_weights": 0.9, "batch_meshes": 2, "accumulate": accumulate}
+    fit(data, tmp_path / "whole", **given)
+    left, parted = 5, tmp_path / "parted"
+
+    def save(path: Path, content: Any) -> None:
+        nonlocal left
+        save_checkpoint(path, content)
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    # The first file is last.pt of epoch 0. Epoch 1 has a checkpoint after each step but the last, best.pt and last.pt.
+    steps = -(-len(data.train) // 2)
+    left = steps + 3
+    monkeypatch.setattr("diffnet.train.loop.save_checkpoint", save)
+    with pytest.raises(KeyboardInterrupt):
+        fit(data, parted, checkpoint_every=1, **given)
+    stored = load_checkpoint(parted / "last.pt")
+    assert (len(stored["history"]), stored["position"]["steps"]) == (1, 1)
+    torch.manual_seed(99)
+    fit(data, parted, resume=True, **given)
+    same_run(tmp_path / "whole", parted)
+    assert load_checkpoint(parted / "last.pt")["position"] is None
+    for name, value in (("steps", 2), ("losses", None), ("random", [1])):
+        save_checkpoint(parted / "last.pt", {**stored, "position": {**stored["position"], name: value}})
+        with pytest.raises(CheckpointError, match="position should be one in an epoch"):
+            load_checkpoint(parted / "last.pt")
+
+
+def test_passes_give_the_step_of_the_batch(data: LabeledMeshes, tmp_path: Path) -> None:
+    given = {"epochs": 2, "dropout": 0.0, "rotate": True, "mirror": True, "features": "xyz+normals"}
+    losses = {}
+    for passes in (1, 3):
+        fit(data, tmp_path / str(passes), batch_meshes=3, accumulate=passes, **given)
+        losses[passes] = [float(row["train_loss"]) for row in rows(tmp_path / str(passes))]
+    np.testing.assert_allclose(losses[3], losses[1], rtol=1e-5)
+    with pytest.raises(OptionError, match="label_loss is dice, which is no mean over elements"):
+        fit(data, tmp_path / "dice", accumulate=2, label_loss="dice")
 
 
 def test_a_run_that_ends_between_two_files_can_be_resumed(

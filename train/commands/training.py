@@ -72,7 +72,7 @@ def run_command(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.ranks import RankError, place, process_group
+        from diffnet.train.ranks import RankError, connected, place
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.tasks.registry import task_named
 
@@ -110,22 +110,22 @@ def run_command(
         )
 
     try:
-        with process_group(chosen) as ranks:
+        with connected() as ranks:
             results = trained(ranks)
     except (KeyboardInterrupt, Terminated) as end:
         if place().rank == 0:
-            console.print(f"Stopped. {_hint(out)}".rstrip(), soft_wrap=True)
+            console.print(f"Stopped. {_hint(out, given)}".rstrip(), soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
     except RankError as e:
-        raise RankError(f"{e}. {_hint(out)}".removesuffix(". ")) from e
+        raise RankError(f"{e}. {_hint(out, given)}".removesuffix(". ")) from e
     if ranks.is_first:
         print_results(task, results, out)
 
 
-def _hint(out: Path) -> str:
+def _hint(out: Path, given: Mapping[str, Any]) -> str:
     """What a run has left."""
-    last = out / "last.pt"
-    return f"{last} holds the last complete epoch; --resume continues from it." if last.exists() else ""
+    last, what = out / "last.pt", "complete epoch" if given["checkpoint_every"] is None else "checkpoint"
+    return f"{last} holds the last {what}; --resume continues from it." if last.exists() else ""
 
 
 def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
