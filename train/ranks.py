@@ -87,6 +87,7 @@ class Ranks:
     def __init__(self, place: Place, store: Store | None, timeout: float) -> None:
         self.place, self.store, self.timeout = place, store, timeout
         self.failure: str | None = None  # of another rank
+        self.end_group: Callable[[], Any] = lambda: None  # called at the end
         self._calls = 0
         self._hosts: list[str] = []
         self._answered = time.monotonic()
@@ -329,6 +330,7 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
         raise RankError(reason) from error
     finally:
         console.quiet = False
+        ranks.end_group()
 
 
 @contextmanager
@@ -350,8 +352,12 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
         timeout=timedelta(seconds=ranks.timeout),
         device_id=device if device.type == "cuda" else None,
     )
+    # After an error, other ranks are told first. Then the threads of gloo have to end, because they abort a process that
+    # ends before them; nccl would wait for other ranks.
+    ranks.end_group = distributed.destroy_process_group if device.type != "cuda" else lambda: None
     yield
-    distributed.destroy_process_group()  # after an error, it could wait for other ranks forever
+    ranks.end_group = lambda: None
+    distributed.destroy_process_group()
 
 
 def _store(here: Place, timeout: float) -> Store:
