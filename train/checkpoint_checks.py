@@ -82,7 +82,7 @@ def checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
     steps: how many of the epoch were taken, with their losses and their tally
     random: the states of the random generators of each rank, as text
     """
-    position = checkpoint.get("position")
+    position: Checkpoint | None = checkpoint.get("position")
     if position is None:
         return None
     fine = isinstance(position, dict) and position.keys() == {"steps", "losses", "tally", "random"}

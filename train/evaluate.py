@@ -42,9 +42,9 @@ def evaluate(
     channels = model.last.out_features
     tally = task.new_tally(channels, device)
     place = ranks.place
-    own = range(len(samples))
+    own: Sequence[int] = range(len(samples))
     if not ranks.is_alone:
-        own = balanced_shares(counts_of(samples), place.world_size)[place.rank]
+        own = balanced_shares([int(n) for n in counts_of(samples)], place.world_size)[place.rank]
 
     def keep(received: tuple[int, Tensor] | list[Any]) -> None:
         number, tensor = received

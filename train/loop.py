@@ -133,7 +133,7 @@ def train(
         if task.captured:
             trained = taken(samples, [number for group in fitted for number in group])
             sizes = trained.sizes() if isinstance(trained, DeviceSamples) else [s.operators for s in trained]
-            step.capture(sizes, limits=largest_part(counts_of(trained), options, parts))
+            step.capture(sizes, limits=largest_part([int(n) for n in counts_of(trained)], options, parts))
         elif scored is not model:  # the network alone
             graphed(model, first_visits=0)
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
@@ -338,7 +338,7 @@ class _Epoch:
         self._seed(0)
         self._changes = draw_changes(len(groups) * self._meshes, options, device, labels_at)
         self._samples = taken(samples, draw_variants(groups))
-        lengths = counts_of(self._samples)
+        lengths = [int(n) for n in counts_of(self._samples)]
         batches = MeshBatches(
             lengths, meshes=options.batch_meshes, max_vertices=options.batch_vertices, shuffle=True, seed=options.seed
         )

@@ -352,8 +352,8 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
         timeout=timedelta(seconds=ranks.timeout),
         device_id=device if device.type == "cuda" else None,
     )
-    # After an error, other ranks are told first. Then the threads of gloo have to end, because they abort a process that
-    # ends before them; nccl would wait for other ranks.
+    # After an error, other ranks are told first. Then the threads of gloo have to end, because they abort a process
+    # that ends before them; nccl would wait for other ranks.
     ranks.end_group = distributed.destroy_process_group if device.type != "cuda" else lambda: None
     yield
     ranks.end_group = lambda: None

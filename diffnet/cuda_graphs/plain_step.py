@@ -148,7 +148,7 @@ class PlainStep:
         diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
         keep_nonnegative([m.time for m in diffusions if m.training])
         means = sums[:-1] / torch.where(sums[-1] > 0, sums[-1], 1)
-        *grads, loss = means.split([*(p.numel() for p in parameters), 1])
+        *grads, loss = torch.split(means, [*(p.numel() for p in parameters), 1])
         for p, grad in zip(parameters, grads, strict=True):
             p.grad = grad.view_as(p).to(p.dtype)
         self._update(sums.device)

@@ -81,11 +81,13 @@ def run_command(
     chosen, resume = pick_device(given["device"]), given["resume"]
 
     def trained(ranks: Ranks) -> dict[str, Any]:
-        ranks.shared(lambda: check_folder(out, resume))
+        if resume:
+            ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
         _complete(name, given, None if before is None else before["options"])
         names = {field.name for field in fields(TrainOptions)}
         options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
+        ranks.shared(lambda: check_folder(out, resume))
         make_folder(given["cache"])
         dataset, options = ranks.after_first(lambda: load(options, before))
         meshes, outputs = (

@@ -42,8 +42,12 @@ class Changes:
 
     def taken(self, numbers: Sequence[int]) -> Changes:
         """The changes of some meshes, in another order."""
-        rows = {name: getattr(self, name) for name in ("rotations", "mirror", "factors")}
-        return replace(self, **{name: None if x is None else x[numbers] for name, x in rows.items()})
+        rows = torch.tensor(numbers)
+
+        def of(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows.to(values.device)]
+
+        return replace(self, rotations=of(self.rotations), mirror=of(self.mirror), factors=of(self.factors))
 
     def rotations_of(self, first: int, count: int) -> Tensor | None:
         """The rotations of `count` meshes from number `first` on."""

@@ -27,7 +27,7 @@ def own_parts(
     firsts = accumulate(map(len, batches), initial=0)
     found = []
     for first, batch in zip(firsts, batches, strict=False):
-        sizes = [int(lengths[i]) for i in batch]
+        sizes = [lengths[i] for i in batch]
         share = balanced_shares(sizes, place.world_size)[place.rank]
         parts = balanced_shares([sizes[p] for p in share], passes)
         found.append([[first + share[p] for p in part] for part in parts if part])
@@ -40,9 +40,9 @@ def largest_part(lengths: Sequence[int], options: TrainOptions, parts: int) -> t
     lengths: number of vertices of each sample
     """
     meshes, vertices = options.batch_meshes, options.batch_vertices
-    if parts == 1 or not len(lengths):
+    if parts == 1 or not lengths:
         return meshes, vertices
-    largest = sorted(map(int, lengths), reverse=True)[:meshes]
+    largest = sorted(lengths, reverse=True)[:meshes]
     total = sum(largest) if vertices is None else min(sum(largest), max(vertices, largest[0]))
     # The mesh that a share gets last found it smaller than the mean share. Batches are divided twice.
     return meshes, -(-total // parts) + 2 * largest[0]
