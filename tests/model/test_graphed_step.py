@@ -529,7 +529,7 @@ def test_several_batches_are_one_step(meshes: list[Operators], case: str) -> Non
                 second.add(*part[-1])
             else:
                 first.add(*part[-1])
-            total = first._plain.sums() + second._plain.sums()
+            total = first._plain.sums() + second._plain.sums()  # what all_reduce would give to both
             values = [step.update(lambda sums: sums.copy_(total)) for step in both]  # noqa: B023
             assert values[0] == values[1]
 
