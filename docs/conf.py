@@ -37,6 +37,7 @@ nb_execution_timeout = 600  # for a cell
 nb_merge_streams = True
 
 default_role = "py:obj"
+suppress_warnings = ["ref.python"]  # a method in a docstring that several classes have
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
