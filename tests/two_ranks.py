@@ -69,7 +69,7 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 
 def commands_of_two_ranks(folder: Path, commands: Sequence[Sequence[object]]) -> list[list[tuple[int, str, str]]]:
-    """Run commands of diffnet one after another in two ranks of torchrun.
+    """Run commands of diffnet one after another in two ranks of torchrun. In paths, RANK is the number of the rank.
 
     Returns for each rank the exit code, stdout and stderr of each command.
     """
@@ -88,6 +88,7 @@ if __name__ == "__main__":
     import torch
     from diffnet.train import ranks
     torch.set_num_threads(1)
-    found = [diffnet(*command) for command in json.loads(sys.argv[2])]
+    commands = json.loads(sys.argv[2].replace("RANK", os.environ["RANK"]))
+    found = [diffnet(*command) for command in commands]
     Path(sys.argv[1], f"rank {os.environ['RANK']}.json").write_text(json.dumps(found))
 """

@@ -217,10 +217,10 @@ class Ranks:
         in_group = is_initialized() and isinstance(error, RuntimeError) and not isinstance(error, DiffnetError)
         with suppress(DistNetworkError, DistStoreError):  # without the store, nobody can be told
             if self.failure is None and not lost and (in_group or isinstance(error, Terminated)):
-                if self.is_first:
-                    self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
-                else:
+                if not self.is_first:  # rank 0 watches all others, and they watch rank 0
                     _wait_for(lambda: self.failure is not None, 6 * BEAT)
+                if self.failure is None:
+                    self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
             own = self.failure is None and not lost
             if own:
                 self._leave()  # before its thread finds the failure of this rank

@@ -15,6 +15,7 @@ import pytest
 import torch
 import trimesh
 from rooms import ROOT
+from two_ranks import free_port
 
 from diffnet import DiffusionNet
 
@@ -61,7 +62,7 @@ def program_lines(path: Path) -> int:
 
 
 def test_short() -> None:
-    assert len(PROGRAMS) == 11
+    assert len(PROGRAMS) == 13
     assert {p.stem: n for p in PROGRAMS if (n := program_lines(p)) > LINES} == {}
 
 
@@ -144,6 +145,17 @@ def test_functional_maps(line: Any) -> None:
     error, vertices = numbers("mean geodesic error N between N vertices", line("functional_maps", steps=8))
     assert error < 0.1  # random matches have 0.8
     assert vertices == 642
+
+
+@pytest.mark.parametrize("name", ["many_gpus", "many_gpus_step"])
+def test_many_gpus(line: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One process. The programs are run in two by hand, because that takes long."""
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    for variable, value in place.items():
+        monkeypatch.setenv(variable, str(value))
+    what = "the last share of rank 0" if name == "many_gpus" else "the last batch"
+    first, last = (numbers(f"loss N of {what}", line(name, epochs=n, meshes=4, k=8))[0] for n in (1, 12))
+    assert last < first
 
 
 @pytest.mark.slow

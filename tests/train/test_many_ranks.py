@@ -5,17 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import trimesh
 from command import diffnet
 from shapes import ellipsoid
-from two_ranks import commands_of_two_ranks
+from two_ranks import commands_of_two_ranks, torchrun
 
 from diffnet import DiffusionNet
+from diffnet.train.checkpoint import load_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="signals"),
@@ -145,3 +149,56 @@ def test_predictions(tmp_path: Path) -> None:
     for folder in ("files", "table", "pages"):
         assert files_of(tmp_path / "two" / folder) == files_of(tmp_path / "one" / folder)
     assert not (tmp_path / "two" / "none").exists()
+
+
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Rank 1 is killed in the second epoch. The resumed run ends with the bits of one that nobody has stopped."""
+    labels = write_set(tmp_path / "set") / "labels"
+    train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--dropout", 0.5]
+    train += ["--batch-meshes", 2, "--checkpoint-every", 1]
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    killed = torchrun(script, *train, "--out", tmp_path / "killed")
+    assert killed.returncode == 1
+    left = f"{tmp_path / 'killed' / 'last.pt'} holds the last checkpoint; --resume continues from it."
+    reason = rf"^diffnet: rank 1 \(on .*\) of 2 missing: no sign of life for .* s\. {re.escape(left)}$"
+    assert re.search(reason, killed.stderr, re.MULTILINE), killed.stderr
+    stored = load_checkpoint(tmp_path / "killed" / "last.pt")
+    assert (len(stored["history"]), stored["position"]["steps"]) == (1, 2)
+    # Rank 1 sees another label first.
+    other = tmp_path / "other"
+    shutil.copytree(labels, other)
+    np.savetxt(other / "train" / "m2.txt", np.zeros(42), fmt="%d")
+    alone = [*train[:3], tmp_path / "RANK", *train[4:]]
+    for rank, data in enumerate((labels, other)):
+        (tmp_path / str(rank)).symlink_to(data)
+    resumed = [*train, "--resume", "--out", tmp_path / "killed"]
+    first, second = commands_of_two_ranks(
+        tmp_path, [[*alone, "--out", tmp_path / "refused"], resumed, [*train, "--out", tmp_path / "whole"]]
+    )
+    for own in (first, second):
+        assert own[0][0] == 1
+        assert "rank 1 has other data than rank 0: m2" in own[0][2]
+        assert [(code, err) for code, _, err in own[1:]] == [(0, "")] * 2
+    every = [load_checkpoint(tmp_path / name / "last.pt") for name in ("killed", "whole")]
+    for name in every[0]["model"]:
+        assert torch.equal(*(found["model"][name] for found in every))
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal
+from diffnet.train.steps.step import TrainingStep
+update, taken = TrainingStep.update, []
+def killing(self, reduce):
+    taken.append(1)
+    if os.environ["RANK"] == "1" and len(taken) == 7:  # the third step of the second epoch
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, reduce)
+TrainingStep.update = killing
+if __name__ == "__main__":
+    from diffnet.__main__ import main
+    from diffnet.interrupts import raise_at_sigterm
+    raise_at_sigterm()
+    main()
+"""
