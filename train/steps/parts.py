@@ -22,7 +22,7 @@ def own_parts(
     Ranks and passes get about equal numbers of vertices, see `balanced_shares`.
 
     >>> own_parts([[0, 1, 2], [3]], [50, 20, 30, 10], Place(1, 2), 2)
-    [[[1], [2]], []]
+    [[[2], [1]], []]
     """
     firsts = accumulate(map(len, batches), initial=0)
     found = []
