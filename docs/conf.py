@@ -130,6 +130,11 @@ def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
     lines[:] = shown
 
 
+def skip_alias(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """The class says what the fields of a named tuple mean."""
+    return True if (inspect.getdoc(value) or "").startswith("Alias for field number") else None
+
+
 def folders_as_text(app: Sphinx, page: nodes.document) -> None:
     """The site has no pages of folders, so links to folders of the repository become their text."""
     for link in list(page.findall(pending_xref)):
@@ -156,6 +161,7 @@ def write_index(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_sources)
     app.connect("autodoc-process-docstring", as_rst, priority=600)  # after napoleon
+    app.connect("autodoc-skip-member", skip_alias)
     app.connect("doctree-read", folders_as_text)
     app.connect("missing-reference", public_target)
     app.connect("build-finished", write_index)
