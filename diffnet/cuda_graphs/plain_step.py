@@ -154,7 +154,7 @@ class PlainStep:
         self._update(sums.device)
         self.clear_gradients()
         sums.zero_()
-        return loss.reshape(())
+        return loss.reshape(()).clone()  # a view would keep all means alive
 
     def _summed(self) -> list[Tensor]:
         return [p for p in self.optimizer.parameters() if p.requires_grad]

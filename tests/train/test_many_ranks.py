@@ -151,6 +151,22 @@ def test_predictions(tmp_path: Path) -> None:
     assert not (tmp_path / "two" / "none").exists()
 
 
+@pytest.mark.gpu
+def test_two_gpus(tmp_path: Path) -> None:
+    """Graphs of the parts, NCCL between them, and a rank without a mesh in the last batch."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    labels = write_set(tmp_path / "set") / "labels"
+    train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--precision", "fp32"]
+    train += ["--device", "cuda", "--batch-meshes", 3, "--clip", 1.0, "--average-weights", 0.9, "--out"]
+    assert diffnet(*train, tmp_path / "one")[::2] == (0, "")
+    passes = [*train[:-1], "--accumulate", 2, "--out"]
+    first, _ = commands_of_two_ranks(tmp_path, [[*train, tmp_path / "two"], [*passes, tmp_path / "passes"]])
+    assert [(code, err) for code, _, err in first] == [(0, "")] * 2
+    for name in ("two", "passes"):
+        np.testing.assert_allclose(metrics(tmp_path / name), metrics(tmp_path / "one"), rtol=1e-3)
+
+
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Rank 1 is killed in the second epoch. The resumed run ends with the bits of one that nobody has stopped."""
     labels = write_set(tmp_path / "set") / "labels"
