@@ -770,7 +770,7 @@ def test_info(tmp_path: Path) -> None:
 
 def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = figures(train=1, test=1), []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or made)
+    monkeypatch.setattr("diffnet.data.figures", lambda seed, shift: asked.append(seed) or made)
     out = tmp_path / "run"
     where = ["--data", "figures", "--out", out, "--cache", tmp_path / "c"]
     text = output("train", "segmentation", *where, *SMALL, "--epochs", 1, "--seed", 3)
@@ -778,7 +778,9 @@ def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "8 classes at the vertices" in text
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
     # An evaluation takes the same seed. A network that doesn't record it is scored on the set of seed 0.
-    monkeypatch.setattr("diffnet.train.tasks.segmentation.figures", lambda train, seed: asked.append(seed) or made)
+    monkeypatch.setattr(
+        "diffnet.train.tasks.segmentation.figures", lambda train, seed, shift: asked.append(seed) or made
+    )
     network = DiffusionNet.load(out / "last.pt")
     del network.metadata["seed"]
     network.save(tmp_path / "no_seed.safetensors")
