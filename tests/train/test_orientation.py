@@ -65,7 +65,8 @@ def test_what_a_run_says(given: dict[str, Any], said: str, warned: bool) -> None
     out = io.StringIO()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        say_what_is_rotated(UPRIGHT, TrainOptions(**given), Console(file=out, width=80))
+        items = [LabeledMesh(mesh.name, mesh, np.zeros(len(mesh.verts), np.int64)) for mesh in UPRIGHT]
+        say_what_is_rotated(items, TrainOptions(**given), Console(file=out, width=80))
     assert out.getvalue()[: len(said)] == said
     assert len(out.getvalue().splitlines()) <= 1
     assert ["the training meshes stand alike" in str(each.message) for each in caught] == [True] * warned

@@ -22,7 +22,8 @@ import trimesh
 from command import complaint, diffnet, output
 
 from diffnet import DiffusionNet
-from diffnet.data import LabelsAt, load_dataset, make_sample
+from diffnet.data import LabelsAt, load_dataset
+from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry import label_instances
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
@@ -335,13 +336,15 @@ def test_evaluation_keeps_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyP
     seen: list[weakref.ref[Any]] = []
     alive: list[int] = []
 
-    def watched(*arguments: Any) -> Any:
+    read = PreparedSamples.__getitem__
+
+    def watched(samples: PreparedSamples, i: int) -> Any:
         alive.append(sum(sample() is not None for sample in seen))
-        sample = make_sample(*arguments)
+        sample = read(samples, i)
         seen.append(weakref.ref(sample.operators))
         return sample
 
-    monkeypatch.setattr("diffnet.train.inference.scoring.make_sample", watched)
+    monkeypatch.setattr(PreparedSamples, "__getitem__", watched)
     where = ["--data", tmp_path / "in", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--jobs", 1]
     output("evaluate", "--checkpoint", checkpoint, *where, "--device", "cpu")
     assert len(alive) == 4
