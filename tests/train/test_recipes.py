@@ -31,7 +31,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
         raise Stop
 
     monkeypatch.setattr("diffnet.train.run.run_training", run)
-    for loader in ("figures", "shapes", "load_targets"):
+    for loader in ("figures", "shapes", "index_targets"):
         monkeypatch.setattr(f"diffnet.data.{loader}", lambda *_, **__: LabeledMeshes([], [], ["a"], "vertices"))
     shape = PairShape("a", make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     pairs = MeshPairs([shape, shape], [], [(0, 1)] * 100, [])  # as many as give the default number of epochs
