@@ -6,9 +6,8 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -20,12 +19,9 @@ from diffnet.data.counts import counted
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.on_demand import OnDemand
 from diffnet.data.options import Preprocessing
-from diffnet.data.parallel import computed_for_all
+from diffnet.data.parallel import CHUNK, computed_for_all, computed_in_chunks
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
-from diffnet.geometry.processes import WorkerPool, available_cores
-
-CHUNK = 32  # meshes that a worker process takes in one call
 
 
 class OperatorFacts(NamedTuple):
@@ -278,7 +274,7 @@ def remembered(
     about: plain values that tell the function, and a fixed name first
     jobs: number of worker processes; by default one for each core
     advance: called for each mesh when it is done, unless the results are in the cache
-    is_long: whether the work on a mesh in memory takes longer than sending it to a process, some milliseconds
+    is_long: whether the work on a mesh takes longer than sending it to a process, some milliseconds
 
     Raises the errors of `work`. See `precompute_all` for calls from a script.
     """
@@ -286,7 +282,11 @@ def remembered(
         return computed_for_all(work, items, lambda _: is_long, jobs, advance)
     found = recalled(items, *about)
     if found is None:
-        found = _computed(work, items, jobs, advance)
+        found = [None] * len(items)
+        size = 1 if is_long else CHUNK
+        for i, result in computed_in_chunks(partial(results_of, work), items, jobs, size):
+            found[i] = result
+            advance()
         remember(found, items, *about)
     return found
 
@@ -315,24 +315,6 @@ def remember(found: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) ->
 
 def _facts_path(cache_dir: str, key: str, about: Sequence[Any]) -> Path:
     return entry_path(cache_dir, cache_key({}, facts=about, of=key), "facts")
-
-
-def _computed(
-    work: Callable[[LabeledMesh], Any], items: StoredMeshes, jobs: int | None, advance: Callable[[], Any]
-) -> list[Any]:
-    """Worker processes read the meshes."""
-    chunks = [slice(i, min(i + CHUNK, len(items))) for i in range(0, len(items), CHUNK)]
-    jobs = min(jobs or available_cores(), len(chunks))
-    if jobs <= 1:
-        return computed_for_all(work, items, lambda _: False, 1, advance)
-    results: list[Any] = [None] * len(items)
-    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-        running = {pool.submit(results_of, work, items[chunk]): chunk for chunk in chunks}
-        for future in as_completed(running):
-            results[running[future]] = future.result()
-            for _ in future.result():
-                advance()
-    return results
 
 
 def results_of(work: Callable[[LabeledMesh], Any], items: Sequence[LabeledMesh]) -> list[Any]:

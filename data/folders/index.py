@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -20,10 +20,10 @@ from diffnet.data.content import content_hash
 from diffnet.data.folders.sources import read_source
 from diffnet.data.folders.target_files import read_targets
 from diffnet.data.labeled import DataError, LabelsAt
+from diffnet.data.parallel import computed_in_chunks
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import DiffnetError, some_reasons
-from diffnet.geometry.processes import WorkerPool, available_cores
 
 CHUNK = 32  # files that a worker process reads in one call
 STORED_EVERY = 60.0  # seconds, so that a build that is killed loses no more
@@ -98,11 +98,12 @@ def indexed(
     stale = [i for i, key in enumerate(wanted) if key not in known or known[key][0] != prints[i]]
     if stale:
         work = [(wanted[i][0], str(paths[i])) for i in stale]
+        describe = partial(describe_files, cache_dir=cache_dir)
         failed: list[str] = []
         stored = time.monotonic()
         new: _Known = {}
         try:
-            for position, result in _described(work, cache_dir, jobs):
+            for position, result in computed_in_chunks(describe, work, jobs, CHUNK):
                 if isinstance(result, str):
                     failed.append(result)
                 else:
@@ -166,22 +167,6 @@ def _store(place: Path, new: _Known) -> None:
     kept = {key: own for key, own in _read(place).items() if key in new or os.path.exists(key[1])}
     rows = [[*key, *own, facts] for key, (own, facts) in (kept | new).items()]
     write_entry(place, {"index": np.frombuffer(json.dumps(rows).encode(), np.uint8)})
-
-
-def _described(
-    work: Sequence[tuple[str, str]], cache_dir: str | os.PathLike[str], jobs: int | None
-) -> Iterator[tuple[int, Any]]:
-    """For each (kind, path): its position, and its fingerprint with what is known of it, or an error message."""
-    chunks = [range(i, min(i + CHUNK, len(work))) for i in range(0, len(work), CHUNK)]
-    jobs = min(jobs or available_cores(), len(chunks))
-    if jobs <= 1:
-        for chunk in chunks:
-            yield from zip(chunk, describe_files([work[i] for i in chunk], cache_dir), strict=True)
-        return
-    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-        running = {pool.submit(describe_files, [work[i] for i in chunk], cache_dir): chunk for chunk in chunks}
-        for future in as_completed(running):
-            yield from zip(running[future], future.result(), strict=True)
 
 
 def describe_files(work: Sequence[tuple[str, str]], cache_dir: str | os.PathLike[str]) -> list[Any]:
