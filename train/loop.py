@@ -51,7 +51,7 @@ from diffnet.train.tasks.task import Task
 
 T = TypeVar("T")
 
-STREAM = 0x9E3779B97F4A7C15  # between the seeds of random numbers that have nothing to do with another
+STREAM = 0x9E3779B97F4A7C15  # the distance between the seeds of two streams of random numbers
 FINGERPRINT = "2:"  # how those of `_fingerprint` begin
 
 
@@ -420,7 +420,7 @@ class _Epoch:
         return position["steps"], [*position["losses"].to(self._device)]
 
     def _seed(self, stream: int) -> None:
-        """Seed the global generators. Numbers of other streams have nothing to do with another."""
+        """Seed the global generators. Each stream draws other numbers."""
         torch.manual_seed((epoch_seed(self._options.seed, self._epoch) + stream * STREAM) % 2**63)
 
     def _own(self, parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
@@ -446,8 +446,7 @@ class _Epoch:
             fault, own = broken[0]
             batch = [name for names in self._ranks.gathered(own) for name in names]
             raise TrainingError(
-                f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds "
-                f"{self._saved}. "
+                f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds {self._saved}. "
                 "A lower --lr or --precision fp32 may help"
             )
         return values

@@ -48,8 +48,8 @@ class PlainStep:
 
     modules: all that a step calls
     weight: of a batch, from its targets, where the loss is a number; () for `add`
-    capturable: whether the optimizer takes steps that a graph can record. It always does so or never, because results
-        must not depend on what is recorded.
+    capturable: whether the optimizer takes steps that a graph can record. It does so in all steps or in none,
+        because results must not depend on what is recorded.
     """
 
     def __init__(

@@ -71,10 +71,10 @@ class _Captured:
 
 @dataclass(eq=False)
 class _Config:
-    """What is known of the steps that share graphs but for the size of the batch.
+    """Facts about steps that share graphs. They hold for batches of any size.
 
     rows: the count of `BatchSize` that gives the rows of the outputs
-    counted: those that the network and the targets need
+    counted: the counts of `BatchSize` that the network and the targets need
     max_vertices: of a batch that should have a graph, see the function of this name
     loss_rows: how the loss takes added rows. None until a batch has shown it.
     loss_dtype: the dtype of the loss
