@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from committed results.
+"""The tables of README.md, of pages in docs/ and of results, made from committed results.
 
 `python -m diffnet.benchmarks.tables` writes them. Each table stands between two comments of a page:
 `<!-- table NAME -->` and `<!-- end of table -->`. A table whose result files are missing stays as it is.
@@ -116,47 +116,19 @@ def float32(results: Path) -> str:
 
 
 def training_loop(results: Path) -> str:
-    """Steps of a loop over mixed meshes: time, time per vertex, and memory."""
+    """Steps of a loop over mixed meshes: time and memory."""
     found = Results(results / "loop", "training-loop")
-    loops, largest = found.values("loop"), "diffnet, largest batch"
+    loops = found.values("loop")
     text = "## Training loop\n\n" + found.source() + "\n"
     text += (
-        "The 24 meshes have 2,000 to 20,000 vertices. Time is wall-clock time per step, and memory is what PyTorch\n"
-        "reserves beyond the data. The table shows both.\n\n"
+        "The 24 meshes have 2,000 to 20,000 vertices. The table shows wall-clock time per step, and the memory that\n"
+        "PyTorch reserves beyond the data.\n\n"
     )
     lines = []
     for peer in found.values("peer"):
         cells = [_time_and_memory(found, peer, loop=name) for name in loops]
         lines.append([f"`{peer}`", *cells])
-    text += table(["peer", *loops], lines) + "\n"
-    lines = []
-    ours = ("diffnet-graphed", "diffnet-graphed-fused", "diffnet-step", "diffnet-command")
-    for peer in (name for name in ours if name in found.values("peer")):
-        times = {name: found.ms(peer, loop=name) for name in loops}
-        sizes = {row["loop"]: float(row["vertices_per_step"]) for row in found.rows}
-        per_vertex = {name: None if ms is None else ms / sizes[name] for name, ms in times.items()}
-        one, memory = "one mesh", found.number("peak_mb", peer, loop="one mesh")
-        lines.append(
-            [
-                f"`{peer}`",
-                _times(found.ms("original", loop=one), times[one]),
-                _times(found.ms("diffnet", loop=one), times[one]),
-                _times(times[one], found.ms("diffnet-captured", loop=one)),
-                _times(per_vertex["four meshes"], per_vertex[one]),
-                _times(per_vertex["xyz"], per_vertex[one]),
-                _times(memory, found.number("peak_mb", largest, loop=one)),
-            ]
-        )
-    heads = [
-        "peer",
-        "speedup against `original`",
-        "speedup against `diffnet`",
-        "time against one graph for each mesh",
-        "time per vertex of four meshes against one",
-        "time per vertex of rotated xyz",
-        "memory against the largest batch without graphs",
-    ]
-    return text + table(heads, lines)
+    return text + table(["peer", *loops], lines)
 
 
 def command(results: Path) -> str:
@@ -216,10 +188,7 @@ def matching(results: Path) -> str:
     return text + table(["vertices", *peers], lines)
 
 
-STEPS = (
-    "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
-    "[benchmarks/README.md](../benchmarks/README.md) explains the peers.\n"
-)
+STEPS = "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
 TABLES: dict[str, Callable[[Path], str]] = {
     "short": short,
     "training-step": partial(in_every_dtype, "Training step", "steps", "train-step"),
@@ -253,7 +222,7 @@ def of_robustness(file: str) -> str:
 PAGES: dict[str, Callable[[str], str]] = {
     "README.md": measured,
     "docs/measurements.md": measured,
-    "docs/recipe.md": of_recipes,
+    "benchmarks/results/recipes-h200/README.md": of_recipes,
     "docs/robustness.md": of_robustness,
 }
 
@@ -289,10 +258,6 @@ def _seconds(ms: float | None) -> str:
 
 def _gib(mb: float | None) -> str:
     return "not measured" if mb is None else f"{mb / 2**10:.2f} GiB"
-
-
-def _times(value: float | None, other: float | None) -> str:
-    return "not measured" if value is None or other is None else f"{_digits(value / other)}×"
 
 
 def main() -> None:

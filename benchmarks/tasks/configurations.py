@@ -68,7 +68,7 @@ RECIPES: tuple[RecipeName, ...] = ("default", "original")
 
 _FIRST_LEADS = "log-hks+cosine+dropout-0.2"
 
-# The configurations of docs/recipe.md, in order of importance: a run may be stopped at any time.
+# The configurations behind docs/recipe.md, in order of importance: a run may be stopped at any time.
 _RNA = (
     BASE,
     _FIRST_LEADS,

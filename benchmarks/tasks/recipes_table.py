@@ -1,4 +1,4 @@
-"""The tables of docs/recipe.md, from the rows of an ablation."""
+"""Tables of configurations, from the rows of an ablation."""
 
 from __future__ import annotations
 

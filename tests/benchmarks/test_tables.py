@@ -81,7 +81,7 @@ def test_steps(tmp_path: Path) -> None:
     assert "| `original` | 77.5 ms, 0.50 GiB |" in tables.float32(tmp_path)
 
 
-def test_ratios_of_the_training_loop(tmp_path: Path) -> None:
+def test_training_loop(tmp_path: Path) -> None:
     times = {"original": 20, "diffnet": 10, "diffnet-graphed": 2, "diffnet-captured": 1, "diffnet, largest batch": 11}
     rows = []
     for loop, size, factor in (("one mesh", 100, 1), ("four meshes", 400, 2), ("xyz", 100, 1.5)):
@@ -90,7 +90,6 @@ def test_ratios_of_the_training_loop(tmp_path: Path) -> None:
         rows += [{**case, "peer": p, "median_ms": factor * ms, "peak_mb": memory[p]} for p, ms in times.items()]
     write(tmp_path / "loop", "training-loop", rows)
     text = tables.training_loop(tmp_path)
-    assert "| `diffnet-graphed` | 10.0× | 5.00× | 2.00× | 0.50× | 1.50× | 1.50× |" in text
     assert "| `diffnet-graphed` | 2.00 ms, 3.00 GiB | 4.00 ms, 3.00 GiB | 3.00 ms, 3.00 GiB |" in text
 
 
