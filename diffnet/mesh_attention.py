@@ -50,8 +50,8 @@ class MeshAttention(nn.Module):
             found = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
         check_matrix("x", x, "V", self.channels, pattern.device)
-        if pattern.shape != (len(x), len(x)):
-            raise ValueError(f"the pattern should have shape {(len(x), len(x))}, shape is {pattern.shape}")
+        if pattern.shape != (x.shape[0], x.shape[0]):
+            raise ValueError(f"the pattern should have shape {(x.shape[0], x.shape[0])}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads
         # These are strided views (H, V, C/H). The products read them without a copy.
         query, key, value = self.query_key_value(x).unflatten(-1, (3, self.heads, width)).permute(1, 2, 0, 3)

@@ -293,10 +293,39 @@ class DiffusionNet(nn.Module):
         Sources: https://github.com/nmwsharp/diffusion-net, and Cao et al. 2023, "Unsupervised Learning of Robust
         Spectral Shape Matching"
         """
-        from diffnet.checkpoints.network import restore
-        from diffnet.checkpoints.original import original_metadata, read_original_checkpoint
+        from diffnet.checkpoints.files import read_checkpoint_file
 
-        weights, options, kind = read_original_checkpoint(path)
+        return cls._from_original(path, read_checkpoint_file(path), outputs_at, last_activation)
+
+    @classmethod
+    def from_original_state_dict(
+        cls,
+        state_dict: Mapping[str, Any],
+        outputs_at: OutputsAt = "vertices",
+        last_activation: Activation | Literal["auto"] | None = "auto",
+    ) -> DiffusionNet:
+        """Convert a network of the original implementation that is in memory. The weights are copied to the CPU.
+
+        state_dict: `network.state_dict()`, or other content of a checkpoint
+
+        For the kinds of networks, the other arguments and the errors, see `from_original_checkpoint`.
+        """
+        return cls._from_original("the state dict", state_dict, outputs_at, last_activation, in_memory=True)
+
+    @classmethod
+    def _from_original(
+        cls,
+        path: str | os.PathLike[str],
+        content: Any,
+        outputs_at: OutputsAt,
+        last_activation: Activation | Literal["auto"] | None,
+        *,
+        in_memory: bool = False,
+    ) -> DiffusionNet:
+        from diffnet.checkpoints.network import restore
+        from diffnet.checkpoints.original import converted_original, original_metadata
+
+        weights, options, kind = converted_original(path, content, in_memory=in_memory)
         if last_activation == "auto":
             last_activation = log_softmax if kind == "original" else None
         options |= {"outputs_at": outputs_at, "last_activation": last_activation}

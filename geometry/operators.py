@@ -18,6 +18,7 @@ from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
 from diffnet.geometry.preprocessing.device import existing_device
+from diffnet.geometry.pytree import register_tree
 from diffnet.geometry.transfer import copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
@@ -159,6 +160,30 @@ class Operators(Fields):
         from diffnet.geometry.preprocessing.from_parts import parts_by_name
 
         return cls.from_parts(**parts_by_name(parts), faces=faces)
+
+    def to_reference(self) -> tuple[Tensor, ...]:
+        """The operators of one mesh as the original implementation's `get_operators` returns them.
+
+        Returns the tuple (frames, mass, L, evals, evecs, gradX, gradY): (V, 3, 3), (V,), (V, V), (K,), (V, K) and twice
+        (V, V), in the dtype and on the device of the operators. Matrices are torch.sparse_coo, coalesced.
+
+        The original has no joined vertices; `precompute(mesh, operators="original")` has its values. Raises ValueError
+        for a batch of other than one mesh.
+
+        >>> from diffnet.geometry import precompute
+        >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+        >>> frames, mass, L, evals, evecs, gradX, gradY = triangle.to_reference()
+        >>> L.shape, L.layout
+        (torch.Size([3, 3]), torch.sparse_coo)
+        """
+        if len(self) != 1:
+            raise ValueError(
+                f"the original's tuple holds one mesh, got {len(self)}; write [o.to_reference() for o in operators]"
+            )
+        gradient, (grad_x, grad_y) = self.gradient, self.gradient.values
+        matrices = self.laplacian, SparseMatrix(gradient.pattern, grad_x), SparseMatrix(gradient.pattern, grad_y)
+        coo = [matrix.to_torch().to_sparse_coo() for matrix in matrices]
+        return self.frames, self.mass, coo[0], self.evals[0], self.evecs, coo[1], coo[2]
 
     if not TYPE_CHECKING:  # type checkers should still find misspelt names
 
@@ -660,6 +685,8 @@ def _are_plain(tensors: Sequence[Tensor]) -> bool:
 
 @not_compiled
 def _find_edges(operators: Operators) -> Edges:
+    if torch.compiler.is_exporting():
+        raise ValueError("torch.export can't find edges; read operators.edges once before")
     if operators.faces.is_meta:
         raise ValueError("operators on the meta device hold no faces to find edges of; read .edges before .to('meta')")
     return find_edges(operators.faces, operators.lengths)
@@ -668,6 +695,13 @@ def _find_edges(operators: Operators) -> Edges:
 def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:
     if len(ptr) == 2:
         return (rows,)
+    if torch.compiler.is_exporting():
+        raise ValueError(f"torch.export takes operators of one mesh, got a batch of {ptr.shape[0] - 1}")
     if ptr.is_meta:
         raise ValueError(f"operators on the meta device hold no extents; read .{name} before .to('meta')")
     return tuple(torch.diff(ptr).tolist())
+
+
+register_tree(Operators, _NOTHING_FOUND)
+# `torch.load` then reads a file of `torch.save`, which runs no code. The fields aren't checked.
+torch.serialization.add_safe_globals([Edges, Operators, Pattern, SparseMatrix])

@@ -65,7 +65,7 @@ def check_state_dict(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -
     """
     if kind_of(found) is not None:
         raise RuntimeError(
-            "the state dict is of the original implementation; write DiffusionNet.from_original_checkpoint(path)"
+            "the state dict is of the original implementation; write DiffusionNet.from_original_state_dict(state_dict)"
         )
     if "options" in found and "model" in found:
         raise RuntimeError("this is a checkpoint of `diffnet train`, not a state dict; write DiffusionNet.load(path)")

@@ -50,8 +50,8 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
 
 
-def check_named_tensors(path: str | os.PathLike[str], found: Any) -> dict[str, Tensor]:
-    """Return a state dict whose tensors are dense, real and finite, and no larger than the file.
+def check_named_tensors(path: str | os.PathLike[str], found: Any, *, in_memory: bool = False) -> dict[str, Tensor]:
+    """Return a state dict whose tensors are dense, real and finite, and no larger than the file, if there is one.
 
     Raises CheckpointError for anything else. Nothing is allocated before the sizes are known to be real: a tensor can
     claim to be larger than its memory, which then holds one value for many elements.
@@ -66,7 +66,7 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any) -> dict[str, T
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested or not tensor.is_floating_point():
             raise CheckpointError(f"{path}: {name:.80} should be a dense tensor of real numbers")
         size += tensor.numel() * tensor.element_size()
-    if size > Path(path).stat().st_size:
+    if not in_memory and size > Path(path).stat().st_size:
         raise CheckpointError(f"{path}: the weights claim {size} bytes, more than the file has")
     for name, tensor in found.items():
         if not tensor.float().isfinite().all():

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from diffnet.checkpoints.architecture import visible_options
-from diffnet.checkpoints.files import CheckpointError, check_named_tensors, read_checkpoint_file
+from diffnet.checkpoints.files import CheckpointError, check_named_tensors
 from diffnet.checkpoints.kinds import PREFIX, Kind, kind_of
 
 _RENAMED = (
@@ -43,22 +43,26 @@ def our_names(names: list[str]) -> dict[str, str]:
     return renamed
 
 
-def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], Kind]:
-    """Read a checkpoint of one of the kinds.
+def converted_original(
+    path: str | os.PathLike[str], content: Any, *, in_memory: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any], Kind]:
+    """Convert the content of a checkpoint of one of the kinds.
+
+    path: for messages
+    in_memory: whether the content is from no file
 
     Returns the state dict of a `DiffusionNet`, the arguments that build it, and the kind. Raises CheckpointError, a
-    ValueError, for any other file.
+    ValueError, for any other content.
     """
-    content = read_checkpoint_file(path)
     kind = kind_of(content)
     if kind is None:
         raise CheckpointError(
             f"{path}: not a checkpoint of the original implementation, it has no first_lin.weight, "
             f"{PREFIX}first_lin.weight or networks of unsupervised functional maps"
         )
-    weights = _weights(path, content, kind)
+    weights = _weights(path, content, kind, in_memory)
     names = our_names(list(weights))
-    state = {names[name]: tensor.float() for name, tensor in weights.items()}
+    state = {names[name]: tensor.detach().float().cpu() for name, tensor in weights.items()}
     missing = [name for name in ("last.weight", "blocks.0.diffusion.time") if name not in state]
     if missing:
         raise CheckpointError(f"{path}: a checkpoint of the kind {kind!r} without {missing[0]}")
@@ -88,11 +92,13 @@ def original_metadata(kind: Kind, in_channels: int) -> dict[str, Any]:
     return {**known, "normalize": "area", "task": "correspondence", **maps}
 
 
-def _weights(path: str | os.PathLike[str], content: Mapping[str, Any], kind: Kind) -> dict[str, Tensor]:
+def _weights(
+    path: str | os.PathLike[str], content: Mapping[str, Any], kind: Kind, in_memory: bool
+) -> dict[str, Tensor]:
     """The weights of the network with its own names. Raises CheckpointError for other weights beside them."""
     if kind == "unsupervised correspondence":
-        return check_named_tensors(path, content["networks"]["feature_extractor"])
-    weights = check_named_tensors(path, content)
+        return check_named_tensors(path, content["networks"]["feature_extractor"], in_memory=in_memory)
+    weights = check_named_tensors(path, content, in_memory=in_memory)
     if kind == "original":
         return weights
     others = [name for name in weights if not name.startswith(PREFIX)]

@@ -38,11 +38,11 @@ def segment_mean(
             [5.]])
     """
     check_rank("x", x, "(V, C)", 2)
-    check_tensor("weights", weights, (len(x),), x.device)
-    ptr = check_ptr(ptr, len(x), lengths, x.device)
+    check_tensor("weights", weights, (x.shape[0],), x.device)
+    ptr = check_ptr(ptr, x.shape[0], lengths, x.device)
     if use_kernels(backend, x, weights) and len(ptr) > 2:
         # The sums are projections onto the constant function.
-        ones = torch.ones(len(x), 1, device=x.device)
+        ones = torch.ones(x.shape[0], 1, device=x.device)
         total = project_operator(x.float(), ones, weights, ptr)[:, 0]
         weight = project_operator(weights.float()[:, None], ones, None, ptr)[:, 0, 0]
     else:

@@ -26,8 +26,8 @@ class CsrArrays(NamedTuple):
 
 def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
     """Return the stored row of each entry, (nnz,)."""
-    rows = torch.arange(len(indptr) - 1, dtype=indices.dtype, device=indices.device)
-    return torch.repeat_interleave(rows, torch.diff(indptr), output_size=len(indices))
+    rows = torch.arange(indptr.shape[0] - 1, dtype=indices.dtype, device=indices.device)
+    return torch.repeat_interleave(rows, torch.diff(indptr), output_size=indices.shape[0])
 
 
 def shifted(numbers: Tensor, sets: int, size: int) -> Tensor:

@@ -166,7 +166,7 @@ def _spmm_forward(
     own, transposed, order = _pattern_and_transpose(structure)
     csr = transposed if transpose else own
     if len(values) == 0:
-        return x.new_zeros(1 if reduce else 0, len(csr.indptr) - 1, x.shape[2])
+        return x.new_zeros(1 if reduce else 0, csr.indptr.shape[0] - 1, x.shape[2])
     if triton:
         from diffnet.ops.sparse import spmm_kernels
 
@@ -178,7 +178,7 @@ def _spmm_fake(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
     own, transposed, _ = _pattern_and_transpose(structure)
-    rows = len(transposed.indptr if transpose else own.indptr) - 1
+    rows = (transposed if transpose else own).indptr.shape[0] - 1
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
@@ -186,7 +186,7 @@ def _sddmm_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bo
     """Multiply Aₛ Bₛᵀ at the entries: a (S or 1, rows, C), b (S or 1, columns, C) → (S, nnz)."""
     own = CsrArrays(*structure[:5])
     if a.shape[0] == 0 or b.shape[0] == 0:
-        return a.new_empty(0, len(own.indices))
+        return a.new_empty(0, own.indices.shape[0])
     if triton:
         from diffnet.ops.sparse import sddmm_kernels
 
@@ -195,7 +195,7 @@ def _sddmm_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bo
 
 
 def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
-    return a.new_empty(len(b) if len(a) == 1 else len(a), len(structure[1]))
+    return a.new_empty(len(b) if len(a) == 1 else len(a), structure[1].shape[0])
 
 
 def _spmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -120,7 +120,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
 
     If the sum is NaN, all visible entries of the row are NaN.
     """
-    rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
+    rows, count = row_of_each(csr.indptr, csr.indices).long(), csr.indptr.shape[0] - 1
     scaled = scores.to(_sum_dtype(scores.dtype)) * scale
     if mask is not None:
         scaled = scaled.masked_fill(~mask, -torch.inf)
@@ -135,7 +135,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
 
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row: p, g (S, nnz) → (S, nnz)."""
-    rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
+    rows, count = row_of_each(csr.indptr, csr.indices).long(), csr.indptr.shape[0] - 1
     p, g = out.to(_sum_dtype(out.dtype)), grad.to(_sum_dtype(out.dtype))
     total = p.new_zeros(len(p), count).index_add(1, rows, p * g)
     return (scale * p * (g - total[:, rows])).to(out.dtype)

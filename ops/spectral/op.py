@@ -55,7 +55,7 @@ def to_spectral(
              [3., 3.]]])
     """
     check_rank("x", x, "(V, C)", 2)
-    rows, device = len(x), x.device
+    rows, device = x.shape[0], x.device
     check_matrix("evecs", evecs, rows, "K", device)
     check_tensor("mass", mass, (rows,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
@@ -93,7 +93,7 @@ def from_spectral(
             [7.]])
     """
     check_rank("evecs", evecs, "(V, K)", 2)
-    ptr = check_ptr(ptr, len(evecs), lengths, evecs.device)
+    ptr = check_ptr(ptr, evecs.shape[0], lengths, evecs.device)
     check_coefficients(coefficients, evecs, ptr)
     if use_kernels(backend, coefficients, evecs, matrix=True):
         out: Tensor = evaluate_operator(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)

@@ -151,6 +151,23 @@ def network(name: str, tmp_path: Path, **options: str) -> DiffusionNet:
     )  # type: ignore[arg-type]
 
 
+def test_state_dict_in_memory(tmp_path: Path) -> None:
+    """A network of the original in memory becomes the one that its checkpoint becomes."""
+    path = original_checkpoint(stored("small"), "weight_", tmp_path / "weights.pth")
+    of_original = torch.load(path, weights_only=True)
+    found = DiffusionNet.from_original_state_dict(of_original, outputs_at="faces")
+    expected = DiffusionNet.from_original_checkpoint(path, outputs_at="faces")
+    assert found.architecture == expected.architecture
+    assert found.metadata == expected.metadata
+    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    of_original["first_lin.weight"].zero_()  # the weights are copies
+    assert found.first.weight.any()
+    parameters = {name: torch.nn.Parameter(weight) for name, weight in of_original.items()}
+    assert not DiffusionNet.from_original_state_dict(parameters).first.weight.any()
+    with pytest.raises(ValueError, match="the state dict: not a checkpoint of the original"):
+        DiffusionNet.from_original_state_dict(found.state_dict())
+
+
 def prepared(name: str, gradient: str, dtype: torch.dtype = torch.float32) -> Operators:
     """The original's operators. With "spectral" they carry the gradients of the basis, which the network then uses."""
     operators = operators_of(stored(name)).to(dtype=dtype)
