@@ -182,7 +182,7 @@ class Operators(Fields):
             )
         gradient, (grad_x, grad_y) = self.gradient, self.gradient.values
         matrices = self.laplacian, SparseMatrix(gradient.pattern, grad_x), SparseMatrix(gradient.pattern, grad_y)
-        coo = [matrix.to_torch().to_sparse_coo() for matrix in matrices]
+        coo = [matrix.to_torch().to_sparse(layout=torch.sparse_coo) for matrix in matrices]
         return self.frames, self.mass, coo[0], self.evals[0], self.evecs, coo[1], coo[2]
 
     if not TYPE_CHECKING:  # type checkers should still find misspelt names
@@ -702,6 +702,10 @@ def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:
     return tuple(torch.diff(ptr).tolist())
 
 
-register_tree(Operators, _NOTHING_FOUND)
+register_tree(
+    Operators,
+    lambda operators: operators._edges,
+    lambda fields, edges: remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_edges": edges}),
+)
 # `torch.load` then reads a file of `torch.save`, which runs no code. The fields aren't checked.
 torch.serialization.add_safe_globals([Edges, Operators, Pattern, SparseMatrix])

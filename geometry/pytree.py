@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -16,17 +16,21 @@ from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.memo import remember
 
 
-def register_tree(cls: type[Fields], nothing_found: Mapping[str, None]) -> None:
+def register_tree(
+    cls: type[Fields], edges_of: Callable[[Any], Edges | None], make: Callable[[dict[str, Any], Edges | None], Fields]
+) -> None:
     """Make the fields of operators the children of a node. A matrix is a dictionary of its arrays.
 
     The last child is the edges of one mesh, or None if they aren't known. The structure holds no sizes, so an exported
     network can leave them open.
 
-    nothing_found: attributes of new operators besides the fields
+    edges_of: the edges of operators, if they are known
+    make: makes operators from fields and edges, without checks, because functions on trees put other objects in place
+        of tensors
     """
 
     def flatten(operators: Any) -> tuple[list[Any], None]:
-        edges = operators._edges
+        edges = edges_of(operators)
         known = None if edges is None or len(edges.lengths) != 1 else edges.pairs
         return [*(_as_tree(getattr(operators, name)) for name in FIELDS), known], None
 
@@ -35,12 +39,9 @@ def register_tree(cls: type[Fields], nothing_found: Mapping[str, None]) -> None:
         return list(zip(keys, flatten(operators)[0], strict=True)), None
 
     def unflatten(children: Iterable[Any], _: None) -> Fields:
-        # Without checks, because functions on trees put other objects in place of tensors.
         *values, edges = children
-        found: dict[str, Any] = {**nothing_found, **dict(zip(FIELDS, map(_from_tree, values), strict=True))}
-        if isinstance(edges, Tensor):
-            found["_edges"] = Edges(edges, (edges.shape[0],))
-        return remember(object.__new__(cls), **found)
+        fields = dict(zip(FIELDS, map(_from_tree, values), strict=True))
+        return make(fields, Edges(edges, (edges.shape[0],)) if isinstance(edges, Tensor) else None)
 
     pytree.register_pytree_node(
         cls, flatten, unflatten, serialized_type_name="diffnet.Operators", flatten_with_keys_fn=flatten_with_keys
