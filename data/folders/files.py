@@ -22,7 +22,9 @@ from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 MESH_FOLDERS = (".", "off", "meshes")
 NAMES = "label_names.txt"
 _DIGITS = re.compile("([0-9]+)")
-_NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
+_NOT_LABELS = tuple(
+    name + packed for name in ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt") for packed in ("", ".gz")
+)
 
 Parts: TypeAlias = tuple[list[Path], list[Path]]
 
@@ -120,16 +122,16 @@ def check_parts(root: Path, parts: Parts, needs_train: bool = True) -> None:
 
     Meshes of one name would share one label file.
     """
-    seen: dict[str, str] = {}
+    seen: dict[str, tuple[Path, str]] = {}
     for name, meshes in zip(("train", "test"), parts, strict=True):
         if not meshes and (needs_train or name == "test"):
             raise DataError(f"{root}: no meshes in {name}")
         for mesh in meshes:
-            place = f"{mesh} in {name}"
             stem = mesh_stem(mesh)
             if stem in seen:
-                raise DataError(f"{root}: {stem!r} occurs twice, as {seen[stem]} and as {place}")
-            seen[stem] = place
+                other, part = seen[stem]
+                raise DataError(f"{root}: {stem!r} occurs twice, as {other} in {part} and as {mesh} in {name}")
+            seen[stem] = mesh, name
 
 
 def pair_beside(
@@ -144,13 +146,13 @@ def pair_beside(
     """
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
     stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in _mesh_names(meshes[0].parent)}
-    found = {folder: label_files(folder, suffixes) for folder in dict.fromkeys(chain(*places))}
-    labels = {file: None for files in found.values() for file in files}
-    if in_meshes and not any(labeled_stem(file, stems) in stems for file in labels):
+    found = {folder: _by_stem(folder, suffixes, stems) for folder in dict.fromkeys(chain(*places))}
+    if in_meshes and not any(stem in stems for own in found.values() for stem in own):
         return [list(parts[0]) if train else [], list(parts[1])]
     wanted = zip(parts if train else ([], parts[1]), places, strict=True)
     paired = [_paired(meshes, {folder: found[folder] for folder in folders}, suffixes) for meshes, folders in wanted]
-    orphans = [file for file in labels if _is_orphan(file, stems)]
+    strange = [own[stem] for own in found.values() for stem in own if stem not in stems]
+    orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
         raise DataError(f"{root}: labels without a mesh: {listing(lost)}. Add the mesh, or move these files elsewhere")
@@ -161,22 +163,10 @@ def pair_beside(
     return paired
 
 
-def _is_orphan(file: Path, stems: set[str]) -> bool:
-    """Whether a label file has no mesh. Own features, `MESH.NAME.npy`, and JSON files are no orphans."""
-    stem, suffix = labeled_stem(file, stems), mesh_suffix(file)
-    is_feature = suffix == ".npy" and stem.rpartition(".")[0] in stems
-    return stem not in stems and not is_feature and suffix != ".json"
-
-
-def labeled_stem(file: Path, stems: set[str]) -> str:
-    """The stem of the mesh that a label file belongs to. `NAME_labels.txt` belongs to NAME.
-
-    stems: those of all meshes
-    """
-    stem = mesh_stem(file)
-    if stem not in stems and stem.endswith(PART_LIST) and mesh_suffix(file) == ".txt":
-        return stem[: -len(PART_LIST)]
-    return stem
+def _may_hold_labels(file: Path, stems: set[str]) -> bool:
+    """False for JSON files, and for own features of a mesh, `MESH.NAME.npy`."""
+    suffix = mesh_suffix(file)
+    return suffix != ".json" and not (suffix == ".npy" and mesh_stem(file).rpartition(".")[0] in stems)
 
 
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
@@ -184,28 +174,44 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
 
     A JSON file beside another label file is ignored, because it often describes the mesh.
     """
-    return _paired(meshes, {folder: label_files(folder, suffixes) for folder in folders}, suffixes)
-
-
-def _paired(meshes: list[Path], label_files: dict[Path, list[Path]], suffixes: tuple[str, ...]) -> list[Path]:
-    """See `pair_labels`. label_files: the label files of each folder"""
-    found: dict[str, list[Path]] = {}
     stems = {mesh_stem(mesh) for mesh in meshes}
-    files = [file for files in label_files.values() for file in files]
-    for file in sorted(files, key=lambda file: mesh_suffix(file) == ".json"):
-        stem = labeled_stem(file, stems)
-        if mesh_suffix(file) != ".json" or all(mesh_suffix(other) == ".json" for other in found.get(stem, ())):
-            found.setdefault(stem, []).append(file)
-    missing = [mesh.name for mesh in meshes if mesh_stem(mesh) not in found]
+    return _paired(meshes, {folder: _by_stem(folder, suffixes, stems) for folder in folders}, suffixes)
+
+
+_ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mesh that they belong to
+
+
+def _by_stem(folder: Path, suffixes: tuple[str, ...], stems: set[str]) -> _ByStem:
+    """The label files of a folder. `NAME_labels.txt` belongs to NAME. stems: those of all meshes"""
+    found: _ByStem = {}
+    for file in label_files(folder, suffixes):
+        stem = mesh_stem(file)
+        if stem not in stems and stem.endswith(PART_LIST) and mesh_suffix(file) == ".txt":
+            stem = stem[: -len(PART_LIST)]
+        found.setdefault(stem, []).append(file)
+    return found
+
+
+def _paired(meshes: list[Path], found: dict[Path, _ByStem], suffixes: tuple[str, ...]) -> list[Path]:
+    """See `pair_labels`. found: the label files of each folder"""
+    paired, missing = [], []
+    for mesh in meshes:
+        stem = mesh_stem(mesh)
+        files = [file for own in found.values() for file in own.get(stem, ())]
+        if len(files) > 1:
+            files = [file for file in files if mesh_suffix(file) != ".json"] or files
+        if len(files) > 1:
+            raise DataError(f"{mesh}: more than one label file: {listing(map(str, files))}")
+        if files:
+            paired.append(files[0])
+        else:
+            missing.append(mesh.name)
     if missing:
-        places = ", ".join(map(str, label_files))
+        places = ", ".join(map(str, found))
         raise DataError(
             f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}"
         )
-    for mesh in meshes:
-        if len(found[mesh_stem(mesh)]) > 1:
-            raise DataError(f"{mesh}: more than one label file: {listing(map(str, found[mesh_stem(mesh)]))}")
-    return [found[mesh_stem(mesh)][0] for mesh in meshes]
+    return paired
 
 
 def meshes_below(root: Path) -> list[Path]:
@@ -217,8 +223,7 @@ def meshes_below(root: Path) -> list[Path]:
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The label files of a folder with these extensions, also with .gz, sorted by name. Other tables are left out."""
-    files = [file for file in files_in(folder, (*suffixes, ".gz")) if mesh_suffix(file) in suffixes]
-    files = [file for file in files if _key(file.name).lower() not in _NOT_LABELS]
+    files = files_in(folder, _also_packed(suffixes), _NOT_LABELS)
     return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]
 
 
@@ -227,7 +232,7 @@ def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
 
     Raises DataError if a mesh is there both with and without .gz.
     """
-    meshes = [file for file in files_in(folder, (*formats, ".gz")) if mesh_suffix(file) in formats]
+    meshes = files_in(folder, _also_packed(formats))
     seen: dict[str, Path] = {}
     for mesh in meshes:
         if (other := seen.setdefault(_key(mesh), mesh)) is not mesh:
@@ -241,24 +246,31 @@ def has_meshes(folder: Path) -> bool:
 
 
 def _mesh_names(folder: Path) -> Iterator[str]:
-    return (name for name in _names_in(folder, (*FORMATS, ".gz")) if mesh_suffix(name) in FORMATS)
+    return _names_in(folder, _also_packed(FORMATS))
 
 
-def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The visible files of a folder with these extensions, sorted by name. Empty if the folder does not exist.
+def _also_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    return (*suffixes, *(f"{suffix}.gz" for suffix in suffixes))
+
+
+def files_in(folder: Path, endings: tuple[str, ...], without: tuple[str, ...] = ()) -> list[Path]:
+    """The visible files of a folder whose names have these endings, sorted by name. Empty if there is no such folder.
+
+    without: names of files that are left out
 
     Raises DataError for a link to a file that is missing.
     """
     if not folder.is_dir():
         return []
-    return [folder / name for name in sorted(_names_in(folder, suffixes), key=lambda name: (_natural(name), name))]
+    names = sorted(name for name in _names_in(folder, endings) if name.lower() not in without)
+    return [folder / name for name in sorted(names, key=_natural)]
 
 
-def _names_in(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+def _names_in(folder: Path, endings: tuple[str, ...]) -> Iterator[str]:
     """The names of `files_in`, in no order. Sets have many files, so this makes no Path of each."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name[0] == "." or os.path.splitext(entry.name)[1].lower() not in suffixes:
+            if entry.name[0] == "." or not entry.name.lower().endswith(endings):
                 continue
             if entry.is_symlink() and not os.path.exists(entry):
                 raise DataError(f"{folder / entry.name}: this link points to a file that is missing")
@@ -267,7 +279,9 @@ def _names_in(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _natural(name: str) -> list[str | int]:
-    return [int(part) if i % 2 else part.lower() for i, part in enumerate(_DIGITS.split(name))]
+    parts: list[str | int] = [*_DIGITS.split(name.lower())]
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def listing(names: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -76,7 +75,7 @@ class TargetFacts(NamedTuple):
 
 
 Facts: TypeAlias = "tuple[Fingerprint, Any]"
-_Known: TypeAlias = dict[tuple[str, str], tuple[Fingerprint, list[Any]]]  # by kind and path
+_Known: TypeAlias = dict[str, dict[str, Facts]]  # by kind and path
 
 
 def indexed(
@@ -91,23 +90,26 @@ def indexed(
     """
     place = index_path(root, cache_dir)
     here = os.getcwd()  # `os.path.abspath` takes several times as long as `join`
-    wanted = [(kind, os.path.join(here, path)) for kind, paths in files.items() for path in paths]
+    wanted = {kind: [os.path.join(here, path) for path in paths] for kind, paths in files.items()}
     known = _read(place)
-    paths = [path for own in files.values() for path in own]
-    prints = [fingerprint(path) for path in paths]
-    stale = [i for i, key in enumerate(wanted) if key not in known or known[key][0] != prints[i]]
+    stale = [
+        (kind, os.fspath(path))
+        for kind, paths in files.items()
+        for path, name in zip(paths, wanted[kind], strict=True)
+        if (own := known.get(kind, {}).get(name)) is None or own[0] != fingerprint(path)
+    ]
     if stale:
-        work = [(wanted[i][0], str(paths[i])) for i in stale]
         describe = partial(describe_files, cache_dir=cache_dir)
         failed: list[str] = []
         stored = time.monotonic()
         new: _Known = {}
         try:
-            for position, result in computed_in_chunks(describe, work, jobs, CHUNK):
+            for position, result in computed_in_chunks(describe, stale, jobs, CHUNK):
+                kind, path = stale[position]
                 if isinstance(result, str):
                     failed.append(result)
                 else:
-                    new[wanted[stale[position]]] = result
+                    new.setdefault(kind, {})[os.path.join(here, path)] = result
                 if time.monotonic() - stored > STORED_EVERY:
                     _store(place, new)
                     stored = time.monotonic()
@@ -115,26 +117,19 @@ def indexed(
             if new:
                 _store(place, new)
         if failed:
-            count = "" if len(paths) == 1 else f"{len(failed)} of {len(paths)} files can't be used: "
+            total = sum(map(len, files.values()))
+            count = "" if total == 1 else f"{len(failed)} of {total} files can't be used: "
             raise DataError(count + some_reasons(failed))
-        known |= new
-    found = iter([known[key] for key in wanted])
-    return {
-        kind: [(own, _KINDS[_first(kind)](*facts)) for own, facts in islice(found, len(own_paths))]
-        for kind, own_paths in files.items()
-    }
+        known = _merged(known, new)
+    return {kind: [known[kind][name] for name in names] for kind, names in wanted.items()}
 
 
 _KINDS: dict[str, Callable[..., Any]] = {"mesh": MeshFacts, "labels": LabelFacts, "targets": TargetFacts}
 
 
-def _first(kind: str) -> str:
-    return kind.partition(" ")[0]
-
-
 def index_path(root: Path, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the index of the data set in a folder."""
-    return entry_path(cache_dir, cache_key({}, index=os.path.abspath(root)), "index")
+    return entry_path(cache_dir, cache_key({}, files_of=os.path.abspath(root)), "index")
 
 
 def fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
@@ -151,11 +146,16 @@ def _read(place: Path) -> _Known:
     known: _Known = {}
 
     def check(arrays: Arrays) -> None:
-        for kind, path, size, modified, facts in json.loads(arrays["index"].tobytes()):
-            known[kind, path] = (size, modified), facts
-            _KINDS[_first(kind)](*facts)  # raises TypeError for another number
+        for kind, columns in json.loads(arrays["index"].tobytes()).items():
+            paths, sizes, modified, *facts = columns
+            make = _KINDS[kind.partition(" ")[0]]  # raises TypeError for another number
+            known[kind] = dict(zip(paths, zip(zip(sizes, modified), map(make, *facts))))  # noqa: B905
 
     return {} if read_entry(place, check) is None else known
+
+
+def _merged(known: _Known, new: _Known) -> _Known:
+    return {kind: known.get(kind, {}) | new.get(kind, {}) for kind in known | new}
 
 
 def _store(place: Path, new: _Known) -> None:
@@ -164,9 +164,12 @@ def _store(place: Path, new: _Known) -> None:
     Entries of files that are gone are dropped. If two processes write at the same moment, one of both indices stays,
     and the next start reads the files that it lacks.
     """
-    kept = {key: own for key, own in _read(place).items() if key in new or os.path.exists(key[1])}
-    rows = [[*key, *own, facts] for key, (own, facts) in (kept | new).items()]
-    write_entry(place, {"index": np.frombuffer(json.dumps(rows).encode(), np.uint8)})
+    columns = {}
+    for kind, own in _merged(_read(place), new).items():
+        kept = [path for path in own if path in new.get(kind, {}) or os.path.exists(path)]
+        if kept:
+            columns[kind] = list(zip(*((path, *own[path][0], *own[path][1]) for path in kept), strict=True))
+    write_entry(place, {"index": np.frombuffer(json.dumps(columns).encode(), np.uint8)})
 
 
 def describe_files(work: Sequence[tuple[str, str]], cache_dir: str | os.PathLike[str]) -> list[Any]:
@@ -174,20 +177,22 @@ def describe_files(work: Sequence[tuple[str, str]], cache_dir: str | os.PathLike
     return [_describe(kind, Path(path), cache_dir) for kind, path in work]
 
 
-def _describe(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Fingerprint, list[Any]] | str:
+def _describe(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Facts | str:
     try:
         own = fingerprint(path)  # before reading: a file that changes meanwhile is then read again
         if kind == "mesh":
             mesh = load_mesh(path, cache_dir)
             sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(mesh_edges(mesh.faces))
-            return own, [*sizes, content_hash(mesh.verts, mesh.faces)]
+            return own, MeshFacts(*sizes, content_hash(mesh.verts, mesh.faces))
         if kind != "labels":
             columns = read_targets(path, kind.partition(" ")[2])
             known = (~np.isnan(columns.values)).any(0).tolist()
-            return own, [len(columns.values), columns.names, columns.at, known, content_hash(columns.values)]
+            rows = len(columns.values)
+            return own, TargetFacts(rows, columns.names, columns.at, known, content_hash(columns.values))
         source = read_source(path)
     except DiffnetError as e:
         return str(e)
     rows = -1 if source.elements is not None else len(source.values)
     content = content_hash(source.values, *([] if source.elements is None else [source.elements]))
-    return own, [rows, source.kind, source.at, source.names, np.unique(source.values).tolist(), content]
+    distinct: list[int] = np.unique(source.values).tolist()
+    return own, LabelFacts(rows, source.kind, source.at, source.names, distinct, content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry import Mesh, load_mesh
-from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 
 class Numbering(NamedTuple):
@@ -288,7 +288,7 @@ def _find_columns(
     """The elements that have targets, and the names of the columns. Raises DataError for files that don't fit."""
     kept = _different(
         [
-            (sizes[:4], *((o.rows, o.names, o.at) for o in own))
+            (sizes[:4], *((o.rows, *o.names, o.at) for o in own))
             for sizes, own in zip(mesh_facts, target_facts, strict=True)
         ]
     )
@@ -377,7 +377,7 @@ def _find_elements(
     """
     kept = _different(
         [
-            (sizes[:4], own.rows, own.at, path.suffix)
+            (sizes[:4], own.rows, own.at, mesh_suffix(path))
             for sizes, own, path in zip(mesh_facts, label_facts, meshes, strict=True)
         ]
     )
@@ -391,11 +391,11 @@ def _find_elements(
     return at
 
 
-def _different(facts: Sequence[Any]) -> list[int]:
+def _different(facts: Sequence[Hashable]) -> list[int]:
     """The places at which facts occur that didn't occur before."""
-    first: dict[str, int] = {}
+    first: dict[Any, int] = {}
     for i, own in enumerate(facts):
-        first.setdefault(repr(own), i)
+        first.setdefault(own, i)
     return list(first.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from diffnet.data.counts import counted
 from diffnet.geometry.files import make_folder
-from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated
+from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
@@ -78,6 +79,8 @@ def run_command(
 
         task = task_named(name)
 
+    if is_command():
+        gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
     chosen, resume = pick_device(given["device"]), given["resume"]
 
     def trained(ranks: Ranks) -> dict[str, Any]:
