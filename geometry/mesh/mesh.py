@@ -18,7 +18,7 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.normals import own_normals, unit_normals
+from diffnet.geometry.mesh.normals import normals_array, own_normals, unit_normals
 from diffnet.geometry.mesh.objects import on_host, real_array, source_of
 
 if TYPE_CHECKING:
@@ -124,15 +124,15 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         cloud, faces is None or empty;
         points (V, 3) of a point cloud: a NumPy array, a tensor or a list;
         a trimesh object. The geometries of a scene become one mesh, in the scene's coordinates;
-        an object with `vertices` (V, 3) and `faces` (F, 3), or with `pos` (V, 3) and `face` (3, F), as PyTorch
-        Geometric's `Data` has them
+        an object with `vertices` (V, 3) and `faces` (F, 3), or with `pos` (V, 3) and `face` (3, F) and perhaps
+        `normal` (V, 3), as PyTorch Geometric's `Data` has them
     cache_dir: a folder for parsed files, identified by their content, so that a file is parsed only once; see
         `precompute`
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
     fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
     numbered by first appearance. In VTK files, each triangle of a strip is a polygon. Normals in PLY files (nx, ny, nz)
-    and OBJ files (vn) are read. If a vertex of an OBJ file has several, it gets their mean.
+    and OBJ files (vn) are read, and those of a `Data`. If a vertex of an OBJ file has several, it gets their mean.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
     coordinates beyond single precision, and an index out of range. A .gz file of more than 2 GiB when unpacked is
@@ -159,7 +159,10 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     except ValueError as e:
         raise MeshError(f"{type(source).__name__} object: {e}") from e
     if found is not None:
-        return make_mesh(found.verts, found.faces, name=found.name)
+        mesh = make_mesh(found.verts, found.faces, name=found.name)
+        if found.normals is None:
+            return mesh
+        return replace(mesh, normals=unit_normals(normals_array(found.normals, len(mesh.verts), found.name)))
     if is_array(source):
         return make_mesh(source, None, name="points")
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")

@@ -62,14 +62,7 @@ def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:
 
     Raises MeshError for another shape, and for normals that are zero or not finite.
     """
-    try:
-        normals = real_array("normals", given)
-    except ValueError as e:
-        raise MeshError(f"{name}: {e}") from e
-    if normals.shape != (count, 3):
-        raise MeshError(
-            f"{name}: normals should have shape ({count}, 3), one for each vertex, shape is {normals.shape}"
-        )
+    normals = normals_array(given, count, name)
     unit = unit_normals(normals)
     usable = np.zeros(count, bool) if unit is None else unit.any(axis=1)
     bad = np.flatnonzero(~usable)
@@ -79,6 +72,19 @@ def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:
             f"{normals[bad[0]].tolist()}"
         )
     return unit
+
+
+def normals_array(given: Any, count: int, name: str) -> NDArray[np.float64]:
+    """Normals (V, 3) as they are given. For arguments and errors see `own_normals`."""
+    try:
+        normals = real_array("normals", given)
+    except ValueError as e:
+        raise MeshError(f"{name}: {e}") from e
+    if normals.shape != (count, 3):
+        raise MeshError(
+            f"{name}: normals should have shape ({count}, 3), one for each vertex, shape is {normals.shape}"
+        )
+    return normals
 
 
 def check_normals_rule(rule: Any, others: str = "") -> None:

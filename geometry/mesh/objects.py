@@ -30,18 +30,19 @@ def real_array(name: str, values: Any) -> NDArray[np.float64]:
 
 
 class Source(NamedTuple):
-    """Vertices (V, 3), faces (F, 3) or None, not yet checked, and a name for messages."""
+    """Vertices (V, 3), faces (F, 3) or None, not yet checked, a name for messages, and normals (V, 3) or None."""
 
     verts: Any
     faces: Any
     name: str
+    normals: Any = None
 
 
 def source_of(value: Any) -> Source | None:
     """The vertices and faces of an object, or None if it has none. Raises ValueError if it can't be one mesh.
 
-    Scenes of trimesh are concatenated. Other objects need `vertices` and `faces`, or `pos` and `face` (3, F), as
-    PyTorch Geometric's `Data` has them.
+    Scenes of trimesh are concatenated. Other objects need `vertices` and `faces`, or `pos` and `face` (3, F) and
+    perhaps `normal`, as PyTorch Geometric's `Data` has them.
     """
     # Importing trimesh takes a quarter of a second. If it isn't loaded yet, the value can't be a trimesh object.
     if "trimesh" in sys.modules:
@@ -57,7 +58,7 @@ def source_of(value: Any) -> Source | None:
     if isinstance(value, type):
         return None
     if hasattr(value, "pos") and hasattr(value, "face"):
-        return Source(value.pos, _columns(value), name)
+        return Source(value.pos, _columns(value), name, getattr(value, "normal", None))
     if hasattr(value, "vertices") and hasattr(value, "faces"):
         return Source(value.vertices, value.faces, name)
     return None

@@ -114,6 +114,22 @@ class SparseMatrix:
         matrix = self.with_row_order(None)
         return csr_tensor(matrix.pattern.indptr, matrix.pattern.indices, matrix.values, matrix.pattern.shape)
 
+    def to_edges(self) -> tuple[Tensor, Tensor]:
+        """The entries as weighted edges of a graph, as layers of PyTorch Geometric take them.
+
+        Returns edge_index (2, nnz) int64, from the columns in [0] to the rows in [1], and edge_weight (nnz, …). The sum
+        of edge_weight ∘ x[edge_index[0]] over the edges to each row is the product with x. Several sets of values
+        (S, nnz), such as those of `operators.gradient`, give edge_weight (nnz, S).
+
+        >>> import torch
+        >>> matrix = SparseMatrix.from_torch(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]).to_sparse_csr())
+        >>> matrix.to_edges()
+        (tensor([[0, 2, 1],
+                [0, 0, 1]]), tensor([1., 2., 3.]))
+        """
+        ends = torch.stack([self.pattern.column_indices, self.pattern.row_indices])
+        return ends.long(), self.values.movedim(-1, 0)
+
     @classmethod
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> SparseMatrix:
         """Convert a SciPy sparse matrix or array of any format. The memory of a CSR one is shared.

@@ -1,0 +1,128 @@
+"""PyTorch Geometric (https://pyg.org): `Data` with operators, which its `DataLoader` batches.
+
+This module needs `pip install 'diffnet[pyg]'`. A batch of PyTorch Geometric packs vertices as `Operators` do, so all
+networks and layers of diffnet take `batch.x` and `batch.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from diffnet.data.labeled import UNLABELED, LabeledMesh
+from diffnet.geometry import MeshLike, Operators, collate, load_mesh, precompute
+from diffnet.geometry.mesh.objects import on_host
+
+try:
+    from torch_geometric.data import Data
+    from torch_geometric.transforms import BaseTransform
+except ImportError as e:
+    raise ImportError(f"diffnet.data.pyg needs PyTorch Geometric ({e}): pip install 'diffnet[pyg]'") from e
+
+__all__ = ["AddOperators", "DataWithOperators", "from_data", "to_data"]
+
+
+class DataWithOperators(Data):  # type: ignore[misc]
+    """A `Data` with `operators`, which are packed in a batch. `AddOperators` makes it.
+
+    A class of your own that has operators inherits from it in place of `Data`.
+    """
+
+    @property
+    def operators(self) -> Operators:
+        """The operators of this mesh, or the packed operators of the meshes of a batch."""
+        if "operators" not in self:
+            raise AttributeError("this data has no operators; write AddOperators()(data)")
+        found = self["operators"]
+        if isinstance(found, list):  # PyTorch Geometric makes a list of all that is no tensor
+            found = self["operators"] = collate(found)
+        packed: Operators = found
+        return packed
+
+    def apply(self, func: Callable[[Any], Any], *args: str) -> DataWithOperators:
+        """Apply a function, such as a move to a GPU, to all tensors. Operators are packed first, so they move once."""
+        if "operators" in self:
+            _ = self.operators
+        changed: DataWithOperators = super().apply(func, *args)
+        return changed
+
+
+class AddOperators(BaseTransform):  # type: ignore[misc]
+    """A transform of PyTorch Geometric: adds the `operators` of `data.pos`, `data.face` and, for points, `data.normal`.
+
+    k, options: see `precompute`. With `cache_dir`, a mesh is preprocessed once.
+
+    The result is a `DataWithOperators`. Raises TypeError for a subclass of `Data` that doesn't inherit from it, and the
+    errors of `precompute`.
+
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from torch_geometric.loader import DataLoader
+    >>> from diffnet import DiffusionNet
+    >>> triangle = Data(pos=torch.eye(3), face=torch.tensor([[0], [1], [2]]))
+    >>> (batch,) = DataLoader([AddOperators(k=2)(triangle)] * 4, batch_size=4)
+    >>> batch.operators
+    Operators(meshes=4, vertices=12, faces=4, k=2, dtype=torch.float32, device=cpu)
+    >>> DiffusionNet(3, 8, width=16)(batch.pos, batch.operators).shape
+    torch.Size([12, 8])
+    """
+
+    def __init__(self, k: int = 128, **options: Any) -> None:
+        self.options = {"k": k, **options}
+
+    def forward(self, data: Data) -> DataWithOperators:
+        if type(data) is Data:
+            data = DataWithOperators.from_dict(data.to_dict())
+        if not isinstance(data, DataWithOperators):
+            raise TypeError(
+                f"data should be Data or DataWithOperators, got {type(data).__name__}; let it inherit from "
+                "diffnet.data.pyg.DataWithOperators"
+            )
+        data.operators = precompute(data, **self.options)
+        return data
+
+    def __repr__(self) -> str:
+        return f"AddOperators({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+
+
+def to_data(mesh: MeshLike | LabeledMesh) -> Data:
+    """A mesh or a point cloud as `Data`.
+
+    mesh: anything that `load_mesh` reads, or a `LabeledMesh`
+
+    Returns `pos` (V, 3) float32; `face` (3, F) int64 and `normal` (V, 3) float32, where the mesh has them; `y`, the
+    labels; and the own arrays of a `LabeledMesh` by their names. An unlabeled element has -1 or NaN in `y`. Raises
+    MeshError for a mesh that can't be used.
+    """
+    source = load_mesh(mesh.mesh if isinstance(mesh, LabeledMesh) else mesh)
+    data = Data(pos=torch.from_numpy(source.verts).float())
+    if not source.is_point_cloud:
+        data.face = torch.from_numpy(source.faces).T.contiguous()
+    if source.normals is not None:
+        data.normal = torch.from_numpy(source.normals).float()
+    if isinstance(mesh, LabeledMesh):
+        data.y = torch.as_tensor(mesh.labels)
+        data.update({name: torch.as_tensor(array) for name, array in mesh.arrays.items()})
+    return data
+
+
+def from_data(data: Data) -> LabeledMesh:
+    """A `Data` as a `LabeledMesh`, for the data sets and the training of diffnet. The inverse of `to_data`.
+
+    data: with `pos` (V, 3), and perhaps `face` (3, F), `normal` (V, 3) and labels `y`: whole numbers, (V,), (F,), (E,)
+        or (1,), or the targets of a regression, floating point, (N,) or (N, C). Without `y`, no vertex has a label.
+        Other tensors with a row for each vertex become own arrays, so `x` is a feature under the name "file:x".
+
+    Raises MeshError for a mesh that can't be used, also for a batch; see `batch.to_data_list()`.
+    """
+    mesh = load_mesh(data)
+    labels = np.full(len(mesh.verts), UNLABELED) if data.y is None else np.asarray(on_host(data.y))
+    if labels.dtype.kind == "f":
+        labels = labels.reshape(len(labels), -1)
+    else:
+        labels = labels.astype(np.int64)
+    names = [name for name in data.node_attrs() if name not in ("pos", "normal", "y")]
+    return LabeledMesh(mesh.name, mesh, labels, {name: np.asarray(on_host(data[name])) for name in names})
