@@ -42,6 +42,10 @@ class DataWithOperators(Data):  # type: ignore[misc]
         packed: Operators = found
         return packed
 
+    @operators.setter
+    def operators(self, operators: Operators) -> None:
+        self["operators"] = operators
+
     def apply(self, func: Callable[[Any], Any], *args: str) -> DataWithOperators:
         """Apply a function, such as a move to a GPU, to all tensors. Operators are packed first, so they move once."""
         if "operators" in self:
@@ -120,9 +124,6 @@ def from_data(data: Data) -> LabeledMesh:
     """
     mesh = load_mesh(data)
     labels = np.full(len(mesh.verts), UNLABELED) if data.y is None else np.asarray(on_host(data.y))
-    if labels.dtype.kind == "f":
-        labels = labels.reshape(len(labels), -1)
-    else:
-        labels = labels.astype(np.int64)
+    labels = labels.reshape(len(labels), -1) if labels.dtype.kind == "f" else labels.astype(np.int64)
     names = [name for name in data.node_attrs() if name not in ("pos", "normal", "y")]
     return LabeledMesh(mesh.name, mesh, labels, {name: np.asarray(on_host(data[name])) for name in names})

@@ -4,7 +4,7 @@ Public are the names in `__all__` of this package and of its subpackages, which 
 
 - `diffnet.ops`: differentiable functions on tensors. (`Operators`, the matrices and the basis of a mesh, is a class.)
 - `diffnet.geometry`: from a mesh or a point cloud to `Operators`.
-- `diffnet.data`: labeled data sets, samples and batches.
+- `diffnet.data`: labeled data sets, samples and batches. `diffnet.data.pyg` is for PyTorch Geometric; import it.
 - `diffnet.train`: training and prediction as the command line does it.
 - `diffnet.viz`: pictures and pages of meshes.
 - `diffnet.benchmarks`: the benchmarks of `diffnet bench`.

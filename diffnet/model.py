@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -266,6 +267,54 @@ class DiffusionNet(nn.Module):
         model = restore(cls, path, weights, architecture | options)
         model.metadata = metadata
         return model.to(place)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], /, **metadata: Any) -> None:
+        """Write a folder with the network, to share it: model.safetensors, config.json and a model card, README.md.
+
+        folder: made if it is missing. An existing README.md stays. `huggingface_hub.upload_folder` uploads a folder.
+        metadata: see `save`, which writes model.safetensors. `data_license` is required, here or in `model.metadata`.
+            The card also shows `task`, `features`, `k`, `normalize`, `label_names`, `data`, `license` and what begins
+            with `test_`. A network from a checkpoint of `diffnet train` has the first five.
+
+        Raises ValueError without `data_license`, OptionError if the folder can't be made, and the errors of `save`.
+
+        >>> model = DiffusionNet(16, 8, width=64, blocks=2)
+        >>> model.save_pretrained("parts", features="hks", k=128, normalize=True, data="scans", data_license="CC0-1.0")
+        >>> DiffusionNet.from_pretrained("parts").metadata["data_license"]
+        'CC0-1.0'
+        """
+        from diffnet.checkpoints.files import NETWORK_FILE
+        from diffnet.checkpoints.pretrained import check_license, write_description
+        from diffnet.geometry.files import make_folder
+
+        check_license(self.metadata | metadata)
+        make_folder(folder)
+        self.save(Path(folder) / NETWORK_FILE, **metadata)
+        write_description(Path(folder), sum(parameter.numel() for parameter in self.parameters()))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> DiffusionNet:
+        """Load a network that `save_pretrained` wrote, from a folder or from the Hugging Face Hub, in eval mode.
+
+        name_or_folder: a folder, or the name of a repository on the Hub, such as "user/name". A folder needs neither
+            network nor huggingface_hub. The Hub needs ``pip install 'diffnet[hub]'``; a downloaded file stays in its
+            cache.
+        revision: a branch, tag or commit of the repository
+        device, options: see `load`
+
+        Only model.safetensors is read, and no code is run. Raises CheckpointError if there is no such network,
+        ImportError if huggingface_hub is needed and not installed, and the errors of `load`.
+        """
+        from diffnet.checkpoints.pretrained import network_file
+
+        return cls.load(network_file(name_or_folder, revision), device=device, **options)
 
     @classmethod
     def from_original_checkpoint(

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from diffnet.geometry.errors import DiffnetError
 
+NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
+
 
 class CheckpointError(DiffnetError, ValueError):
     """A file is not a usable checkpoint. The message names the file and gives the reason."""
@@ -26,7 +28,7 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
     refused.
     """
     if Path(path).is_dir():
-        held = [name for name in ("last.pt", "best.pt") if (Path(path) / name).is_file()]
+        held = [name for name in ("last.pt", "best.pt", NETWORK_FILE) if (Path(path) / name).is_file()]
         hint = f"; it holds {' and '.join(held)}" if held else ""
         raise CheckpointError(f"{path}: this is a folder, expected a checkpoint{hint}")
     if not Path(path).exists():

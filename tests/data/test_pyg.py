@@ -199,7 +199,7 @@ def test_normals_of_data() -> None:
 
 def test_round_trip() -> None:
     mesh = figure(3)
-    labeled = LabeledMesh("mesh", mesh.mesh, mesh.labels, {"x": np.random.rand(len(mesh.labels), 2)})
+    labeled = LabeledMesh("mesh", mesh.mesh, mesh.labels, {"x": np.random.default_rng(0).random((len(mesh.labels), 2))})
     data = to_data(labeled)
     assert (data.pos.dtype, data.face.shape, data.y.dtype) == (torch.float32, mesh.mesh.faces.T.shape, torch.int64)
     assert data.validate()
@@ -270,6 +270,9 @@ def test_own_classes() -> None:
     with pytest.raises(AttributeError, match="operators"):
         _ = DataWithOperators().operators
     assert not hasattr(DataWithOperators(), "operators")
+    data = DataWithOperators(**to_data(ellipsoid(0)).to_dict())
+    data.operators = precompute(ellipsoid(0), k=4)  # without the transform
+    assert batch_of([data, data]).operators.k == 4
 
 
 class Ellipsoids(InMemoryDataset):

@@ -62,7 +62,7 @@ def program_lines(path: Path) -> int:
 
 
 def test_short() -> None:
-    assert len(PROGRAMS) == 13
+    assert len(PROGRAMS) == 14
     assert {p.stem: n for p in PROGRAMS if (n := program_lines(p)) > LINES} == {}
 
 
@@ -120,6 +120,11 @@ def test_own_normals(line: Any) -> None:
 def test_own_network(line: Any) -> None:
     (accuracy,) = numbers("training accuracy N", line("own_network", steps=10, k=16))
     assert accuracy > 1 / 4
+
+
+def test_pytorch_geometric(line: Any) -> None:
+    (accuracy,) = numbers("accuracy N in the last batch", line("pytorch_geometric"))
+    assert accuracy == 1
 
 
 def test_own_laplacian(line: Any) -> None:

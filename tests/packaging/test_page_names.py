@@ -27,7 +27,7 @@ OTHERS = {  # options of other programs, which the pages mention
 }  # fmt: skip
 
 
-FILES = {("train", "txt"), ("data", "py")}
+FILES = {("train", "txt"), ("data", "py"), ("data", "pyg")}  # the last is a module, imported by name
 
 
 def options(command: Any) -> Iterator[str]:
