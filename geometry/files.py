@@ -13,7 +13,7 @@ from typing import Any
 from diffnet.geometry.errors import OptionError
 
 
-def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
+def write_atomically(path: str | os.PathLike[str], content: bytes | memoryview | str) -> None:
     """Write a file. Under its name there is always a complete file: the old one or the new one.
 
     content: bytes, or text, which becomes UTF-8 after `as_text`

@@ -35,11 +35,15 @@ from diffnet.train.tasks.registry import task_named
 __all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 
 
-def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. The file is complete at any time: the old one stays until the new one is written."""
+def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint, *more: str | os.PathLike[str]) -> None:
+    """Write a checkpoint. The file is complete at any time: the old one stays until the new one is written.
+
+    more: further files that get the same content, after the first one
+    """
     buffer = io.BytesIO()
     torch.save({**checkpoint, "format": FORMAT, "version": __version__}, buffer)
-    write_atomically(path, buffer.getvalue())
+    for file in (path, *more):
+        write_atomically(file, buffer.getbuffer())
 
 
 def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Checkpoint:

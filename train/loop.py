@@ -220,9 +220,8 @@ def train(
             best = max(best, score)
             if board is not None:
                 # best.pt is written before last.pt. If the run stops between the two, resuming repeats this epoch.
-                if improved:
-                    save_checkpoint(out / "best.pt", checkpoint())
-                save_checkpoint(out / "last.pt", checkpoint())
+                paths = [out / "best.pt", out / "last.pt"][0 if improved else 1 :]
+                save_checkpoint(paths[0], checkpoint(), *paths[1:])
                 write_atomically(out / "metrics.csv", as_csv(history, score_name))
                 shown = {name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}
                 board.add(shown, epoch + 1)

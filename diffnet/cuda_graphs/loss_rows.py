@@ -122,6 +122,11 @@ class _IndicesOnCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
     A GPU would stop, and refuse all later work of the process.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # PyTorch would wrap the method so that its first call imports the compiler, which takes 5 seconds.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

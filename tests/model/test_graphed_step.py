@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -632,3 +634,16 @@ def test_steps_wait_for_nothing_on_a_gpu(meshes: list[Operators]) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len({float(x) for x in losses}) == 3
+
+
+def test_the_compiler_of_pytorch_stays_out() -> None:
+    """Importing it takes seconds. The check of a loss runs in a mode that PyTorch keeps from it by importing it."""
+    program = (
+        "import sys, torch\n"
+        "from diffnet.cuda_graphs.loss_rows import _IndicesOnCPU\n"
+        "with _IndicesOnCPU():\n"
+        "    torch.nn.functional.cross_entropy(torch.zeros(2, 3), torch.zeros(2).long())\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False"]
