@@ -132,14 +132,17 @@ class GraphedStep:
             the gradients of all P weights and of the losses, multiplied by the weights of their batches, and the sum of
             these. With `all_reduce`, the step is that of the batches of all processes. A process may have none.
 
-        The kernels are launched one by one. If no batch counts, the loss and all gradients are 0.
+        `reduce` is called between two graphs. If no batch counts, the loss and all gradients are 0.
         """
         sums = self._plain.sums()
         if self.graphs and (sums.is_cuda or self.recorder is not record_graph):
             self._plain.capturable = self._plain.optimizer.refused() is None  # as in a process that has a batch
         with torch.no_grad():
             reduce(sums)
-            return self._plain.update()
+            found = None
+            if self.graphs and self._on_graphs is not None and self._on_graphs.device == sums.device:
+                found = self._on_graphs.update()
+            return self._plain.update() if found is None else found.clone()
 
     def _run(self, batch: StepBatch, adds: bool) -> Tensor:
         reason = None
@@ -148,7 +151,7 @@ class GraphedStep:
             if self.graphs and outputs_at in ROWS and may_have_graphs(batch.features, batch.operators, self.recorder):
                 found, reason = self._graphs_on(batch.features.device)(batch, outputs_at, adds)
             if found is not None:
-                loss = found.clone()
+                loss = found if adds else found.clone()
             elif adds:
                 loss = self._plain.add(batch)
             else:

@@ -118,7 +118,7 @@ class Ranks:
         return made[0] if made else work()
 
     def gathered(self, value: Any, meanwhile: Callable[[], Any] = lambda: None) -> list[Any]:
-        """The values of all ranks. Each waits for all others, and calls `meanwhile` about once a second."""
+        """The values of all ranks. Each waits for all others, and calls `meanwhile` some times a second."""
         self._calls += 1
         if self.store is None:
             return [value]
@@ -170,11 +170,11 @@ class Ranks:
 
     def _get(self, key: str, meanwhile: Callable[[], Any] = lambda: None, delete: bool = False) -> Any:
         assert self.store is not None
-        pause = 0.01
+        pause = 0.001
         # `wait` would keep the store from the other threads.
         while not self.store.check([key]):
             time.sleep(pause)
-            pause = min(2 * pause, BEAT)
+            pause = min(2 * pause, BEAT / 10)
             meanwhile()
         names = [f"{key}, piece {i}" for i in range(int(self.store.get(key)))]
         content = b"".join(map(self.store.get, names))

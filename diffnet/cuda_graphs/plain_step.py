@@ -119,8 +119,8 @@ class PlainStep:
             weight = self._weight_of(values, batch).to(sums.dtype)
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._summed()]
             parts = [*grads, loss.detach(), torch.ones_like(weight)]
-            added = weight * torch.cat([x.reshape(-1).to(sums.dtype) for x in parts])
-            sums += torch.where(weight > 0, added, 0)  # a mean over nothing can be NaN
+            added = torch.cat([x.reshape(-1).to(sums.dtype) for x in parts])
+            sums.addcmul_(torch.where(weight > 0, added, 0), weight)  # a mean over nothing can be NaN
         self.clear_gradients()
         return loss.detach()
 

@@ -121,7 +121,9 @@ class StepGraphs:
         self.device = device
         self._states = KnownStates(step.modules)
         self._configs: dict[Hashable, _Config] = {}
-        self._lane: Lane[_Captured] = Lane(device, recorder)
+        self._lane: Lane[Any] = Lane(device, recorder)  # a _Captured for each size, and what `update` needs
+        self._updates = True  # whether graphs of updates can be recorded
+        self._updated: Hashable = None  # the key of the last update without a graph
         self._is_known: tuple[int, bool] | None = None  # of the last state
         self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
@@ -173,6 +175,38 @@ class StepGraphs:
             if config.refused is None:  # no error keeps the tensors of the failed call alive here
                 self._lane.clear()
         return None, config.refused or self._no_memory()
+
+    def update(self) -> Tensor | None:
+        """Take the step of `PlainStep.update` by a graph. Returns the loss (), which the next call overwrites.
+
+        The result is None if there is no graph. Nothing has been changed then. The first update runs kernel by kernel,
+        and the second one is recorded.
+        """
+        step, optimizer = self._step, self._step.optimizer
+        if not self._updates or not self._lane.recorded() or optimizer.refused() or optimizer.has_other_state():
+            return None
+        self._lane.follow()
+        optimizer.follow_rates(self.device)
+        key = "update", self._states.current()[1], optimizer.settings()
+        found: tuple[Graph, Tensor] | None = self._lane.get(key)
+        if found is None:
+            is_first, self._updated = key != self._updated, key
+            if is_first:
+                return None
+            sums = step.sums()
+            loss = self._lane.arena.take("updated", NOTHING, lambda size: (), sums.dtype)
+            with self._lane.stream():
+                try:
+                    (graph,) = self._lane.record([lambda: loss.copy_(step.update())])
+                except (NotCapturable, torch.OutOfMemoryError):
+                    step.clear_gradients()  # of the recording, which have no values
+                    self._updates = False
+                    return None
+            optimizer.note_state()
+            found = graph, loss
+            self._lane.keep(key, found)
+        found[0].replay()
+        return found[1]
 
     def _no_memory(self) -> str:
         return f"{self._too_large} vertices don't fit into the memory"
@@ -244,7 +278,7 @@ class StepGraphs:
             if self._expected is not None:
                 config.largest = self._expected.largest(config.counted, self._max_vertices(batch, config)).rounded()
         size = size_of(batch.operators, config.counted).rounded()
-        captured = self._lane.get((config, size))
+        captured: _Captured | None = self._lane.get((config, size))
         if captured is None:
             self._lane.make_room(size.union(config.largest))
             return self._record(batch, size, config, config.loss_rows)

@@ -29,6 +29,7 @@ from diffnet import (
 )
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
+from diffnet.cuda_graphs.whole_step import StepGraphs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -548,6 +549,39 @@ def test_several_batches_are_one_step(meshes: list[Operators], case: str) -> Non
         assert (a - b).abs().max() < 0.1  # the moments of Adam are left
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_updates_are_recorded(meshes: list[Operators], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is, and gives the bits of one that is not, also after changes of rate, state and mode."""
+    batch = batches(meshes, device)[0]
+    found = []
+    for recorded in (True, False):
+        if not recorded:
+            monkeypatch.setattr(StepGraphs, "update", lambda self: None)
+        model = network().to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        step = made(model, optimizer, F.cross_entropy, clip=1.0, average=WeightAverage(model, 0.9))
+
+        def trained(count: int, step: GraphedStep = step) -> list[Tensor]:
+            losses = []
+            for _ in range(count):
+                step.add(*batch)
+                losses.append(step.update(lambda sums: sums.mul_(2)))
+            return losses
+
+        before = EmulatedGraph.replays
+        losses = trained(4)
+        assert device == "cuda" or EmulatedGraph.replays - before == (6 if recorded else 3)
+        optimizer.param_groups[0]["lr"] = 1e-2
+        losses += trained(2)
+        optimizer.load_state_dict(optimizer.state_dict())
+        losses += trained(3)
+        model.eval()
+        losses += trained(3)
+        assert all(p.grad is None for p in model.parameters())
+        found.append([torch.stack(losses), *model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
 def test_announced_meshes_are_recorded_once(meshes: list[Operators]) -> None:
     for announced, expected in ((False, 6), (True, 7)):
         model = network()
@@ -626,11 +660,16 @@ def test_steps_wait_for_nothing_on_a_gpu(meshes: list[Operators]) -> None:
     data = batches(meshes, "cuda")
     for batch in data:
         step(*batch)
+        step.add(*batch)
+        step.update()
     torch.cuda.set_sync_debug_mode("error")
     try:
         losses = [step(*data[-1]) for _ in range(3)]
         scheduler.step()
         step(*data[-1])
+        step.add(*data[-1])
+        step.add(*data[-1])
+        step.update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len({float(x) for x in losses}) == 3
