@@ -53,6 +53,12 @@ def available_cores() -> int:
     return cores
 
 
+def rank_count() -> int:
+    """The number of processes that torchrun has started, on all machines."""
+    count = os.environ.get("WORLD_SIZE", "")
+    return int(count) if count.isdecimal() else 1
+
+
 class WorkerPool:
     """Processes that run functions, one call each at a time, as a context manager.
 

@@ -43,10 +43,11 @@ from diffnet.geometry.preprocessing.worker import (
     mesh_with_entry,
     source_name,
 )
-from diffnet.geometry.processes import WorkerPool, available_cores
+from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
 
 T = TypeVar("T")
 
+FEW_POSITIONS = 8  # of the smallest block of one of several ranks; a GPU takes longer for each mesh of a small block
 LOADERS = 4  # threads; more would wait for Python's global lock
 LOOKED_AT_TOGETHER = 32
 
@@ -203,7 +204,7 @@ def _fill(
                 writing.append(write_later(path, entry, partial(done, position, None)))
 
     with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=job.cache_dir is not None) as compute:
-        waiting, add = _in_blocks(waiting, compute)
+        waiting, add = in_blocks(waiting, compute, len(sources), 1 if positions is None else rank_count())
 
         def looked_at(position: int, result: Known | Unsolved | str | None) -> None:
             if isinstance(result, Unsolved):
@@ -218,19 +219,26 @@ def _fill(
     return dict(sorted(failed.items()))
 
 
-def _in_blocks(
-    waiting: Iterator[int], compute: Callable[[Sequence[Waiting]], None]
+def in_blocks(
+    waiting: Iterator[int], compute: Callable[[Sequence[Waiting]], None], count: int, ranks: int
 ) -> tuple[Iterator[int], Callable[[int, Unsolved | None], None]]:
     """The positions, and a function that gets each of them once, with what a GPU needs to compute it, if anything.
 
     It calls `compute` with the meshes of each POSITIONS consecutive positions, so groups don't depend on the load.
+
+    count: that of all positions
+    ranks: how many processes share the positions. The last blocks of several are smaller, so that all end together.
     """
     block: dict[int, int] = {}
     missing = Counter[int]()
     groups: dict[int, list[Waiting]] = {}
 
     def positions() -> Iterator[int]:
-        while taken := list(islice(waiting, POSITIONS)):
+        for first in waiting:
+            together = POSITIONS
+            if ranks > 1:
+                together = min(POSITIONS, max((count - first) // (2 * ranks), FEW_POSITIONS))
+            taken = [first, *islice(waiting, together - 1)]
             number = len(missing)
             missing[number] = len(taken)
             block.update(dict.fromkeys(taken, number))

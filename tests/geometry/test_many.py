@@ -19,8 +19,9 @@ from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
 from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import gpu_groups, group, many
 from diffnet.geometry.preprocessing import one as one_mesh
-from diffnet.geometry.preprocessing.many import fill_cache
+from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
 from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.worker import Unsolved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -128,6 +129,7 @@ def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
     script = """
 import sys
 from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.worker import Unsolved
 from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
 from diffnet.geometry.processes import WorkerPool
 
@@ -244,6 +246,15 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     monkeypatch.setattr(many, "POSITIONS", 4)
     assert fill_cache(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
     assert sorted(on_cpu) == ["ellipsoid 0", "ellipsoid 2"]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, [32, 32, 32, 4]), (2, [25, 18, 14, 10, 8, 8, 8, 8, 1])])
+def test_the_last_blocks_of_several_ranks_are_smaller(ranks: int, expected: list[int]) -> None:
+    blocks: list[int] = []
+    positions, add = in_blocks(iter(range(100)), lambda meshes: blocks.append(len(meshes)), 100, ranks)
+    for position in positions:
+        add(position, Unsolved(ellipsoid(0), None))
+    assert blocks == expected
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
