@@ -407,7 +407,7 @@ def evaluate(
             if TASK_OPTIONS[task.name].variant(data) is not None:
                 unknown = f"{checkpoint} does not record the seed of its training"
                 console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
-        known = DataOptions(expected, layout, targets, pairs, base, seed)
+        known = DataOptions(expected, layout, targets, pairs, base, seed, jobs)
         dataset = ranks.after_first(lambda: task.load_test(data, known, cache))
         console.print(f"{task.size(dataset)} to score")
         results = run_evaluation(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt, index_classes, load_classes, shapes
+from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test
@@ -52,7 +52,7 @@ class Classification(LabelTask):
         variant = OPTIONS.variant(path)
         if variant is not None:
             return shapes(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return load_classes(path, cache_dir=cache_dir, needs_train=False)
+        return index_classes(path, cache_dir, needs_train=False, jobs=known.jobs)
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
         return index_classes(path, cache_dir, jobs=jobs)

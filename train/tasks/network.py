@@ -47,6 +47,7 @@ class DataOptions(NamedTuple):
     targets: see `load_targets`
     pairs, base: see `load_pairs`
     seed: of the generated set
+    jobs: see `index_dataset`
     """
 
     network: NetworkInput
@@ -55,3 +56,4 @@ class DataOptions(NamedTuple):
     pairs: str | None = None
     base: Base = "auto"
     seed: int = 0
+    jobs: int | None = None

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, load_targets, with_columns
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
@@ -158,12 +158,11 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        return load_targets(
-            path, known.targets or known.network.options.targets, cache_dir=cache_dir, needs_train=False
-        )
+        targets = known.targets or known.network.options.targets
+        return index_targets(path, cache_dir, targets, needs_train=False, jobs=known.jobs)
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
-        return load_targets(path, targets, cache_dir=cache_dir)
+        return index_targets(path, cache_dir, targets, jobs=jobs)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset, load_dataset
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
@@ -91,7 +91,7 @@ class Segmentation(LabelTask):
         variant = OPTIONS.variant(path)
         if variant is not None:
             return figures(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
+        return index_dataset(path, cache_dir, known.layout, needs_train=False, jobs=known.jobs)
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
         return index_dataset(path, cache_dir, jobs=jobs)
