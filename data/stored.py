@@ -172,9 +172,11 @@ def check_stored_options(parts: Sequence[Sequence[LabeledMesh]], options: Prepro
 def joined(parts: Sequence[Sequence[LabeledMesh]]) -> Sequence[LabeledMesh]:
     """The meshes of several sequences. Those that are stored stay there."""
     filled = [part for part in parts if len(part)]
+    if len(filled) == 1:
+        return filled[0]
     stored = tuple(part for part in filled if isinstance(part, StoredMeshes))
     if filled and len(stored) == len(filled):
-        return stored[0] if len(stored) == 1 else JoinedMeshes(stored)
+        return JoinedMeshes(stored)
     places = [(part, i) for part in filled for i in range(len(part))]
     return OnDemand(len(places), lambda n: places[n][0][places[n][1]])
 
@@ -187,10 +189,11 @@ def names_of(items: Sequence[LabeledMesh]) -> list[str]:
 def sources_of(items: Sequence[LabeledMesh], numbers: Sequence[int]) -> Sequence[MeshLike]:
     """Some of the meshes for `fill_cache`, which are read when they are needed."""
 
+    file: Callable[[int], str | None] = getattr(items, "file", lambda i: None)
+
     def source(n: int) -> MeshLike:
-        i = numbers[n]
-        path = items.file(i) if isinstance(items, StoredMeshes) else None
-        return items[i].mesh if path is None else path
+        path = file(numbers[n])
+        return items[numbers[n]].mesh if path is None else path
 
     return OnDemand(len(numbers), source)
 

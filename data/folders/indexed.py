@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.classes import find_rows
-from diffnet.data.folders.files import find_parts
 from diffnet.data.folders.index import Facts, LabelFacts, MeshFacts, TargetFacts, fingerprint, indexed
 from diffnet.data.folders.labels import SizedMesh, check_fit, find_labels_at, place_labels
 from diffnet.data.folders.layouts import Layout, SetFiles, check_classes, find_files
@@ -28,7 +27,6 @@ from diffnet.data.folders.targets import (
     checked_names,
     find_target_rows,
     placed_targets,
-    target_names,
     targets_at,
 )
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
@@ -254,25 +252,21 @@ def index_targets(
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
     root = Path(path)
-    names = target_names(root, targets, test_fraction)
+    names, rows, columns, train = find_target_rows(root, targets, test_fraction, seed, needs_train)
     if names is None:
-        rows, columns, train = find_target_rows(root, test_fraction, seed, needs_train)
-        if not needs_train:
-            rows, train = rows[train:], 0
         values = np.array([[row.values] for row in rows])  # (N, 1, C)
         items = _of_rows(root, rows, values, cache_dir, jobs)
         known: Any = ~np.isnan(values[:train, 0])
         at: TargetsAt = "meshes"
     else:
-        parts = find_parts(root, test_fraction, seed, needs_train)
-        meshes, train = [mesh for part in parts for mesh in part], len(parts[0])
+        meshes = [row.path for row in rows]
         files = [[find_targets(mesh, name) for mesh in meshes] for name in names]
         kinds = [f"targets {name}" for name in names]
         found = indexed(root, {"mesh": meshes, **dict(zip(kinds, files, strict=True))}, cache_dir, jobs)
         facts = list(zip(*([own for _, own in found[kind]] for kind in kinds), strict=True))
         at, columns = _find_columns(meshes, [own for _, own in found["mesh"]], list(zip(*files, strict=True)), facts)
         prints = [found["mesh"], *(found[kind] for kind in kinds)]
-        items = _items(list(map(mesh_stem, meshes)), [meshes, *files], prints, Columns(names, at), cache_dir)
+        items = _items([row.name for row in rows], [meshes, *files], prints, Columns(names, at), cache_dir)
         known = [[each for own in facts[i] for each in own.known] for i in range(train)]
     if needs_train:
         check_known(root, columns, known)

@@ -61,32 +61,42 @@ def load_targets(
     """
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
-    root = Path(path)
-    names = target_names(root, targets, test_fraction)
+    names, rows, columns, train = find_target_rows(Path(path), targets, test_fraction, seed, needs_train)
     if names is None:
-        rows, columns, train = find_target_rows(root, test_fraction, seed, needs_train)
         items = [LabeledMesh(row.name, load_mesh(row.path, cache_dir), np.array([row.values])) for row in rows]
         at: TargetsAt = "meshes"
     else:
         # Targets come first: they load fast, so their faults show before minutes of reading meshes.
-        parts = find_parts(root, test_fraction, seed, needs_train)
-        paths, train = [path for part in parts for path in part], len(parts[0])
-        sources = [[read_targets(find_targets(path, name), name) for name in names] for path in paths]
+        sources = [[read_targets(find_targets(row.path, name), name) for name in names] for row in rows]
         columns = checked_names(sources)
-        meshes = [load_mesh(path, cache_dir) for path in paths]
+        meshes = [load_mesh(row.path, cache_dir) for row in rows]
         at = targets_at(meshes, sources)
         items = [
-            LabeledMesh(mesh_stem(path), mesh, placed_targets(mesh, source, at))
-            for path, mesh, source in zip(paths, meshes, sources, strict=True)
+            LabeledMesh(row.name, mesh, placed_targets(mesh, source, at))
+            for row, mesh, source in zip(rows, meshes, sources, strict=True)
         ]
     data = LabeledMeshes(items[:train], items[train:], columns, at)
     if needs_train:
-        check_known(root, columns, [~np.isnan(item.labels).all(axis=0) for item in data.train])
+        check_known(Path(path), columns, [~np.isnan(item.labels).all(axis=0) for item in data.train])
     return data
 
 
-def target_names(root: Path, targets: str | None, test_fraction: float) -> list[str] | None:
-    """The names in `targets`, see `load_targets`. Raises DataError for a folder or a share that can't be used."""
+class TargetRow(NamedTuple):
+    """One mesh. values: its targets in a table, or none"""
+
+    name: str
+    path: Path
+    values: list[float]
+
+
+def find_target_rows(
+    root: Path, targets: str | None, test_fraction: float, seed: int, needs_train: bool
+) -> tuple[list[str] | None, list[TargetRow], list[str], int]:
+    """The meshes of a set, see `load_targets`, without reading them.
+
+    Returns the names in `targets`; the meshes, those for training first and without `needs_train` none of these; the
+    names of the columns in a table; and the number of training meshes. Raises DataError.
+    """
     names = None if targets is None else target_parts(targets)
     if not 0 < test_fraction < 1:
         raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
@@ -94,10 +104,19 @@ def target_names(root: Path, targets: str | None, test_fraction: float) -> list[
         raise DataError(f"{root}: no such folder or table")
     if names is not None and not root.is_dir():
         raise DataError(f"{root}: a folder is needed for the targets {targets}, and this is a file")
-    return names
+    columns: list[str] = []
+    if names is None:
+        parts, columns = _table_parts(root, test_fraction, seed, needs_train)
+    else:
+        found = find_parts(root, test_fraction, seed, needs_train)
+        parts = tuple([TargetRow(mesh_stem(path), path, []) for path in part] for part in found)
+    train = parts[0] if needs_train else []
+    return names, [*train, *parts[1]], columns, len(train)
 
 
-def check_known(root: Path, columns: Sequence[str], known: Sequence[Sequence[bool] | NDArray[np.bool_]]) -> None:
+def check_known(
+    root: str | os.PathLike[str], columns: Sequence[str], known: Sequence[Sequence[bool] | NDArray[np.bool_]]
+) -> None:
     """Raises DataError for a column without any target.
 
     known: for each training mesh and each column, whether there is a target
@@ -106,7 +125,9 @@ def check_known(root: Path, columns: Sequence[str], known: Sequence[Sequence[boo
     for own in known:
         found |= own
     if not found.all():
-        raise DataError(f"{root}: the column {columns[int(found.argmin())]!r} is missing (NaN) in all training meshes")
+        raise DataError(
+            f"{os.fspath(root)}: the column {columns[int(found.argmin())]!r} is missing (NaN) in all training meshes"
+        )
 
 
 def checked_names(sources: Sequence[Sequence[Targets]]) -> list[str]:
@@ -185,18 +206,10 @@ def check_targets_fit(mesh: Mesh, sources: Sequence[Targets], at: LabelsAt) -> N
             check_vertex_numbers(mesh, one.path)
 
 
-class TargetRow(NamedTuple):
-    """One mesh of a table and its targets."""
-
-    name: str
-    path: Path
-    values: list[float]
-
-
-def find_target_rows(
+def _table_parts(
     root: Path, test_fraction: float, seed: int, needs_train: bool
-) -> tuple[list[TargetRow], list[str], int]:
-    """The rows of a table, those for training first, the names of its columns, and the number of training meshes."""
+) -> tuple[tuple[list[TargetRow], ...], list[str]]:
+    """The training and the test meshes of a table, and the names of its columns."""
     table = root if root.is_file() else root / TABLE
     if not table.is_file():
         raise DataError(
@@ -233,7 +246,7 @@ def find_target_rows(
     for part, found in (("train", train), ("test", test)):
         if not found and (needs_train or part == "test"):
             raise DataError(f"{table}: there are no {part} meshes")
-    return [*train, *test], names, len(train)
+    return (train, test), names
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -29,7 +29,8 @@ from diffnet.data.options import Preprocessing
 from diffnet.data.shards.reading import INDEX, SUFFIX
 from diffnet.data.shards.records import Settings, mesh_arrays, options_of
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
-from diffnet.geometry import MeshLike, load_mesh
+from diffnet.data.stored import joined, sources_of
+from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, checksum
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.files import make_folder, named, write_atomically
@@ -94,7 +95,7 @@ def write_shards(
     """
     folder = Path(folder)
     make_folder(folder)
-    items = _Items(data)
+    items = joined([data.train, data.test])
     settings = Settings(
         options_of(options),
         array_names(options.features),
@@ -109,7 +110,7 @@ def write_shards(
     place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
     make_folder(place)
     with locked(place):
-        known = set[int]().union(*(records.digests.tolist() for records in _complete(folder, settings).values()))
+        known = set[int]().union(*(records.digests.tolist() for records in _complete_shards(folder, settings).values()))
         missing = [i for i in own if int(digests[i]) not in known]
         for _ in range(len(own) - len(missing)):
             advance()
@@ -123,7 +124,7 @@ def write_shards(
                 except DiffnetError as e:
                     failed[i] = str(e)
 
-            sources = _Sources(items, missing)
+            sources = sources_of(items, missing)
             reasons = fill_cache(sources, options, cache_dir, jobs, advance, device, ready) if missing else {}
             failed |= {missing[position]: reason for position, reason in reasons.items()}
         kept = [i for i in own if i not in failed]
@@ -167,42 +168,6 @@ def _has_targets(items: Sequence[LabeledMesh]) -> bool:
     return False
 
 
-class _Items(Sequence[LabeledMesh]):
-    """The meshes of the training part, then those of the test part."""
-
-    def __init__(self, data: LabeledMeshes) -> None:
-        self._parts = data.train, data.test
-
-    def __len__(self) -> int:
-        return sum(map(len, self._parts))
-
-    def _place(self, i: int) -> tuple[Any, int]:
-        first = len(self._parts[0])
-        return (self._parts[0], i) if i < first else (self._parts[1], i - first)
-
-    def __getitem__(self, i: Any) -> Any:
-        part, own = self._place(i)
-        return part[own]
-
-    def source(self, i: int) -> MeshLike:
-        part, own = self._place(i)
-        path: str | None = part.file(own) if hasattr(part, "file") else None
-        return part[own].mesh if path is None else path  # type: ignore[no-any-return]
-
-
-class _Sources(Sequence[Any]):
-    """Some of the items as meshes for `fill_cache`, which takes one after another."""
-
-    def __init__(self, items: _Items, positions: Sequence[int]) -> None:
-        self._items, self._positions = items, positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self._items.source(self._positions[i])
-
-
 class _Writer:
     """Adds records to the file `path`, which becomes a shard in `folder` when it is large enough. Threads may share it.
 
@@ -236,7 +201,7 @@ class _Writer:
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             if kind is None:
-                self._complete()
+                self._publish()
         finally:
             if self._file is not None:
                 self._file.close()
@@ -260,7 +225,7 @@ class _Writer:
             if self._fault is not None:  # of another thread
                 raise self._fault
             if self._rows and self._size + sum(sizes) > SHARD_BYTES:
-                self._complete()
+                self._publish()
             begin = self._size
             for blob, size in zip(blobs, sizes, strict=True):
                 self._write(blob.ljust(size, b"\0"))
@@ -283,8 +248,8 @@ class _Writer:
             raise self._fault from e
         self._size += len(content)
 
-    def _complete(self) -> None:
-        """Publish the shard."""
+    def _publish(self) -> None:
+        """Complete the shard."""
         if self._file is None:
             return
         names, *numbers = zip(*self._rows, strict=True)
@@ -304,7 +269,7 @@ class _Writer:
         self._begin()
 
 
-def _complete(folder: Path, settings: Settings) -> dict[str, Records]:
+def _complete_shards(folder: Path, settings: Settings) -> dict[str, Records]:
     """The records of the complete shards in a folder, by the name of the shard. Warns of damaged ones.
 
     Raises DataError for shards with other settings, naming both values.
@@ -342,7 +307,7 @@ def _table_of(file: Path) -> bytes:
 
 def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], is_test: NDArray[np.bool_]) -> None:
     """Write the index of the records with these digests, in this order."""
-    shards = _complete(folder, settings)
+    shards = _complete_shards(folder, settings)
     places = {
         digest: (shard, row)
         for shard, records in enumerate(shards.values())

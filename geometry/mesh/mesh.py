@@ -284,11 +284,13 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
     more = {"normals": True} if mentions_normals(data, suffix) else {}
     entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more), "mesh")
     stored = read_entry(entry, _check_stored)
-    if stored is not None:
-        return _from_arrays(stored, str(path))
-    mesh = replace(_parse(data, suffix, str(path)), path=str(path))
-    write_entry(entry, _as_arrays(mesh))
-    return mesh
+    if stored is None:
+        mesh = replace(_parse(data, suffix, str(path)), path=str(path))
+        write_entry(entry, _as_arrays(mesh))
+        stored = read_entry(entry, _check_stored)  # mapped files don't count as memory of a process
+        if stored is None:
+            return mesh
+    return _from_arrays(stored, str(path))
 
 
 def read_content(path: Path) -> tuple[str, bytes]:
