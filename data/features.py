@@ -13,6 +13,7 @@ from diffnet.data.arrays import own_arrays, standardized
 from diffnet.data.feature_names import KINDS, Statistics, feature_parts, vector_channels
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
+from diffnet.geometry.cache import remove_abandoned
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.positions.alignment import center_of, principal_axes
 from diffnet.geometry.preprocessing import many
@@ -73,6 +74,7 @@ def fill_cache(
     """
     decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
     normalize = options.normalize
+    remove_abandoned(cache_dir)
     return many.fill_cache(
         sources, decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
     )

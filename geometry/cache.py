@@ -16,6 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ FORMAT = 9  # increase when the meaning or the layout of entries changes
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 WRITERS = 4  # threads
+ABANDONED = 86_400  # seconds since the last write to a temporary file
 BLOCK = 4096  # bytes; the checksum adds up the words of each block
 
 # The files whose checksum this process has found right: device, inode, size and time of modification. A file that
@@ -154,6 +156,14 @@ def write_entry(path: Path, arrays: Arrays) -> None:
             temporary.unlink(missing_ok=True)
     except (OSError, SafetensorError) as e:
         warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
+
+
+def remove_abandoned(folder: str | os.PathLike[str]) -> None:
+    """Remove temporary files that processes have left in a cache when they were killed, a day ago or earlier."""
+    for path in Path(folder).glob("??/*.tmp"):
+        with suppress(OSError):  # of another user, or just removed by another process
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
 
 
 def write_later(path: Path, content: Callable[[], Arrays], written: Callable[[], Any] = lambda: None) -> Future[None]:

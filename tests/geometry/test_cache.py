@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from shapes import ellipsoid
 
 from diffnet import geometry
+from diffnet.data import Preprocessing, fill_cache
 from diffnet.geometry import MeshError, cache, load_mesh, precompute
 from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.files import write_atomically
@@ -504,3 +505,25 @@ def test_a_forked_process_does_not_wait_for_its_parent(tmp_path: Path, monkeypat
     child.start()
     child.join(30)
     assert child.exitcode == 0
+
+
+def test_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
+    old, new = tmp_path / "ab" / "old.tmp", tmp_path / "ab" / "new.tmp"
+    old.parent.mkdir()
+    for file in (old, new):
+        file.write_text("half")
+    day_before = new.stat().st_mtime - cache.ABANDONED - 1
+    os.utime(old, (day_before, day_before))
+    assert fill_cache([], Preprocessing(k=K), tmp_path) == {}
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_mesh_that_was_parsed_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: list[str] = []
+    plain = cache.map_file
+    monkeypatch.setattr(cache, "map_file", lambda file: mapped.append(file.name) or plain(file))
+    trimesh.creation.icosphere(1).export(tmp_path / "a.ply")
+    first = load_mesh(tmp_path / "a.ply", tmp_path / "cache")
+    (entry,) = (tmp_path / "cache").rglob("*.mesh.safetensors")
+    assert mapped == [str(entry)]
+    assert_same(precompute(first, k=K), precompute(load_mesh(tmp_path / "a.ply"), k=K))

@@ -30,6 +30,7 @@ from diffnet.data import (
 from diffnet.data.folders import agreement
 from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.data.prepared import PreparedSamples
+from diffnet.data.stored import StoredMeshes
 from diffnet.geometry import cache, load_mesh
 from diffnet.train import batches, resident
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
@@ -38,6 +39,7 @@ from diffnet.train.loop import older_fingerprint
 from diffnet.train.options import TrainOptions
 from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
 from diffnet.train.run import run_training
+from diffnet.train.tasks.network import DataOptions
 from diffnet.train.tasks.registry import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -121,6 +123,18 @@ def test_streamed_runs_equal_resident_ones(tmp_path: Path, name: str) -> None:
     if kind != "pairs":
         run(loaded(tmp_path, kind), tmp_path / "parts", NOTHING, **{**given, "epochs": 1})
         assert_equal(run(loaded(tmp_path, kind), tmp_path / "parts", NOTHING, **given, resume=True), whole)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [("segmentation", "labels"), ("classification", "classes"), ("regression", "targets")]
+)
+def test_sets_to_score_are_read_mesh_by_mesh(tmp_path: Path, task: Any, kind: str) -> None:
+    root, where = write_set(tmp_path / "set", kind), tmp_path / "cache"
+    network: Any = None  # its options aren't needed
+    data = task_named(task).load_test(str(root), DataOptions(network, targets="file:height", jobs=1), where)
+    assert isinstance(data.test, StoredMeshes)
+    assert sorted(name[-2:] for name in data.test.names) == ["m4", "m5"]
+    assert len(data.train) == 0
 
 
 def test_only_samples_that_fit_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
