@@ -186,7 +186,7 @@ def _describe(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Facts
             return own, MeshFacts(*sizes, content_hash(mesh.verts, mesh.faces))
         if kind != "labels":
             columns = read_targets(path, kind.partition(" ")[2])
-            known: list[bool] = (~np.isnan(columns.values)).any(0).tolist()
+            known: Any = (~np.isnan(columns.values)).any(0).tolist()
             rows = len(columns.values)
             return own, TargetFacts(rows, columns.names, columns.at, known, content_hash(columns.values))
         source = read_source(path)
