@@ -127,3 +127,6 @@ def from_data(data: Data) -> LabeledMesh:
     labels = labels.reshape(len(labels), -1) if labels.dtype.kind == "f" else labels.astype(np.int64)
     names = [name for name in data.node_attrs() if name not in ("pos", "normal", "y")]
     return LabeledMesh(mesh.name, mesh, labels, {name: np.asarray(on_host(data[name])) for name in names})
+
+
+torch.serialization.add_safe_globals([DataWithOperators])  # for stored data sets, which are read without code

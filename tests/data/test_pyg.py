@@ -284,11 +284,11 @@ class Ellipsoids(InMemoryDataset):
         self.save([self.pre_transform(data) for data in surfaces()], self.processed_paths[0])
 
 
-@pytest.mark.filterwarnings("ignore:Weights only load failed")
+@pytest.mark.filterwarnings("error:Weights only load failed")  # it would run code from the file
 def test_stored_data_sets(tmp_path: Path) -> None:
     for _ in range(2):  # makes it, reads it
         dataset = Ellipsoids(str(tmp_path), pre_transform=AddOperators(K))
-        dataset.load(dataset.processed_paths[0], DataWithOperators)
+        dataset.load(dataset.processed_paths[0])
         batch = next(iter(DataLoader(dataset, batch_size=3)))
         assert_same(batch.operators, collate([precompute(data, k=K) for data in surfaces()[:3]]))
 
