@@ -37,6 +37,7 @@ from .folders.targets import load_targets
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing, Variants
 from .pairs.folders import load_pairs, save_pairs
+from .pairs.meshes import PairedMeshes, paired_meshes
 from .pairs.samples import PairSample, collate_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
@@ -72,6 +73,7 @@ __all__ = [
     "PairErrors",
     "PairSample",
     "PairShape",
+    "PairedMeshes",
     "Preprocessing",
     "Sample",
     "ShardedDataset",
@@ -117,6 +119,7 @@ __all__ = [
     "original_targets",
     "own_arrays",
     "pair_errors",
+    "paired_meshes",
     "precompute_all",
     "prepare",
     "rotate_vectors",

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -34,7 +33,6 @@ from diffnet.data import (
     ArrayStatistics,
     LabeledMesh,
     LabeledMeshes,
-    MeshPairs,
     Preprocessing,
     Statistics,
     TargetsAt,
@@ -49,7 +47,6 @@ from diffnet.data.arrays import array_states, check_arrays_of_all
 from diffnet.data.counts import counted
 from diffnet.data.derived import DerivedMeshes, derived, make_all_variants, make_decimated
 from diffnet.data.on_demand import OnDemand
-from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.data.prepared import PreparedSamples, prepared_samples
 from diffnet.data.stored import StoredMeshes, check_stored_options, joined
 from diffnet.geometry import MeshLike
@@ -85,7 +82,6 @@ def run_training(
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
     console: Console,
-    pairs: MeshPairs | None = None,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
 
@@ -95,20 +91,12 @@ def run_training(
     memory: GiB of the host for samples, see `on_device`
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
-    pairs: deprecated, because `paired_meshes` holds them
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
     Raises OptionError, see `check_folder`, and for data that don't fit the task; DataError for a mesh that can't be
     used; and the errors of `train`.
     """
-    if pairs is not None:
-        warnings.warn(
-            "pairs is deprecated: diffnet.data.pairs.meshes.paired_meshes(pairs, channels) gives the data",
-            FutureWarning,
-            stacklevel=2,
-        )
-        data = paired_meshes(pairs, len(data.label_names))
     where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
     ranks.shared(lambda: check_folder(out, resume))
     task = task_named(options.task)

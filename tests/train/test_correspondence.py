@@ -31,8 +31,8 @@ from diffnet.data import (
     collate_pairs,
     load_pairs,
     make_sample,
+    paired_meshes,
 )
-from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.data.pairs.partial import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError

@@ -26,9 +26,9 @@ from diffnet.data import (
     index_classes,
     index_dataset,
     index_targets,
+    paired_meshes,
 )
 from diffnet.data.folders import agreement
-from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry import cache, load_mesh

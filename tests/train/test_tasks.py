@@ -24,8 +24,7 @@ from rich.console import Console
 from rooms import ROOMS, ROOT
 
 from diffnet import DiffusionNet
-from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairShape
-from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
+from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairedMeshes, PairShape, paired_meshes
 from diffnet.geometry import Mesh, SurfacePoints, make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import TrainOptions, predict_values, run_evaluation, run_training
@@ -118,16 +117,6 @@ def test_meshes_in_pairs_have_no_labels() -> None:
     assert [known.tolist() for known in train] == [[*range(42), 1, 2], [3, 5, 0], []]
     assert [known.tolist() for known in test] == [[]]
     assert {known.dtype for known in train + test} == {np.dtype(np.int64)}
-
-
-def test_pairs_beside_their_meshes_still_train(tmp_path: Path) -> None:
-    data = correspondence()
-    labeled = LabeledMeshes(data.train, data.test, data.label_names, "vertices")
-    options = TrainOptions(task="correspondence", map_k=6, **{**SMALL, "epochs": 1})
-    where: dict[str, Any] = {"device": CPU, "cache_dir": tmp_path / "cache", "jobs": 1, "console": QUIET}
-    with pytest.warns(FutureWarning, match="pairs is deprecated"):
-        results = run_training(labeled, options, tmp_path / "run", pairs=data.pairs, **where)
-    assert results["train_pairs"] == 1
 
 
 def compared(results: dict[str, Any]) -> dict[str, Any]:

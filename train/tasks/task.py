@@ -23,15 +23,16 @@ from diffnet.data import (
     LabeledMeshes,
     LabelsAt,
     MeshPairs,
+    PairedMeshes,
     PairSample,
     PairShape,
     Sample,
     TargetsAt,
+    paired_meshes,
     with_labels_at,
     without_classes,
 )
 from diffnet.data.counts import counted
-from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
 from diffnet.geometry.errors import OptionError

@@ -83,8 +83,7 @@ def train(
     """
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
-        from diffnet.data import figure_pairs, load_pairs
-        from diffnet.data.pairs.meshes import paired_meshes
+        from diffnet.data import figure_pairs, load_pairs, paired_meshes
         from diffnet.train.correspondence.turns import upright_axis
 
         seed, cache = options.seed, shared["cache"]
