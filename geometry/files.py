@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
 
 
 def _runs(process: int) -> bool:
+    if sys.platform == "win32":  # os.kill sends Ctrl-C there, so nothing is known
+        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
