@@ -13,7 +13,7 @@ from diffnet.train.tasks.options.shared import Precision
 def pick_device(name: str) -> torch.device:
     """The device called `name`: "auto", "cpu", "cuda" or "cuda:N". "auto" is the GPU if there is one, else the CPU.
 
-    Each of several ranks on one machine gets its own GPU for "auto" and "cuda".
+    Each of several ranks on one machine gets its own GPU for "auto" and "cuda", which becomes the current device.
 
     Raises OptionError for another name, and for a GPU that is not present.
 
@@ -28,6 +28,7 @@ def pick_device(name: str) -> torch.device:
                 f"rank {here.rank} has no GPU of its own, because this machine has {gpus} for "
                 f"{here.local_world_size} ranks: start {gpus} (--nproc-per-node {gpus}), or choose a --device"
             )
+        torch.cuda.set_device(here.local_rank)
         return torch.device("cuda", here.local_rank)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

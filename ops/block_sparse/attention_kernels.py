@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffnet.ops.block_sparse.pattern import BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
+from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
 from diffnet.ops.common.tiling import cdiv, has_large_shared_memory, interpreted, on_blackwell, power_of_2
@@ -144,6 +145,7 @@ def _visible(
     return s
 
 
+@guarded
 @triton.jit
 def block_attention_forward_kernel(
     indptr, indices, query, key, value, key_mask, mask, out, sums,
@@ -192,6 +194,7 @@ def block_attention_forward_kernel(
     tl.store(sums + head * rows + r, logarithm, mask=r < rows)
 
 
+@guarded
 @triton.jit
 def block_attention_backward_query_kernel(
     indptr, indices, query, key, value, key_mask, mask, sums, delta, grad, out, grad_q,
@@ -234,6 +237,7 @@ def block_attention_backward_query_kernel(
     tl.store(grad_q + at, (result * scale).to(grad_q.dtype.element_ty), mask=inside)
 
 
+@guarded
 @triton.jit
 def block_attention_backward_key_kernel(
     t_indptr, t_indices, order, query, key, value, key_mask, mask, sums, delta, grad, grad_k, grad_v,

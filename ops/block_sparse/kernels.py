@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
 from diffnet.ops.common.tiling import cdiv, power_of_2
@@ -116,6 +117,7 @@ def _warps(tile: int) -> int:
     return 8 if tile >= 128 * 128 else 4
 
 
+@guarded
 @triton.jit
 def block_sdd_forward_kernel(
     block_rows_of, indices, a, b, out, count, rows, columns, inner, block_rows, block_columns,
@@ -143,6 +145,7 @@ def block_sdd_forward_kernel(
     tl.store(out + place_out, total.to(out.dtype.element_ty))
 
 
+@guarded
 @triton.jit
 def block_dsd_forward_kernel(
     indptr, indices, order, values, x, out, all_block_rows, count, rows, columns, channels,
@@ -218,6 +221,7 @@ def _scores(
     return tl.where(here, s, float("-inf")), here, inside
 
 
+@guarded
 @triton.jit
 def block_softmax_forward_kernel(
     indptr, indices, scores, bias, key_mask, mask, out, all_block_rows, count, rows, columns,
@@ -254,6 +258,7 @@ def block_softmax_forward_kernel(
         tl.store(out + z * count * (BLOCK * BLOCK) + inside, p.to(out.dtype.element_ty))
 
 
+@guarded
 @triton.jit
 def block_softmax_backward_kernel(
     indptr, out, grad, result, all_block_rows, count, scale, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr

@@ -200,6 +200,36 @@ def launched(kernel: Any) -> Any:
     return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
+class GuardedKernel:
+    """A kernel that Triton launches, on the device of its first tensor. Triton's own launches take the current device.
+
+    Attributes:
+        kernel: Triton's kernel
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.__name__ = kernel.__name__
+        self.__doc__ = kernel.__doc__
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            with torch.cuda.device_of(arguments[0]):
+                self.kernel[grid](*arguments, **options)
+
+        return launch
+
+
+def guarded(kernel: Any) -> Any:
+    """Decorate a kernel that runs long or rarely, above `triton.jit`. Its launches take more time than `launched` ones.
+
+    Kernels of Triton's interpreter are returned unchanged.
+    """
+    from triton.runtime.jit import JITFunction
+
+    return GuardedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
+
+
 def _announce_compilation() -> None:
     """Say, once per process, that kernels are compiled."""
     if not _Compilation.announced:

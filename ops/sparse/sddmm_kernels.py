@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.tiling import cdiv, power_of_2
 from diffnet.ops.sparse.csr import CsrArrays
@@ -62,6 +63,7 @@ def _tile_sizes(dense: Tensor) -> tuple[int, int]:
     return min(GATHERED_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
 
 
+@guarded
 @triton.jit
 def sddmm_forward_rows_kernel(
     indptr, indices, row_order, a, b, out, rows, channels, sets, entries,
@@ -113,6 +115,7 @@ def sddmm_forward_rows_kernel(
             tl.store(place + entries, dot1.to(out.dtype.element_ty), mask=here & second)
 
 
+@guarded
 @triton.jit
 def sddmm_forward_pieces_kernel(
     pieces, indices, a, b, out, count, channels, entries, a_set_stride, a_row_stride, b_set_stride, b_row_stride,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.tiling import cdiv
 from diffnet.ops.sparse.csr import CsrArrays
@@ -73,6 +74,7 @@ def _softmax_rows(indptr, pieces, rows, LONG: tl.constexpr, LONG_ROWS: tl.conste
     return s, start, tl.where(mine, length, 0)
 
 
+@guarded
 @triton.jit
 def sparse_softmax_forward_kernel(
     indptr, pieces, scores, mask, out, rows, entries, mask_stride, scale,
@@ -115,6 +117,7 @@ def sparse_softmax_forward_kernel(
         tl.store(out + s * entries + entry, p.to(out.dtype.element_ty), mask=mine)
 
 
+@guarded
 @triton.jit
 def sparse_softmax_backward_kernel(
     indptr, pieces, out, grad, result, rows, entries, scale,

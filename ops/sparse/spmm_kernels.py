@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.tiling import cdiv, power_of_2, processors
 from diffnet.ops.sparse.csr import CsrArrays
@@ -162,6 +163,7 @@ def _store_halves(at, low, high, mask, c, channels: tl.constexpr, BLOCK_C: tl.co
     tl.store(at + BLOCK_C, high.to(at.dtype.element_ty), mask=above, cache_modifier=".cs")
 
 
+@guarded
 @triton.jit
 def spmm_forward_rows_kernel(
     indptr, indices, row_order, order, values, x, out, rows, sets, value_stride, x_set_stride,
@@ -226,6 +228,7 @@ def spmm_forward_rows_kernel(
         r1, start1, length1, mine1 = r2, start2, length2, mine2
 
 
+@guarded
 @triton.jit
 def spmm_forward_pieces_kernel(
     pieces, indices, order, values, x, partial, count, sets, value_stride, x_set_stride,
@@ -261,6 +264,7 @@ def spmm_forward_pieces_kernel(
         _store_halves(at, tl.sum(low1, 0)[None, :], tl.sum(high1, 0)[None, :], there & second, c, channels, BLOCK_C)
 
 
+@guarded
 @triton.jit
 def spmm_forward_add_pieces_kernel(
     pieces, indptr, partial, out, count, rows, channels, PIECE: tl.constexpr, BLOCK_C: tl.constexpr

@@ -27,6 +27,7 @@ pytestmark = [
         pytest.param({"gradient": "sparse"}, False, id="sparse-eager"),
         pytest.param({"gradient": "sparse"}, True, id="sparse-graphed"),
         pytest.param({"diffusion": "implicit"}, False, id="implicit"),
+        pytest.param({"attention_heads": 2}, False, id="attention"),
     ],
 )
 def test_training_steps_on_another_gpu_than_the_current_one(options: dict[str, Any], with_graphs: bool) -> None:

@@ -252,4 +252,10 @@ def test_names_of_kernels() -> None:
         for f in functions(path)
         if f.name.endswith("_kernel") and not is_compiled(f)
     ]
+    found += [
+        f"{place(path, f.lineno)}: {f.name} is launched on the current GPU; decorate it with `launched` or `guarded`"
+        for path in modules().values()
+        for f in functions(path)
+        if f.name.endswith("_kernel") and not {"launched", "guarded"} & {ast.unparse(d) for d in f.decorator_list}
+    ]
     assert not found, report(found)

@@ -250,7 +250,10 @@ def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_cores() == max(1, cores // 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:1")
+    assert current == [1, 1]
     assert pick_device("cuda:0") == torch.device("cuda:0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(OptionError, match="rank 3 has no GPU of its own, because this machine has 1 for 2 ranks"):
