@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -94,18 +95,21 @@ def _checked(root: Path, rows: list[Row], names: Sequence[str], test_fraction: f
         raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
     if not rows[0].split:
         rows = _split(root, rows, names, test_fraction, seed)
+    present = {(row.label, row.split) for row in rows}
     for name in names:
         for part in PARTS:
-            if not any(row.label == name and row.split == part for row in rows):
+            if (name, part) not in present:
                 raise DataError(f"{root}: class {name!r} has no {part} mesh")
     return rows
 
 
 def _split(root: Path, rows: Sequence[Row], names: Sequence[str], test_fraction: float, seed: int) -> list[Row]:
     """A random part of each class is for testing. The meshes of a class decide, with the seed, which ones."""
-    found = []
+    found, of_class = [], defaultdict(list)
+    for row in rows:
+        of_class[row.label].append(row)
     for number, name in enumerate(names):
-        members = [row for row in rows if row.label == name]
+        members = of_class[name]
         if len(members) < 2:
             raise DataError(
                 f"{root}: class {name!r} has one mesh, {members[0].path}; training and testing need at least 2"

@@ -177,8 +177,8 @@ def labeled_shards(
     data = load_shards(path, cache_dir, needs_train=needs_train)
     stored = "targets" if data.has_targets else "labels"
     if not data.label_names or stored != of:
-        found = stored if data.label_names else "neither labels nor targets"
-        raise DataError(f"{os.fspath(path)}: these shards have {found}, not {of}. Write them with --task")
+        found = f"{stored}, not {of}" if data.label_names else "neither labels nor targets"
+        raise DataError(f"{os.fspath(path)}: these shards have {found}. Write them with --task")
     if needs_train and not (len(data.train) and len(data.test)):
         raise DataError(f"{os.fspath(path)}: there are no {'test' if len(data.train) else 'training'} meshes")
     return data

@@ -148,7 +148,7 @@ def test_shards_without_what_a_task_needs(tmp_path: Path) -> None:
     output(*call, bare)
     output(*call, labels, "--task", "segmentation")
     for task, folder, found in (
-        ("segmentation", bare, "neither labels nor targets, not labels"),
+        ("segmentation", bare, "neither labels nor targets"),
         ("regression", labels, "labels, not targets"),
     ):
         expected = f"{folder}: these shards have {found}. Write them with --task"
