@@ -587,7 +587,12 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
 
 def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:
     """Operators whose required fields are 0, except the given ones. The first mesh has all vertices and faces."""
-    sizes: dict[Any, Any] = {"B": meshes, "V": vertices, "F": len(given.get("faces", ())), "K": k}
+    sizes: dict[Any, Any] = {
+        "B": meshes,
+        "V": vertices,
+        "F": given["faces"].shape[0] if "faces" in given else 0,
+        "K": k,
+    }
     numbers = torch.zeros(vertices + 1, dtype=torch.int64, device=device)
     pattern = Pattern(numbers, numbers[:0], vertices, check=False)
 

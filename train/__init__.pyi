@@ -1,3 +1,4 @@
+from .export import export_network, exported_inputs
 from .inference.matching import Matched, load_matching_network, match_meshes
 from .inference.network_input import network_input
 from .inference.predict import predict_labels, predict_probabilities, predict_values
@@ -12,6 +13,8 @@ __all__ = [
     "MetadataError",
     "NetworkInput",
     "TrainOptions",
+    "export_network",
+    "exported_inputs",
     "load_matching_network",
     "match_meshes",
     "network_input",

@@ -1,4 +1,4 @@
-"""The command line: `diffnet demo`, `train`, `predict`, `match`, `evaluate`, `precompute`, `info` and `view`.
+"""The command line: `diffnet demo`, `train`, `predict`, `match`, `evaluate`, `precompute`, `export`, `info` and `view`.
 
 `--help` and mistakes on the command line should answer at once. So this file and the top of the commands' files import
 neither PyTorch nor SciPy, and each command imports what it runs.
@@ -17,6 +17,7 @@ import typer
 from diffnet import __version__
 from diffnet.train.commands.console import complain, user_message
 from diffnet.train.commands.demo import demo
+from diffnet.train.commands.exporting import export
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
@@ -58,7 +59,7 @@ def _options(
 
 
 app.add_typer(train_app, name="train")
-for command in (demo, predict, match, evaluate, precompute, info, view):
+for command in (demo, predict, match, evaluate, precompute, export, info, view):
     app.command()(command)
 
 

@@ -21,7 +21,7 @@ from diffnet.benchmarks.harness import run
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
-from diffnet.benchmarks.loops import inference, peers, train_step, training_loop, workload
+from diffnet.benchmarks.loops import exported, inference, peers, train_step, training_loop, workload
 from diffnet.benchmarks.original.network import original_meshes, original_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,6 +62,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(training_loop, "PASSES", 2)
     monkeypatch.setattr(train_step, "STEPS", 1)
     monkeypatch.setattr(inference, "CALLS", 1)
+    monkeypatch.setattr(exported, "CALLS", 1)
     monkeypatch.setattr(workload, "BLOCKS", 1)
     # Plots take longer than these benchmarks. test_command.py looks at one.
     monkeypatch.setattr(run, "plot", lambda *arguments: None)

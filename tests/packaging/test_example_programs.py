@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from command import output
 from rooms import ROOT
 from two_ranks import free_port
 
@@ -26,6 +27,7 @@ from diffnet.train import predict_labels
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+EXPORTED = ROOT / "examples" / "exported_network.py"
 LINES = 40
 
 
@@ -143,6 +145,19 @@ def test_save_and_predict(line: Any, tmp_path: Path) -> None:
     assert accuracy > 0.9
     assert DiffusionNet.load(tmp_path / "model.safetensors").metadata["label_names"] == ["middle", "tip"]
     assert len(trimesh.load(tmp_path / "labels.ply").vertices) == 642
+
+
+def test_exported_network(tmp_path: Path) -> None:
+    """In a process that can't import diffnet."""
+    trimesh.creation.icosphere(2).export(tmp_path / "mesh.ply")
+    checkpoint = tmp_path / "net.safetensors"
+    DiffusionNet(3, 2, width=8, blocks=1).save(checkpoint, features="xyz", k=8, normalize=True, label_names=["a", "b"])
+    output("export", "--checkpoint", checkpoint, "--out", tmp_path / "net.pt2")
+    output("precompute", tmp_path / "mesh.ply", "--npz", tmp_path / "mesh.npz", "--checkpoint", checkpoint)
+    alone = f"import runpy, sys; sys.modules['diffnet'] = None; runpy.run_path({str(EXPORTED)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", alone, "net.pt2", "mesh.npz"]
+    run = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True)
+    assert sum(numbers("a N, b N", run.stdout.strip())) == 162
 
 
 def test_viewing(line: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from diffnet.geometry.files import make_folder
 from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console
+from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.mesh_files import find_meshes, part_of
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
@@ -34,9 +35,11 @@ from diffnet.train.commands.sharding import write_into_shards
 from diffnet.train.tasks.options.shared import TaskName
 
 SHARDS_PANEL = "Shards"  # of --help
+EXPORT_PANEL = "Exported networks"
 
 
 def precompute(
+    context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders to search for meshes.")],
     cache: CacheOption = DEFAULT_CACHE,
     k: KOption = 128,
@@ -75,12 +78,28 @@ def precompute(
             rich_help_panel=SHARDS_PANEL,
         ),
     ] = None,
+    npz: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write what a file of `diffnet export` takes: an .npz file, or a folder for several meshes.",
+            rich_help_panel=EXPORT_PANEL,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="The network that was exported. Features and preprocessing are those of its training.",
+            rich_help_panel=EXPORT_PANEL,
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print how long each phase took.")] = False,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
 
     With --write-shards, the operators go into a few large files instead, with the meshes and, with --task, their
-    labels. `diffnet train TASK --data DIR` reads them. A call that was stopped can be repeated.
+    labels. `diffnet train TASK --data DIR` reads them. A call that was stopped can be repeated. With --npz, the arrays
+    that an exported network takes go into files of NumPy.
 
     Positions are normalized first, as in training. A mesh that can't be used does not stop the others. It is listed at
     the end, and the exit code is 1. Under torchrun, all ranks share the work, also on several machines.
@@ -90,6 +109,11 @@ def precompute(
         from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import fill_cache_with_bar
 
+    if npz is not None:
+        write_inputs(context, paths, npz, checkpoint, cache, part)
+        return
+    if checkpoint is not None:
+        raise OptionError("--checkpoint is for --npz")
     options = Preprocessing(k, laplacian, features or "xyz", basis, join, operators, normalize)
     if write_shards is not None:
         write_into_shards(paths, write_shards, options, cache, jobs, pick_device(device), task, targets, part)

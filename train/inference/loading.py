@@ -27,12 +27,7 @@ def load_network(
     Raises CheckpointError for any other file and for a network that computes features for correspondence, OptionError
     for label names or `labels_at` beside a file that has its own, and for another number of names than classes.
     """
-    if is_original(path):
-        network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
-    else:
-        if labels_at is not None:
-            raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
-        network = DiffusionNet.load(path)
+    network = load_any_network(path, labels_at)
     task = network.metadata.get("task")
     if isinstance(task, str) and task in TASK_OPTIONS:
         try:
@@ -49,6 +44,15 @@ def load_network(
             )
         network.metadata["label_names"] = list(label_names)
     return network
+
+
+def load_any_network(path: str | os.PathLike[str], labels_at: TargetsAt | None = None) -> DiffusionNet:
+    """The network in a file of any kind, also one that computes features for correspondence. See `load_network`."""
+    if is_original(path):
+        return DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
+    if labels_at is not None:
+        raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
+    return DiffusionNet.load(path)
 
 
 def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:

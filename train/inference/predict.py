@@ -151,8 +151,6 @@ def _outputs(
 
     def outputs_of(source: MeshLike) -> tuple[Mesh, Tensor]:
         mesh = load_mesh(source)
-        if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
-            raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
         sample = input_sample(mesh, expected, cache_dir)
         return mesh, network_outputs(network, sample, expected.options, chosen)
 
@@ -187,6 +185,8 @@ def input_sample(
 
     Raises MeshError for a mesh that can't be used, and DataError for an own array that can't be used.
     """
+    if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
+        raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
     options, statistics = expected.options.preprocessing, expected.statistics
     arrays = own_arrays(mesh, options.features, statistics, given)
     small, arrays = with_few_faces(mesh, arrays, expected.options.max_faces, cache_dir)

@@ -1,0 +1,103 @@
+"""`diffnet export`, and `diffnet precompute --npz`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diffnet.data.labeled import TargetsAt
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import make_folder, write_atomically
+from diffnet.interrupts import ExitAtCtrlC
+from diffnet.train.commands.console import console
+from diffnet.train.commands.many_files import Item, end, work_through
+from diffnet.train.commands.mesh_files import find_meshes, output_files, part_of
+from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+
+
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Option(
+            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original "
+            "implementation."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write (.pt2).")],
+    labels_at: Annotated[
+        TargetsAt | None,
+        typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
+    ] = None,
+) -> None:
+    """Write a network as a file of plain PyTorch operations, which runs without diffnet.
+
+    `torch.export.load(FILE).module()` is the network. Its inputs are tensors, which `diffnet precompute --npz` writes.
+    """
+    check_suffix("--out", out, ".pt2")
+    check_outputs([out], [checkpoint])
+    with ExitAtCtrlC():
+        from diffnet.train.export import export_network
+        from diffnet.train.inference.loading import load_any_network
+
+    network = load_any_network(checkpoint, labels_at)
+    make_folder(out.parent)
+    export_network(network, out)
+    console.print(f"wrote {out}", soft_wrap=True)
+
+
+def write_inputs(
+    context: typer.Context, paths: list[Path], npz: Path, checkpoint: Path | None, cache: Path, part: str | None
+) -> None:
+    """Write the inputs of an exported network for each mesh. Raises Exit with code 1 if meshes can't be used.
+
+    Raises OptionError for options of `diffnet precompute` that the checkpoint decides.
+    """
+    if checkpoint is None:
+        raise OptionError("--npz needs --checkpoint, the network that takes the arrays")
+    taken = ("paths", "npz", "checkpoint", "cache", "part")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name != "DEFAULT" and option.name not in taken:
+            raise OptionError(f"--npz preprocesses as the network of --checkpoint needs it; leave out {option.opts[0]}")
+    with ExitAtCtrlC():
+        import numpy as np
+
+        from diffnet.geometry import load_mesh
+        from diffnet.train.export import exported_inputs
+        from diffnet.train.inference.loading import load_any_network
+        from diffnet.train.inference.predict import input_sample
+        from diffnet.train.ranks import connected
+        from diffnet.train.run import progress_bar
+
+    network = load_any_network(checkpoint)
+    expected = described_input(checkpoint, network)
+    sources = find_meshes(paths, without=npz)
+    files = output_files(paths, sources, npz, [".npz"], None, expected.labels_at)
+    chosen = sources if part is None else part_of(sources, part)
+    items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in chosen]
+    check_outputs(files, [*sources, checkpoint])
+
+    def work(i: int) -> None:
+        sample = input_sample(load_mesh(items[i].read[0]), expected, cache)
+        arrays: dict[str, Any] = exported_inputs(network, sample.features, sample.operators)
+        content = io.BytesIO()
+        np.savez(content, **{name: x.numpy() for name, x in arrays.items()})
+        make_folder(items[i].result.parent)
+        write_atomically(items[i].result, content.getvalue())
+
+    written: list[Path] = []
+    with connected() as ranks, progress_bar(console, disable=len(items) == 1) as bar:
+        shown = bar.add_task("preprocessing", total=len(items))
+        failed = work_through(
+            items,
+            work,
+            None,
+            "",
+            ranks=ranks,
+            keep=lambda i, _: written.append(items[i].result),
+            advance=lambda: bar.advance(shown),
+        )
+    end(written, None, failed, ranks)
