@@ -93,7 +93,7 @@ def until(process: subprocess.Popen[bytes], happened: Callable[[], bool], pause:
 
 def measure_memory(folder: Path, steps: int) -> None:
     """See "memory" above."""
-    write_set(folder / "large", TORI, LINKS)
+    write_set(folder / "big", TORI, LINKS)
     started, most = time.perf_counter(), 0.0
 
     def looked() -> bool:
@@ -104,7 +104,7 @@ def measure_memory(folder: Path, steps: int) -> None:
         most = max(most, found)
         return (folder / "memory" / "last.pt").exists()
 
-    process = trained(folder, "large", "memory", "--checkpoint-every", steps)
+    process = trained(folder, "big", "memory", "--checkpoint-every", steps)
     until(process, looked, 0.5)
     process.kill()
     print(f"{time.perf_counter() - started:6.0f} s  {steps} steps; at most {most / 2**20:.2f} GiB")
@@ -131,9 +131,9 @@ def private_memory(pid: int) -> int:
 
 def measure_start(folder: Path) -> None:
     """See "start" above."""
-    write_set(folder / "large", TORI, LINKS)
+    write_set(folder / "big", TORI, LINKS)
     write_set(folder / "few", FEW, 1)
-    for data in ("few", "large"):
+    for data in ("few", "big"):
         for memory in (0.01, 2):
             for turn in range(4):
                 out = f"start-{data}-{memory}-{turn}"
@@ -155,7 +155,8 @@ def kill_and_resume(folder: Path) -> None:
     total = sum(len(np.load(file)) * (4 * K + REST) for file in labels) / 2**30
     memory = round(total / 10, 4)
     print(f"{total:.3f} GiB of samples, --memory {memory}", flush=True)
-    options = ["--epochs", EPOCHS, "--k", K, "--width", 16, "--blocks", 1, "--checkpoint-every", 7]
+    options: list[object] = ["--epochs", EPOCHS, "--k", K, "--width", 16, "--blocks", 1, "--checkpoint-every", 7]
+    options += ["--features", "xyz", "--no-rotate", "--jitter", 0.01]
     if trained(folder, "killed", "resident", *options, "--memory", 8).wait():
         raise RuntimeError("the run with all samples in memory failed")
     epoch = median(float(row["seconds"]) for row in rows(folder / "resident"))
@@ -181,6 +182,8 @@ def kill_and_resume(folder: Path) -> None:
     ]
     print(f"equal weights: {weights}; equal history of {len(second['history'])} epochs: {history}")
     print(f"unfinished files in the cache: {len(list((folder / 'cache').rglob('*.tmp')))}")
+    if not (weights and history):
+        sys.exit(1)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -158,8 +159,7 @@ def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[s
 
 def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) -> MeshPairs:
     shapes = data.train + data.test
-    names = [shape.name for shape in shapes]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     vts = [_beside(shape, ".vts") for shape in shapes]
@@ -285,24 +285,20 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.int64]]:
     """The point-to-point maps between meshes of one part."""
-    found: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
     known: dict[str, dict[str, Path]] = {}
+    beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
+    for folder in dict.fromkeys(shape.folder for shape in data.train + data.test):
+        places = sorted({*(Path(folder) / place for place in PLACES), *beside})
+        known[folder] = {file.stem: file for place in places for file in files_in(place, _MAPS, _NAMED)}
+    if not any(known.values()):
+        return {}  # without looking at each pair: large sets have very many
+    found: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
     for shapes in (data.train, data.test):
         for first, second in permutations(shapes, 2):
-            if first.folder not in known:
-                root = Path(first.folder)
-                places = {
-                    *(root / place for place in PLACES),
-                    *(Path(s.mesh.name).parent for s in data.train + data.test),
-                }
-                files = [file for place in sorted(places) for file in files_in(place, _MAPS)]
-                known[first.folder] = {file.stem: file for file in files if file.name.lower() not in _NAMED}
             names = mesh_stem(first.mesh.name), mesh_stem(second.mesh.name)
             file = known[first.folder].get("_".join(names)) or known[first.folder].get("-".join(names))
             if file is not None:
                 found[first.name, second.name] = file, first, second
-    if not found:
-        return {}
     for file, first, second in found.values():
         check_vertex_numbers(first.mesh, file)
         check_vertex_numbers(second.mesh, file)
