@@ -299,6 +299,8 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.
             file = known[first.folder].get("_".join(names)) or known[first.folder].get("-".join(names))
             if file is not None:
                 found[first.name, second.name] = file, first, second
+    if not found:
+        return {}
     for file, first, second in found.values():
         check_vertex_numbers(first.mesh, file)
         check_vertex_numbers(second.mesh, file)
