@@ -132,7 +132,7 @@ def test_without_correspondences(tmp_path: Path) -> None:
     write(tmp_path, 5, split=False)
     data = load_pairs(tmp_path, test_fraction=0.4)
     assert not data.is_supervised
-    (tmp_path / "notes.txt").write_text("no map\n")
+    Path(data.train[0].mesh.name).with_name("notes.txt").write_text("no map\n")
     assert not load_pairs(tmp_path).is_supervised
     assert (len(data.train), len(data.test), len(data.train_pairs), len(data.test_pairs)) == (3, 2, 3, 1)
     assert data.truth(*data.test) is None
