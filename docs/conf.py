@@ -114,7 +114,7 @@ def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
         if match := PARAMETER.match(line):
             if shown and shown[-1].strip() and not shown[-1].startswith((":", " ")):
                 shown.append("")
-            line = f":param {match[1]}: " + re.sub(r"^(\w)\.", r"\1\\.", line[match.end() :])  # "H." would begin a list
+            line = f":param {match[1]}: {line[match.end() :]}"
         if choice := CHOICE.match(line):
             shown += [] if choices is not None else [""]
             choices = len(choice[1])
@@ -126,7 +126,7 @@ def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
             choices = None
         parts = re.split(r"(`[^`]+`)", line)
         parts[::2] = [re.sub(r"([*|\\])", r"\\\1", re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", part)) for part in parts[::2]]
-        shown.append("".join(parts))
+        shown.append(re.sub(r"^(:param [^:]+: \w)\.", r"\1\\.", "".join(parts)))  # "H." would begin a list
     lines[:] = shown
 
 

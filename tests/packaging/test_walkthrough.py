@@ -1,16 +1,21 @@
-"""The walkthrough in CONTRIBUTING.md that adds a descriptor."""
+"""The walkthroughs in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
+import os
 import re
-from textwrap import dedent
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trimesh
-from rooms import ROOT
+from rooms import ROOMS, ROOT
 from shapes import ellipsoid
 
 from diffnet import geometry
@@ -21,13 +26,18 @@ from diffnet.geometry import descriptors, make_mesh, precompute
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def blocks(title: str) -> list[str]:
+    """The blocks of a walkthrough."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = re.search(rf"^## Walkthrough: {title}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    return [dedent(block) for block in re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)]
+
+
 def test_the_new_descriptor_is_a_feature_also_of_scaled_meshes(
     monkeypatch: pytest.MonkeyPatch, sphere: trimesh.Trimesh
 ) -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    section = re.search(r"^## Walkthrough: add a descriptor\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
-    assert section is not None
-    function, entry, test = (dedent(block) for block in re.findall(r"```python\n(.*?)```", section[1], re.DOTALL))
+    function, entry, test = blocks("add a descriptor")
     room: dict[str, Any] = dict(vars(descriptors))
     exec(function, room)
     monkeypatch.setattr(geometry, "gps_norm", room["gps_norm"], raising=False)
@@ -53,3 +63,43 @@ def test_the_new_descriptor_is_a_feature_also_of_scaled_meshes(
 def test_other_names_are_no_descriptors(name: str) -> None:
     with pytest.raises(ValueError, match=f"name should be one of hks, log-hks, wks.*, got '{name}'"):
         descriptor(name, precompute(ellipsoid(0), k=4))
+
+
+@pytest.mark.slow
+def test_the_new_op_in_a_copy_of_the_checkout(tmp_path: Path) -> None:
+    """Its test passes, the house rules hold, its kernels are launched for compilation, and its benchmark runs."""
+    ignored = shutil.ignore_patterns("__pycache__", "results")
+    for folder in (*ROOMS, "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    *files, launches, benchmark = blocks("add an op with a kernel")
+    new = [*(f"ops/scale_rows/{name}.py" for name in ("reference", "kernels", "op", "__init__"))]
+    new += ["tests/ops/test_scale_rows.py", "benchmarks/cases/scale_rows.py"]
+    (tmp_path / "ops/scale_rows").mkdir()
+    for name, text in zip(new, [*files, benchmark], strict=True):
+        (tmp_path / name).write_text(text)
+    exported = 'from diffnet.ops.scale_rows import scale_rows\n\n__all__ = ["scale_rows",'
+    replace(tmp_path / "ops/__init__.py", "__all__ = [", exported)
+    launched = tmp_path / "benchmarks/launched_kernels.py"
+    first = "import torch\n"
+    replace(launched, first, f"{first}from diffnet.ops.scale_rows import kernels as scale_rows\n")
+    loop = "    for dtype, arithmetic in ARITHMETICS:\n"
+    replace(launched, loop, loop + indent(launches, 8 * " "))
+    check = "from diffnet.benchmarks.launched_kernels import variants; print({v.launch.name for v in variants(90)})"
+    bench = "-m diffnet bench scale-rows --device cpu --vertices 100 --seconds 0 --no-compile --out out"
+    tests = "-m pytest -q -p no:cacheprovider tests/ops/test_scale_rows.py tests/packaging/test_house_rules.py"
+    for command in (tests.split(), bench.split(), ["-c", check]):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        environment.pop("TRITON_INTERPRET", None)
+        run = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+    assert "scale_rows_forward_kernel" in run.stdout
+    assert "scale_rows_backward_kernel" in run.stdout
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
