@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TypeVar
 
 import torch
 
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
-from diffnet.train.resident import ReadAhead, read_ahead
-
-S = TypeVar("S")
-T = TypeVar("T")
-_END = object()
+from diffnet.train.resident import ReadAhead, computed_ahead, read_ahead
 
 
 def packed(
@@ -71,13 +65,3 @@ def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which batches are moved to a GPU. PyTorch caches memory for each stream, so there is only one."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def computed_ahead(function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """The results of a function of each item. A thread computes the next one while the caller uses the last."""
-    results = map(function, items)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(next, results, _END)
-        while (result := pending.result()) is not _END:
-            pending = pool.submit(next, results, _END)
-            yield result  # type: ignore[misc]

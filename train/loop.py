@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import all_reduce
 
-from diffnet import DiffusionNet, WeightAverage, __version__
+from diffnet import WeightAverage, __version__
 from diffnet.cuda_graphs import graphed
 from diffnet.data import (
     ArrayStatistics,
@@ -190,7 +190,7 @@ def train(
     with EventFile(out / "tensorboard", len(history) + 1) if ranks.is_first else nullcontext() as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
-            loss, tally = _Epoch(model, step, task, samples, fitted, options, device, epoch, meshes.labels_at, ranks)(
+            loss, tally = _Epoch(epoch, step, samples, fitted, meshes.labels_at, ranks)(
                 position, after_step, checkpoint_every, save
             )
             position = None
@@ -316,26 +316,23 @@ class _Epoch:
 
     samples: all samples and variants
     groups: the numbers of each training sample and of its variants
+    labels_at: where the labels are
     """
 
     def __init__(
         self,
-        model: DiffusionNet,
+        epoch: int,
         step: TrainingStep,
-        task: Task[Any, Any],
         samples: Sequence[Any],
         groups: Sequence[Sequence[int]],
-        options: TrainOptions,
-        device: torch.device,
-        epoch: int,
         labels_at: TargetsAt,
         ranks: Ranks,
     ) -> None:
-        self._model, self._step, self._options, self._device = model, step, options, device
-        self._epoch, self._ranks, self._saved = epoch, ranks, f"epoch {epoch}"
-        self._meshes = task.meshes_of_sample
+        self._epoch, self._step, self._ranks, self._saved = epoch, step, ranks, f"epoch {epoch}"
+        self._options, self._device, self._meshes = step.options, step.device, step.task.meshes_of_sample
+        options, place = step.options, ranks.place
         self._seed(0)
-        self._changes = draw_changes(len(groups) * self._meshes, options, device, labels_at)
+        changes = draw_changes(len(groups) * self._meshes, options, step.device, labels_at)
         self._samples = taken(samples, draw_variants(groups))
         lengths = [int(n) for n in counts_of(self._samples)]
         batches = MeshBatches(
@@ -343,16 +340,12 @@ class _Epoch:
         )
         batches.set_epoch(epoch)
         self._batches = list(batches)
-        self._divided = ranks.place.world_size * options.accumulate > 1
         # The numbers in the epoch of the samples in each pass of this rank.
-        numbers = iter(range(len(groups)))
-        self._parts = [[[next(numbers) for _ in batch]] for batch in self._batches]
-        if self._divided:
-            self._parts = own_parts(self._batches, lengths, ranks.place, options.accumulate)
-            own = [self._meshes * n + i for n in self._own(self._parts) for i in range(self._meshes)]
-            self._changes = self._changes.taken(own)
-        if ranks.place.rank > 0:
-            self._seed(ranks.place.rank)  # dropout
+        self._parts = own_parts(self._batches, lengths, place, options.accumulate)
+        self._divided = place.world_size * options.accumulate > 1
+        self._changes = changes.taken([self._meshes * n + i for n in _all(self._parts) for i in range(self._meshes)])
+        if place.rank > 0:
+            self._seed(place.rank)  # dropout
 
     def __call__(
         self,
@@ -368,13 +361,13 @@ class _Epoch:
         """
         begun, losses = self._begin(position)
         step, samples, world = self._step, self._samples, self._ranks.place.world_size
-        self._model.train()
+        step.model.train()
         order = [i for batch in self._batches for i in batch]
         todo = [[order[n] for n in part] for parts in self._parts[begun:] for part in parts]
         loaded = packed(samples, todo, self._device)
         reduce = all_reduce if world > 1 else (lambda sums: None)
         first = sum(map(len, self._batches[:begun]))  # number of samples that all ranks have used
-        own = self._meshes * len(self._own(self._parts[:begun]))  # meshes that this rank has used
+        own = self._meshes * len(_all(self._parts[:begun]))  # meshes that this rank has used
         names: list[tuple[str, ...]] = [()] * begun
         rate_before: float | None = None
         for n in range(begun, len(self._batches)):
@@ -422,9 +415,6 @@ class _Epoch:
         """Seed the global generators. Each stream draws other numbers."""
         torch.manual_seed((epoch_seed(self._options.seed, self._epoch) + stream * STREAM) % 2**63)
 
-    def _own(self, parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
-        return [n for own in parts for part in own for n in part]
-
     def _tally(self) -> Tensor:
         """That of all ranks, on the CPU."""
         own = self._step.tally.cpu()
@@ -439,7 +429,7 @@ class _Epoch:
         values: list[float] = torch.stack([*losses]).tolist()
         broken = [(f"loss became {v}", own) for v, own in zip(values, names, strict=True) if not math.isfinite(v)]
         # No loss has been computed yet with the weights of the last step.
-        if not all(torch.stack([p.detach().isfinite().all() for p in self._model.parameters()]).tolist()):
+        if not all(torch.stack([p.detach().isfinite().all() for p in self._step.model.parameters()]).tolist()):
             broken.append(("weights became NaN or infinite", names[-1]))
         if broken:
             fault, own = broken[0]
@@ -449,6 +439,10 @@ class _Epoch:
                 "A lower --lr or --precision fp32 may help"
             )
         return values
+
+
+def _all(parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+    return [n for own in parts for part in own for n in part]
 
 
 def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:

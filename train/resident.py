@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -24,6 +24,8 @@ REST = 500  # bytes for each vertex of a sample besides its eigenvectors, mostly
 READERS = 8  # threads; reading and copying work without Python's global lock
 
 S = TypeVar("S", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ReadAhead(Sequence[S]):
@@ -164,8 +166,10 @@ class _Store:
         self._waiting: dict[int, Sample] = {}  # in pinned memory
         self._reading: dict[int, Future[Sample]] = {}
         self._lock = Lock()
-        self._readers = ThreadPoolExecutor(min(READERS, available_cores()))
-        for i, sample in enumerate_ahead(self._readers, self._read, np.flatnonzero(self.stays).tolist()):
+        threads = min(READERS, available_cores())
+        self._readers = ThreadPoolExecutor(threads)
+        staying = np.flatnonzero(self.stays).tolist()
+        for i, sample in zip(staying, computed_ahead(self._read, staying, threads, 2 * READERS), strict=True):
             self._kept[i] = self._moved(sample)
 
     def get(self, number: int) -> Sample:
@@ -229,16 +233,15 @@ def first_that_fit(sizes: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
     return taken
 
 
-def enumerate_ahead(readers: ThreadPoolExecutor, read: Any, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
-    """Each number with what is read for it, in order. Threads read a few ahead."""
-    running: deque[tuple[int, Future[Any]]] = deque()
-    for number in numbers:
-        running.append((number, readers.submit(read, number)))
-        if len(running) > 2 * READERS:
-            first, future = running.popleft()
-            yield first, future.result()
-    for number, future in running:
-        yield number, future.result()
+def computed_ahead(function: Callable[[T], R], items: Iterable[T], threads: int = 1, ahead: int = 1) -> Iterator[R]:
+    """The results of a function of each item, in order. Threads compute some ahead while the caller uses the last."""
+    computed: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            computed.append(pool.submit(function, item))
+            if len(computed) > ahead:
+                yield computed.popleft().result()
+        yield from (future.result() for future in computed)
 
 
 def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator[list[int]]:

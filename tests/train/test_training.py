@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,13 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
-from diffnet.train.batches import computed_ahead
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
-from diffnet.train.resident import on_device
+from diffnet.train.resident import computed_ahead, on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.step import Adam
@@ -814,12 +813,12 @@ def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> N
 
 
 def test_results_are_computed_ahead_in_order() -> None:
-    def items() -> Iterator[int]:
-        yield 0
-        yield 1
-        raise OSError("the cache is gone")
+    def read(number: int) -> int:
+        if number == 2:
+            raise OSError("the cache is gone")
+        return 10 * number
 
-    results = computed_ahead(lambda number: 10 * number, items())
+    results = computed_ahead(read, range(4))
     assert [next(results), next(results)] == [0, 10]
     with pytest.raises(OSError, match="the cache is gone"):
         next(results)

@@ -26,7 +26,7 @@ from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import descend, make_optimizer
+from diffnet.train.steps.step import make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 from diffnet.train.tasks.network import MetadataError
 
@@ -149,5 +149,8 @@ def _fine_tune(
             loss = unsupervised_loss(maps)
         else:
             loss = structure_loss(maps[:, 0], _maps(network, swapped, options)[:, 0])
-        descend(loss, network, optimizer, options.clip)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if options.clip > 0:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)
+        optimizer.step()
         after_step()

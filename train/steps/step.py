@@ -36,7 +36,7 @@ class TrainingStep:
         average: WeightAverage[DiffusionNet] | None = None,
         parts: int = 1,
     ) -> None:
-        self._options, self._device = options, device
+        self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
         loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
         self.tally = loss.tally
@@ -63,19 +63,19 @@ class TrainingStep:
         recorder: see `Lane`
         """
         self._step.graphs, self._step.recorder = True, recorder
-        self._step.reserve(meshes, *(limits or (self._options.batch_meshes, self._options.batch_vertices)))
+        self._step.reserve(meshes, *(limits or (self.options.batch_meshes, self.options.batch_vertices)))
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
 
         rotations: (B, 3, 3), by which the vectors in the features of each mesh are rotated, or None
         """
-        with autocast(self._options.precision, self._device):
+        with autocast(self.options.precision, self.device):
             return self._step(*_arguments(sample, rotations))
 
     def add(self, sample: Sample, rotations: Tensor | None = None) -> None:
         """Add a part of a batch to the next step, see `GraphedStep.add`."""
-        with autocast(self._options.precision, self._device):
+        with autocast(self.options.precision, self.device):
             self._step.add(*_arguments(sample, rotations))
 
     def update(self, reduce: Callable[[Tensor], Any]) -> Tensor:
@@ -121,17 +121,6 @@ class _TaskLoss(nn.Module):
             predictions = self._task.predict(outputs.detach())
             self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1]))
             return self._task.loss(outputs, targets, self._options)
-
-
-def descend(loss: Tensor, network: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> None:
-    """Add the gradients of a loss to those of the network, and take a step of the optimizer.
-
-    clip: the norm to which longer gradients are scaled down; 0 for no limit
-    """
-    loss.backward()  # type: ignore[no-untyped-call]
-    if clip > 0:
-        torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
-    optimizer.step()
 
 
 class Adam(torch.optim.Adam):
