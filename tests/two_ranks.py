@@ -25,9 +25,9 @@ def environment(**more: object) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **{name: str(v) for name, v in more.items()}}
 
 
-def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run two ranks on this machine. `arguments` follow those of torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def torchrun(*arguments: object, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """Run ranks on this machine. `arguments` follow those of torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += map(str, arguments)
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
 

@@ -1,7 +1,7 @@
 """Ranks: processes that work together, started by torchrun. Which one this process is, and what they tell each other.
 
 Ranks talk through the store that torchrun keeps on the first machine. So they need no process group, no locks and no
-common clock. This module loads PyTorch only where there are several ranks.
+common clock.
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import distributed
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
 from diffnet.train.commands.console import complain, console, user_message
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
@@ -81,13 +88,11 @@ class Ranks:
     Values are those of JSON.
 
     store: None for one process
-    timeout: seconds
     """
 
-    def __init__(self, place: Place, store: Store | None, timeout: float) -> None:
-        self.place, self.store, self.timeout = place, store, timeout
+    def __init__(self, place: Place, store: Store | None) -> None:
+        self.place, self.store = place, store
         self.failure: str | None = None  # of another rank
-        self.end_group: Callable[[], Any] = lambda: None  # called at the end
         self._calls = 0
         self._hosts: list[str] = []
         self._answered = time.monotonic()
@@ -208,13 +213,13 @@ class Ranks:
         """
         if self.store is None:
             return None
-        from torch.distributed import DistNetworkError, DistStoreError, is_initialized
-
         self._ending.set()
         ignore_sigterm()
         lost, own = isinstance(error, (DistNetworkError, DistStoreError)), False
         # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
-        in_group = is_initialized() and isinstance(error, RuntimeError) and not isinstance(error, DiffnetError)
+        in_group = (
+            distributed.is_initialized() and isinstance(error, RuntimeError) and not isinstance(error, DiffnetError)
+        )
         with suppress(DistNetworkError, DistStoreError):  # without the store, nobody can be told
             if self.failure is None and not lost and (in_group or isinstance(error, Terminated)):
                 if not self.is_first:  # rank 0 watches all others, and they watch rank 0
@@ -253,8 +258,6 @@ class Ranks:
     def _beat(self) -> None:
         """Give signs of life, look for those of others, and for failures."""
         assert self.store is not None
-        from torch.distributed import DistError
-
         seen: dict[int, tuple[int, float]] = {}
         try:
             while not self._ended.wait(BEAT):
@@ -263,8 +266,8 @@ class Ranks:
                 for rank, beats in self._beats().items():
                     if rank not in seen or seen[rank][0] != beats:
                         seen[rank] = beats, self._answered
-                since = self._answered - self.timeout
-                self._publish_missing([rank for rank, (_, at) in seen.items() if at < since], self.timeout)
+                since = self._answered - TIMEOUT
+                self._publish_missing([rank for rank, (_, at) in seen.items() if at < since], TIMEOUT)
                 if self.store.check(["failure"]):
                     self.failure = self.store.get("failure").decode()
                     return
@@ -276,7 +279,7 @@ class Ranks:
         while self.failure is None:
             if self._ended.wait(BEAT / 4):
                 return
-            if time.monotonic() - self._answered > self.timeout + BEAT:
+            if time.monotonic() - self._answered > TIMEOUT + BEAT:
                 self.failure = self._lost()
         if not self._ending.is_set():
             _interrupt_main()
@@ -300,24 +303,21 @@ class Ranks:
         return f"rank {self.place.rank} has lost the store on {_address()[0]}: rank 0 or its machine has ended"
 
 
-ALONE = Ranks(Place(), None, TIMEOUT)  # one process
+ALONE = Ranks(Place(), None)  # one process
 
 
 @contextmanager
-def connected(timeout: float | None = None) -> Iterator[Ranks]:
+def connected() -> Iterator[Ranks]:
     """All ranks of a run. One process that nobody else belongs to is a run of one rank.
 
     Begins and ends when all ranks do so. If a rank fails or is missing, this raises RankError on the others. What they
     compute is interrupted as by Ctrl-C, and a process that doesn't stop within GRACE seconds ends. Only rank 0 prints
     on the console of the commands.
 
-    timeout: seconds without a sign of life, after which a rank is missing; by default TIMEOUT
-
     Raises OptionError for the variables of torchrun, see `place`.
     """
-    timeout = TIMEOUT if timeout is None else timeout
     here = place()
-    ranks = Ranks(here, None if here.world_size == 1 else _store(here, timeout), timeout)
+    ranks = Ranks(here, None if here.world_size == 1 else _store(here))
     console.quiet = not ranks.is_first
     try:
         ranks.start()
@@ -330,7 +330,9 @@ def connected(timeout: float | None = None) -> Iterator[Ranks]:
         raise RankError(reason) from error
     finally:
         console.quiet = False
-        ranks.end_group()
+        # The threads of gloo abort a process that ends before them; nccl would wait for other ranks.
+        if not ranks.is_alone and distributed.is_initialized() and distributed.get_backend() == "gloo":
+            distributed.destroy_process_group()
 
 
 @contextmanager
@@ -342,41 +344,31 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
     if ranks.store is None:
         yield
         return
-    from torch import distributed
-
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=distributed.PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
+        store=PrefixStore("group", ranks.store.clone()),  # type: ignore[attr-defined]
         rank=ranks.place.rank,
         world_size=ranks.place.world_size,
-        timeout=timedelta(seconds=ranks.timeout),
+        timeout=timedelta(seconds=TIMEOUT),
         device_id=device if device.type == "cuda" else None,
     )
-    # After an error, other ranks are told first. Then the threads of gloo have to end, because they abort a process
-    # that ends before them; nccl would wait for other ranks.
-    ranks.end_group = distributed.destroy_process_group if device.type != "cuda" else lambda: None
     yield
-    ranks.end_group = lambda: None
-    distributed.destroy_process_group()
+    distributed.destroy_process_group()  # after an error, `connected` first tells other ranks
 
 
-def _store(here: Place, timeout: float) -> Store:
+def _store(here: Place) -> Store:
     """A store of all ranks for one run, with names of its own in the store of the process."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"restart {restart}, run {next(_runs)}", _store_of_process(here, timeout))
+    return PrefixStore(f"restart {restart}, run {next(_runs)}", _store_of_process(here))
 
 
 @cache
-def _store_of_process(here: Place, timeout: float) -> Store:
+def _store_of_process(here: Place) -> Store:
     """The store of torchrun or, for ranks that were started in another way, one in rank 0."""
-    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
-
     host, port = _address()
     keeps_it = here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        return TCPStore(host, port, None, keeps_it, timedelta(seconds=timeout), wait_for_workers=False)
+        return TCPStore(host, port, None, keeps_it, timedelta(seconds=TIMEOUT), wait_for_workers=False)
     except DistError as e:
         problem = "can't keep a store" if keeps_it else "finds no store of rank 0"
         raise RankError(f"rank {here.rank} {problem} on {host}, port {port}: {e}") from e

@@ -19,6 +19,7 @@ from shapes import ellipsoid
 from two_ranks import commands_of_two_ranks, torchrun
 
 from diffnet import DiffusionNet
+from diffnet.train import loop
 from diffnet.train.checkpoint import load_checkpoint
 
 pytestmark = [
@@ -112,6 +113,59 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
     # One rank goes on.
     assert diffnet(*train, "--resume", "--out", tmp_path / "begun")[::2] == (0, "")
     np.testing.assert_allclose(metrics(tmp_path / "begun"), metrics(tmp_path / "one" / "labels"), rtol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """Batches of eight: the last one of an epoch has six meshes, so two of eight ranks have none."""
+    labels = write_set(tmp_path / "set") / "labels"
+    for copy in range(7):
+        for path in sorted((labels / "train").iterdir())[: 14 - 2 * copy]:
+            shutil.copy(path, path.with_name(f"copy{copy}-{path.name}"))
+    train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 8]
+    order: list[Any] = []
+    own_parts = loop.own_parts
+    monkeypatch.setattr(loop, "own_parts", lambda batches, *rest: order.append(batches) or own_parts(batches, *rest))
+    assert diffnet(*train, "--out", tmp_path / "one")[::2] == (0, "")
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    ran = torchrun(script, tmp_path, *train, "--out", tmp_path / "several", ranks=ranks)
+    assert ran.returncode == 0, ran.stderr
+    np.testing.assert_allclose(metrics(tmp_path / "several"), metrics(tmp_path / "one"), rtol=1e-4)
+    every = [json.loads((tmp_path / f"rank {rank}.json").read_text()) for rank in range(ranks)]
+    assert len(order) == 2
+    assert order[0] != order[1]
+    for epoch, batches in enumerate(order):
+        assert all(found[epoch][0] == batches for found in every)
+        numbers = iter(range(100))
+        for n, batch in enumerate(batches):
+            used = [i for found in every for part in found[epoch][1][n] for i in part]
+            assert sorted(used) == [next(numbers) for _ in batch]
+
+
+# Records the batches of each epoch and the parts of a rank. Functions that write files of a run fail in all but rank 0.
+WATCHED = """
+import json, sys
+from pathlib import Path
+from diffnet.train import loop, run
+from diffnet.train.ranks import place
+own_parts, found, rank = loop.own_parts, [], place().rank
+def watched(batches, *rest):
+    found.append((batches, own_parts(batches, *rest)))
+    return found[-1][1]
+def refuse(*arguments, **options):
+    raise AssertionError("a rank besides rank 0 writes")
+loop.own_parts = watched
+if rank > 0:
+    loop.save_checkpoint = loop.write_atomically = run.write_atomically = run.make_folder = refuse
+if __name__ == "__main__":
+    folder = Path(sys.argv.pop(1))
+    from diffnet.train.cli import main
+    try:
+        main()
+    finally:
+        (folder / f"rank {rank}.json").write_text(json.dumps(found))
+"""
 
 
 def test_predictions(tmp_path: Path) -> None:
