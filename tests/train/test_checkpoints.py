@@ -400,6 +400,10 @@ def test_a_checkpoint_is_a_network(stored: dict[str, Any], tmp_path: Path) -> No
     network.save(tmp_path / "a.safetensors")
     again = DiffusionNet.load(tmp_path / "a.safetensors")
     assert (again.architecture, again.metadata) == (network.architecture, network.metadata)
+    network.save_pretrained(tmp_path / "shared", data_license="unknown")
+    shared = DiffusionNet.from_pretrained(tmp_path / "shared")
+    assert network_input(shared) == network_input(network)
+    assert network_input(load_network(tmp_path / "shared" / "model.safetensors")) == network_input(network)
 
 
 @pytest.mark.parametrize(
