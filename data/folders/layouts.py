@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -207,7 +208,12 @@ def check_classes(root: Path, names: Sequence[str]) -> None:
 
 def _beside(meshes: list[Path]) -> list[Path]:
     """The `.json` file beside each mesh. Raises DataError for a mesh without one."""
-    return [file for mesh in meshes for file in pair_labels([mesh], [mesh.parent], (".json",))]
+    inside: dict[Path, list[Path]] = {}
+    for mesh in meshes:
+        inside.setdefault(mesh.parent, []).append(mesh)
+    pairs = [zip(own, pair_labels(own, [folder], (".json",)), strict=True) for folder, own in inside.items()]
+    found = dict(chain(*pairs))
+    return [found[mesh] for mesh in meshes]
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:

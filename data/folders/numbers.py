@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import os
 import re
+import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,10 +91,15 @@ def _label_lines(path: Path, is_table: bool) -> Iterator[Line]:
 
 
 def is_label_table(path: Path) -> bool:
-    """Whether the first column of a `.csv` file is called label, as in a table of `diffnet predict`."""
+    """Whether the first column of a `.csv` file is called label, as in a table of `diffnet predict`.
+
+    Only the first line is read: sets have many files, and each start asks for all of them.
+    """
     try:
-        return _first_column(path)[:1] == ["label"]
-    except DataError:  # other content
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            line = file.readline(1000).decode("utf-8-sig", errors="replace")
+        return any(cells[0].strip() == "label" for cells in csv.reader([line]) if cells)
+    except (OSError, EOFError, zlib.error, csv.Error):  # other content
         return False
 
 

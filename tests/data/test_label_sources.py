@@ -11,6 +11,7 @@ import pytest
 from plyfile import PlyData, PlyElement
 
 from diffnet.data import UNLABELED, DataError, LabeledMeshes, load_dataset
+from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sources import read_source
 
 VERTS = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)]
@@ -365,3 +366,18 @@ def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
     data = load_dataset(tmp_path, needs_train=False)
     assert data.label_names == ["arm", "leg", "head"]
     assert by_name(data) == {"1": [0, 2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", b"\xef\xbb\xbf label ,name\n1,x\n", True),
+        ("a.csv", b"name,label\n", False),
+        ("a.csv", b"", False),
+        ("a.csv.gz", gzip.compress(b"label\n1\n"), True),
+        ("a.csv.gz", b"label\n1\n", False),
+    ],
+)
+def test_tables_of_labels(tmp_path: Path, name: str, content: bytes, expected: bool) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert is_label_table(tmp_path / name) is expected
