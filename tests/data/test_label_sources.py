@@ -378,6 +378,6 @@ def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
         ("a.csv.gz", b"label\n1\n", False),
     ],
 )
-def test_tables_of_labels(tmp_path: Path, name: str, content: bytes, expected: bool) -> None:
+def test_the_first_line_tells_a_table_of_labels(tmp_path: Path, name: str, content: bytes, expected: bool) -> None:
     (tmp_path / name).write_bytes(content)
     assert is_label_table(tmp_path / name) is expected
