@@ -27,13 +27,13 @@ from sybil.region import Lexeme
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | NUMBER
 BLOCK = re.compile(
-    r"(?:^ *<!-- (?P<mark>not run|run with): (?P<text>[^\n]+) -->\n)?"
+    r"(?:^ *<!-- (?P<mark>not run|run with|run small): (?P<text>[^\n]+) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\S*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 SHOWN = ("csv", "json", "text")  # languages of blocks that are no code
 SECONDS = 240
-PICTURES = bool(os.environ.get("PICTURES"))  # run the blocks as they stand, and keep their pictures
+PICTURES = bool(os.environ.get("PICTURES"))  # keep the pictures of blocks, and run those with "run small" as they stand
 
 
 def parts(document: Document) -> Iterator[Region]:
@@ -44,10 +44,10 @@ def parts(document: Document) -> Iterator[Region]:
         if language in SHOWN or language.startswith("{") or mark == "not run":
             continue
         code = dedent(block["code"])
-        for pair in text.split("; ") if mark and not PICTURES else ():
+        for pair in text.split("; ") if mark and not (PICTURES and mark == "run small") else ():
             old, new = pair.split(" → ")
             if old not in code:
-                raise ValueError(f"{document.path}: 'run with: {pair}', but the block does not contain {old!r}")
+                raise ValueError(f"{document.path}: '{mark}: {pair}', but the block does not contain {old!r}")
             code = code.replace(old, new)
         if language == "python" and not code.startswith(">>> "):
             yield Region(start, end, Lexeme(code, offset=0, line_offset=-1), PythonEvaluator())
