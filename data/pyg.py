@@ -57,7 +57,8 @@ class DataWithOperators(Data):  # type: ignore[misc]
 class AddOperators(BaseTransform):  # type: ignore[misc]
     """A transform of PyTorch Geometric: adds the `operators` of `data.pos`, `data.face` and, for points, `data.normal`.
 
-    k, options: see `precompute`. With `cache_dir`, a mesh is preprocessed once.
+    k: the number of eigenpairs
+    options: the other options of `precompute`. With `cache_dir`, a mesh is preprocessed once.
 
     The result is a `DataWithOperators`. Raises TypeError for a subclass of `Data` that doesn't inherit from it, and the
     errors of `precompute`.

@@ -17,7 +17,8 @@ from sphinx.environment import BuildEnvironment
 import diffnet
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("diffnet", "diffnet.geometry", "diffnet.data", "diffnet.ops", "diffnet.train", "diffnet.viz")
+ROOMS = ("geometry", "data", "data.pyg", "ops", "train", "viz")
+PACKAGES = ("diffnet", *(f"diffnet.{room}" for room in ROOMS))
 
 project = "diffnet"
 version = release = diffnet.__version__
