@@ -35,6 +35,7 @@ from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
 from .model import DiffusionNet
 from .ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
+from .sparse import SparseLinear, SparseMultiheadAttention
 from .spatial_gradient_features import SpatialGradientFeatures
 from .weight_average import WeightAverage
 
@@ -54,6 +55,8 @@ __all__ = [
     "MeshAttention",
     "MeshError",
     "Operators",
+    "SparseLinear",
+    "SparseMultiheadAttention",
     "SpatialGradientFeatures",
     "WeightAverage",
     "benchmarks",

@@ -33,7 +33,7 @@ from .mesh.boundary import boundary_vertices
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
-from .neighborhoods import with_k_ring, with_nearest
+from .neighborhoods import nearest_pattern, with_k_ring, with_nearest
 from .operators import Operators
 from .positions.closest import closest_points
 from .positions.farthest import farthest_points
@@ -116,6 +116,7 @@ __all__ = [
     "mesh_edges",
     "mesh_mean",
     "mirrored",
+    "nearest_pattern",
     "normalize_positions",
     "one_ring",
     "patches",

@@ -59,16 +59,33 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
         raise ValueError(
             f"positions should have shape {(operators.num_vertices, 3)}, shape is {tuple(positions.shape)}"
         )
-    patterns = []
-    for points in torch.split(positions.detach().cpu().double(), list(operators.lengths)):
-        own = np.arange(len(points))[:, None]
-        count = min(k, len(points))
-        nearest = cKDTree(points.numpy()).query(points.numpy(), np.arange(1, count + 1))[1] if count else own
-        # If more than k vertices coincide, the query may leave the vertex itself out.
-        nearest[:, -1:] = np.where((nearest == own).any(1, keepdims=True), nearest[:, -1:], own)
-        indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
-        patterns.append(Pattern.from_row_lengths(torch.full((len(points),), count), indices, len(points)))
-    return _with(operators, block_diagonal_pattern(patterns))
+    each = torch.split(positions, list(operators.lengths))
+    return _with(operators, block_diagonal_pattern([nearest_pattern(points, k) for points in each]))
+
+
+def nearest_pattern(points: Tensor, k: int) -> Pattern:
+    """The k nearest points of each point, itself among them, as a pattern (N, N) on the CPU.
+
+    points: (N, D). If there are fewer than k, all of them are neighbors.
+
+    Raises ValueError for k < 1 and for points of another shape.
+
+    >>> nearest_pattern(torch.tensor([[0.0], [1.0], [3.0]]), 2).indices
+    tensor([0, 1, 0, 1, 1, 2], dtype=torch.int32)
+    """
+    check_count("k", k, 1)
+    if not isinstance(points, Tensor):
+        raise not_a_tensor("points", points)
+    if points.ndim != 2:
+        raise ValueError(f"points should have shape (N, D), shape is {tuple(points.shape)}")
+    places = points.detach().cpu().double().numpy()
+    own = np.arange(len(places))[:, None]
+    count = min(k, len(places))
+    nearest = cKDTree(places).query(places, np.arange(1, count + 1))[1] if count else own
+    # If more than k points coincide, the query may leave the point itself out.
+    nearest[:, -1:] = np.where((nearest == own).any(1, keepdims=True), nearest[:, -1:], own)
+    indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
+    return Pattern.from_row_lengths(torch.full((len(places),), count), indices, len(places))
 
 
 def _with(operators: Operators, pattern: Pattern) -> Operators:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
+from diffnet.ops.sparse import foreign
 from diffnet.ops.sparse.op import spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, check_blocks, split_diagonal_pattern
 from diffnet.ops.sparse.reference import csr_tensor
@@ -95,18 +96,14 @@ class SparseMatrix:
 
     @classmethod
     def from_torch(cls, matrix: Tensor, *, check: bool = True) -> SparseMatrix:
-        """Convert a torch.sparse_csr tensor (rows, columns). See `Pattern` for `check`.
+        """Convert a torch.sparse_csr or torch.sparse_coo tensor (rows, columns). See `Pattern` for `check`.
 
-        The result shares its memory, but copies values that require a gradient. Gradients reach the tensor.
+        A CSR result shares its memory, but copies values that require a gradient. The entries of COO are sorted, and
+        those at one place added up. Gradients reach the tensor.
+
+        Raises TypeError for other objects, ValueError for tensors of other layouts.
         """
-        if not isinstance(matrix, Tensor):
-            raise TypeError(f"a torch.sparse_csr tensor expected, got {type(matrix).__name__}")
-        if matrix.layout != torch.sparse_csr or matrix.ndim != 2:
-            raise ValueError(f"a 2-D torch.sparse_csr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
-        pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
-        # torch.compile can't take a view of a sparse tensor.
-        values = matrix.values()
-        return cls(pattern, values.clone() if values.requires_grad else values.detach())
+        return cls(*foreign.from_torch(matrix, check=check))
 
     def to_torch(self) -> Tensor:
         """Convert one set of values to a torch.sparse_csr tensor. It shares memory if rows have their own order."""
@@ -137,13 +134,7 @@ class SparseMatrix:
         Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first. Raises
         TypeError for other objects.
         """
-        if not hasattr(matrix, "tocsr"):
-            found = type(matrix).__name__
-            raise TypeError(f"a SciPy sparse matrix expected, got {found}; write scipy.sparse.csr_array(matrix)")
-        csr = matrix.tocsr()
-        arrays = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
-        indptr, indices, values = arrays
-        return cls(Pattern(indptr, indices, csr.shape[1], check=check), values)
+        return cls(*foreign.from_scipy(matrix, check=check))
 
     def to_scipy(self) -> Any:
         """Convert one set of values to a scipy.sparse.csr_array."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -15,11 +15,28 @@ from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.foreign import MatrixLike, pattern_and_values, pattern_of
 from diffnet.ops.sparse.pattern import Pattern, product_arrays
 
 
-def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
+@overload
+def spmm(
+    pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto"
+) -> Tensor: ...
+
+
+@overload
+def spmm(pattern: MatrixLike, x: Tensor, /, *, transpose: bool = False, backend: Backend = "auto") -> Tensor: ...
+
+
+def spmm(
+    pattern: Any, values: Tensor, x: Tensor | None = None, *, transpose: bool = False, backend: Backend = "auto"
+) -> Tensor:
     """Multiply sparse matrices by dense ones. All sets of values on the pattern share one pass over its indices.
+
+    `spmm(pattern, values, x)`, or `spmm(matrix, x)` for a torch.sparse_csr or torch.sparse_coo tensor, a SciPy matrix
+    or a `SparseMatrix`. Convert a matrix that is used again with `SparseMatrix.from_torch` or `from_scipy` once: it
+    keeps what products and gradients need.
 
     The product of floating-point operands has the dtype of the values, as sparse products have under autocast. Low
     precision is added up in float32. If one operand is integer or bool, both are promoted as PyTorch does. If both are,
@@ -28,7 +45,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
     Differentiable in values and x. Deterministic, also on a GPU.
 
     Args:
-        pattern: (rows, columns)
+        pattern: (rows, columns), a `Pattern`, or a matrix, whose values are left out if others are given
         values: (…, nnz)
         x: (columns, C) for all sets, or (…, columns, C) with one factor for each set. Batches broadcast.
         transpose: whether to multiply by the transposed matrices instead. x is (…, rows, C) then.
@@ -38,7 +55,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
         (…, rows, C), or (…, columns, C) if transposed
 
     Raises:
-        TypeError: for complex operands.
+        TypeError: for complex operands, and for a pattern that is none of these.
         ValueError: if shapes or devices don't match.
 
     >>> import torch
@@ -46,7 +63,15 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
     >>> spmm(pattern, torch.tensor([1.0, 2.0, 3.0]), torch.eye(3))
     tensor([[1., 0., 2.],
             [0., 3., 0.]])
+    >>> spmm(torch.tensor([[1.0, 0.0], [0.0, 3.0]]).to_sparse(), torch.ones(2, 1))
+    tensor([[1.],
+            [3.]])
     """
+    if x is None:
+        if isinstance(pattern, Pattern):
+            raise TypeError("a Pattern holds no values; write spmm(pattern, values, x), or spmm(matrix, x)")
+        (pattern, values), x = pattern_and_values(pattern), values
+    pattern = pattern_of(pattern)
     rows, columns = reversed(pattern.shape) if transpose else pattern.shape
     device = pattern.device
     check_operand("values", values, (pattern.nnz,), device)
@@ -67,8 +92,11 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
     return out.reshape(*batch, rows, x.shape[-1])
 
 
-def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") -> Tensor:
+def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Multiply dense matrices, A Bᵀ, at the entries of the pattern only, in one pass over its indices.
+
+    In attention, a is the query and b the key: (…, H, rows, C) and (…, H, columns, C) with C channels of each head give
+    the scores (…, H, nnz) of H heads.
 
     Low precision is added up in float32. If one factor is integer or bool, both are promoted as PyTorch does. If both
     are, the product is computed in int64 and returned in the promoted dtype.
@@ -76,16 +104,16 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
     Differentiable in a and b. Deterministic, also on a GPU.
 
     Args:
-        pattern: (rows, columns)
+        pattern: (rows, columns), a `Pattern`, or a matrix as in `spmm`, whose values aren't read
         a: (…, rows, C)
         b: (…, columns, C). Batches broadcast.
         backend: see `use_kernels`
 
     Returns:
-        (…, nnz)
+        (…, nnz), row by row
 
     Raises:
-        TypeError: for complex factors.
+        TypeError: for complex factors, and for a pattern that is none of these.
         ValueError: if shapes or devices don't match, or if the factors have two floating-point dtypes.
 
     >>> import torch
@@ -93,6 +121,7 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
     >>> sddmm(pattern, torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0], [5.0]]))
     tensor([3., 5., 8.])
     """
+    pattern = pattern_of(pattern)
     rows, columns = pattern.shape
     device = pattern.device
     check_operand("the dense factor a", a, (rows, "C"), device)

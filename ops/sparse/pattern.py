@@ -117,6 +117,59 @@ class Pattern:
         return cls(torch.cat([zero, lengths.cumsum(0).to(indices.dtype)]), indices, columns, check=check)
 
     @classmethod
+    def from_mask(cls, mask: Tensor) -> Pattern:
+        """Make the pattern of the entries that are True: mask (rows, columns) bool. It waits for a GPU.
+
+        >>> import torch
+        >>> Pattern.from_mask(torch.eye(3) > 0)
+        Pattern(shape=(3, 3), nnz=3, device=cpu)
+        """
+        if not isinstance(mask, Tensor):
+            raise not_a_tensor("mask", mask)
+        if mask.dtype != torch.bool or mask.ndim != 2:
+            raise ValueError(f"mask should be bool of shape (rows, columns), got {mask.dtype} of {tuple(mask.shape)}")
+        return cls.from_row_lengths(mask.sum(1), mask.nonzero()[:, 1], mask.shape[1], check=False)
+
+    @classmethod
+    def window(cls, length: int, before: int, after: int = 0) -> Pattern:
+        """Make the pattern (length, length) of a sliding window: row i has the columns i − before to i + after.
+
+        `after=0` is causal.
+
+        >>> Pattern.window(4, before=1).indices
+        tensor([0, 0, 1, 1, 2, 2, 3])
+        """
+        for name, value in (("length", length), ("before", before), ("after", after)):
+            check_count(name, value, 0)
+        rows = torch.arange(length)
+        first, end = (rows - before).clamp(min=0), (rows + after + 1).clamp(max=length)
+        lengths = end - first
+        starts = torch.repeat_interleave(first - lengths.cumsum(0) + lengths, lengths)
+        return cls.from_row_lengths(lengths, starts + torch.arange(len(starts)), length, check=False)
+
+    @classmethod
+    def random(cls, rows: int, columns: int, density: float, generator: torch.Generator | None = None) -> Pattern:
+        """Make a pattern with random columns, of which each row has the same number, density · columns, rounded.
+
+        Raises ValueError for a density that is not from 0 to 1.
+
+        >>> Pattern.random(100, 50, 0.1)
+        Pattern(shape=(100, 50), nnz=500, device=cpu)
+        """
+        check_count("rows", rows, 0)
+        check_count("columns", columns, 0)
+        if not 0 <= density <= 1:
+            raise ValueError(f"density should be from 0 to 1, got {density}")
+        count = round(density * columns)
+        at_once = max(1, 2**22 // max(columns, 1))  # rows whose random numbers are in memory
+        drawn = [
+            torch.rand(min(at_once, rows - first), columns, generator=generator).topk(count).indices.sort().values
+            for first in range(0, rows, at_once)
+        ]
+        indices = torch.cat([each.flatten() for each in drawn]) if drawn else torch.zeros(0, dtype=torch.int64)
+        return cls.from_row_lengths(torch.full((rows,), count), indices, columns, check=False)
+
+    @classmethod
     def vector(cls, indices: Tensor, size: int, *, check: bool = True) -> Pattern:
         """Make the pattern of a sparse vector of this size: a matrix of one row."""
         if check:

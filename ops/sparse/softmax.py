@@ -14,13 +14,14 @@ from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.foreign import MatrixLike, pattern_and_values, pattern_of
 from diffnet.ops.sparse.pattern import Pattern, csr_arrays
 from diffnet.ops.sparse.scores import check_broadcast, checked_number, scaled_and_biased
 
 
 def sparse_softmax(
-    pattern: Pattern,
-    scores: Tensor,
+    pattern: Pattern | MatrixLike,
+    scores: Tensor | None = None,
     *,
     scale: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -37,8 +38,8 @@ def sparse_softmax(
     A visible score that is NaN or +∞ makes all visible entries of its row NaN. The gradients of this row are NaN.
 
     Args:
-        pattern: (rows, columns)
-        scores: (…, nnz) floating point
+        pattern: (rows, columns), a `Pattern`, or a matrix as in `spmm`
+        scores: (…, nnz) floating point. By default the values of the matrix.
         scale: multiplies the scores: a number, or a floating-point tensor that broadcasts to the sets (…), such as
             (H,) for scores (…, H, nnz)
         bias: (…, nnz) floating point, of the shape of the scores or broadcastable to it, such as (H, 1, nnz) or (nnz,).
@@ -50,7 +51,8 @@ def sparse_softmax(
         The shape and dtype of the scores. A row without a visible entry is 0.
 
     Raises:
-        TypeError: if scores, bias or a tensor as scale are not floating point, or if scale is no number.
+        TypeError: if scores, bias or a tensor as scale are not floating point, if scale is no number, and for a pattern
+            that is none of these.
         ValueError: if shapes or devices don't match, or if the mask isn't bool.
 
     >>> import torch
@@ -58,6 +60,11 @@ def sparse_softmax(
     >>> sparse_softmax(pattern, torch.tensor([1.0, 1.0, 5.0]))
     tensor([0.5000, 0.5000, 1.0000])
     """
+    if scores is None:
+        if isinstance(pattern, Pattern):
+            raise TypeError("a Pattern holds no values; write sparse_softmax(pattern, scores)")
+        pattern, scores = pattern_and_values(pattern)
+    pattern = pattern_of(pattern)
     device = pattern.device
     check_operand("scores", scores, (pattern.nnz,), device, floating=True)
     if mask is not None:

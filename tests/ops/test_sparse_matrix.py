@@ -110,7 +110,7 @@ def test_wrong_types_are_refused() -> None:
         SparseMatrix(pattern, values.numpy())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pattern should be a Pattern, got tuple"):
         SparseMatrix((pattern.indptr, pattern.indices), values)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"torch\.sparse_csr tensor expected, got csr_array"):
+    with pytest.raises(TypeError, match=r"torch\.sparse_coo tensor expected, got csr_array"):
         SparseMatrix.from_torch(scipy.sparse.eye_array(3, format="csr"))
     with pytest.raises(TypeError, match=r"got ndarray; write scipy\.sparse\.csr_array\(matrix\)"):
         SparseMatrix.from_scipy(np.eye(3))

@@ -160,6 +160,11 @@ def test_exported_network(tmp_path: Path) -> None:
     assert sum(numbers("a N, b N", run.stdout.strip())) == 162
 
 
+def test_sparse_transformer(line: Any) -> None:
+    accuracy, without = numbers("accuracy N, without learning N", line("sparse_transformer"))
+    assert accuracy > without + 0.1
+
+
 def test_viewing(line: Any, tmp_path: Path) -> None:
     assert line("viewing", str(tmp_path)) == f"wrote signs.png, view.html, wave.ply, wave.png to {tmp_path}"
     assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
