@@ -417,12 +417,10 @@ class _Epoch:
 
     def _tally(self) -> Tensor:
         """That of all ranks, on the CPU."""
-        own = self._step.tally.cpu()
-        if self._ranks.is_alone:
-            return own.clone()
-        return sum(
-            (torch.tensor(t, dtype=own.dtype) for t in self._ranks.gathered(own.tolist())), torch.zeros_like(own)
-        )
+        tally = self._step.tally.clone()
+        if not self._ranks.is_alone:
+            all_reduce(tally)
+        return tally.cpu()
 
     def _check(self, losses: Sequence[Tensor], names: Sequence[tuple[str, ...]]) -> list[float]:
         """The losses as numbers. They are read rarely, so steps don't wait for the GPU. Raises TrainingError."""

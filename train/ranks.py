@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
@@ -96,6 +96,8 @@ class Ranks:
         self._calls = 0
         self._hosts: list[str] = []
         self._answered = time.monotonic()
+        # Signs of life of other ranks, and when the last one came. Rank 0 watches all others, and they watch rank 0.
+        self._seen = dict.fromkeys(range(1, place.world_size) if self.is_first else [0], (0, self._answered))
         self._ending, self._ended = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
 
@@ -222,10 +224,9 @@ class Ranks:
         )
         with suppress(DistNetworkError, DistStoreError):  # without the store, nobody can be told
             if self.failure is None and not lost and (in_group or isinstance(error, Terminated)):
-                if not self.is_first:  # rank 0 watches all others, and they watch rank 0
-                    _wait_for(lambda: self.failure is not None, 6 * BEAT)
+                _wait_for(lambda: self.failure is not None, (5 if self.is_first else 8) * BEAT)  # rank 0 knows more
                 if self.failure is None:
-                    self._publish_missing(self._silent(3 * BEAT), 3 * BEAT)
+                    self._publish_missing(3 * BEAT)
             own = self.failure is None and not lost
             if own:
                 self._leave()  # before its thread finds the failure of this rank
@@ -244,30 +245,18 @@ class Ranks:
         for thread in filter(threading.Thread.is_alive, self._threads):
             thread.join(GRACE / 5)  # a call of a store whose machine is gone never returns
 
-    def _silent(self, seconds: float) -> list[int]:
-        """Other ranks that give no sign of life for some seconds."""
-        before = self._beats()
-        time.sleep(seconds)
-        return [rank for rank, beats in self._beats().items() if beats == before[rank]]
-
-    def _beats(self) -> dict[int, int]:
-        """The signs of life of other ranks. Rank 0 watches all of them, and they watch rank 0."""
-        watched = range(1, self.place.world_size) if self.is_first else [0]
-        return {rank: self._counted(f"beats of rank {rank}") for rank in watched}
-
     def _beat(self) -> None:
         """Give signs of life, look for those of others, and for failures."""
         assert self.store is not None
-        seen: dict[int, tuple[int, float]] = {}
         try:
             while not self._ended.wait(BEAT):
                 self._counted(f"beats of rank {self.place.rank}", 1)
                 self._answered = time.monotonic()
-                for rank, beats in self._beats().items():
-                    if rank not in seen or seen[rank][0] != beats:
-                        seen[rank] = beats, self._answered
-                since = self._answered - TIMEOUT
-                self._publish_missing([rank for rank, (_, at) in seen.items() if at < since], TIMEOUT)
+                for rank, (before, _) in self._seen.items():
+                    beats = self._counted(f"beats of rank {rank}")
+                    if beats != before:
+                        self._seen[rank] = beats, self._answered
+                self._publish_missing(TIMEOUT)
                 if self.store.check(["failure"]):
                     self.failure = self.store.get("failure").decode()
                     return
@@ -292,7 +281,9 @@ class Ranks:
         assert self.store is not None
         return self.store.compare_set("failure", "", reason).decode()
 
-    def _publish_missing(self, ranks: Sequence[int], seconds: float) -> None:
+    def _publish_missing(self, seconds: float) -> None:
+        """Tell all ranks which have given no sign of life for some seconds, if there are any."""
+        ranks = [rank for rank, (_, at) in self._seen.items() if at < self._answered - seconds]
         if ranks:
             names = [f"{rank} (on {self._hosts[rank]})" if self._hosts else str(rank) for rank in ranks]
             each = "rank" if len(ranks) == 1 else "ranks"

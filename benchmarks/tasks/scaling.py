@@ -62,6 +62,7 @@ PER_RANK = 4  # meshes, for weak scaling
 BATCHES = (8, 32)  # meshes, for strong scaling
 WARM = 3  # epochs in which graphs are recorded
 WARM_MESHES = 32  # for each rank, as a GPU takes at once
+WRITERS = 16  # processes; each takes seconds to start
 TIMEOUT = 60.0  # seconds for each command, and for the start and the end of all ranks
 
 
@@ -162,7 +163,7 @@ def write_set(data: str, folder: Path, copies: int, batch: int) -> tuple[int, in
         raise SystemExit(f"{copies} copies of {len(items)} meshes should be more than a batch of {batch}")
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True)
-    with WorkerPool(available_cores(), 1) as pool:
+    with WorkerPool(min(available_cores(), WRITERS), 1) as pool:
         calls = [
             pool.submit(write_copy, items[i], folder / ("train" if n < trained else "test") / f"{copy}-{i}.ply", copy)
             for n, (i, copy) in enumerate(names)

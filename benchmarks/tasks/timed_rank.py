@@ -40,16 +40,19 @@ class Times:
         self.sent = 0
         self._device = device
         self._steps: list[tuple[int, Any]] = []  # with the epoch of each, from 0
-        self._exchanges: list[tuple[Any, Any]] = []
+        self._exchanges: list[tuple[Any, Any]] = []  # one for each step, if there are several ranks
+        self._last: tuple[Any, Any, int] | None = None  # and its bytes
 
     def after_step(self, epochs: float) -> None:
         self._steps.append((math.ceil(epochs) - 1, self._now()))
+        if self._last is not None:  # what follows the last step of an epoch is no exchange of gradients
+            *times, self.sent = self._last
+            self._exchanges.append((times[0], times[1]))
 
     def exchange(self, sums: Tensor, reduce: Callable[[Tensor], Any]) -> None:
         begun = self._now()
         reduce(sums)
-        self._exchanges.append((begun, self._now()))
-        self.sent = sums.nbytes
+        self._last = begun, self._now(), sums.nbytes
 
     def epochs(self) -> list[dict[str, list[float]]]:
         """For each epoch, the seconds from step to step, and those of all exchanges."""

@@ -31,6 +31,8 @@ def test_times_of_steps_and_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     for epochs in (0.5, 1.0, 1.5, 2.0):
         times.exchange(torch.zeros(3), lambda sums: time.perf_counter())
         times.after_step(epochs)
+        if epochs == 1:
+            times.exchange(torch.zeros(9, 9), lambda sums: None)  # of the tally of an epoch
     assert times.epochs() == [{"steps": [4.0], "exchanges": [2.0, 2.0]}] * 2
     assert times.sent == 12
 
