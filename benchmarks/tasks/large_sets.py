@@ -135,7 +135,7 @@ def measure_start(folder: Path) -> None:
     write_set(folder / "few", FEW, 1)
     for data in ("few", "big"):
         for memory in (0.01, 2):
-            for turn in range(4):
+            for turn in range(3):
                 out = f"start-{data}-{memory}-{turn}"
                 started = time.perf_counter()
                 process = trained(folder, data, out, "--checkpoint-every", 1, "--memory", memory)

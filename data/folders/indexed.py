@@ -116,9 +116,9 @@ class IndexedMeshes(StoredMeshes):
         return [os.fsdecode(name) for name in self._files[:, 0]]
 
     def digest(self, i: int) -> int:
-        """A number that is another one if item i, its files or its label have changed."""
+        """A number that is another one if item i, its files or its label have changed, but not if they are moved."""
         label = 0 if self.mesh_labels is None else self.mesh_labels[i].tolist()
-        content = self._names[i], self._files[i].tolist(), self._fingerprints[i].tolist(), label
+        content = self._names[i], self._contents[i].tolist(), self._fingerprints[i].tolist(), label
         digest = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
@@ -141,9 +141,12 @@ class IndexedMeshes(StoredMeshes):
 
     @cached_property
     def key(self) -> str:
-        """A hash of the files, by their names, sizes and times of modification, and of what their labels mean."""
+        """A hash of names, sizes, times and contents of the files, and of what their labels mean.
+
+        It doesn't depend on the folder, which may be given in several ways.
+        """
         digest = hashlib.sha256()
-        for array in (self._names, self._files, self._fingerprints, self.mesh_labels):
+        for array in (self._names, self._contents, self._fingerprints, self.mesh_labels):
             if array is not None:
                 digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
         digest.update(self.meaning.encode(errors="surrogatepass"))

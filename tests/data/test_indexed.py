@@ -29,6 +29,7 @@ from diffnet.data import (
 )
 from diffnet.data.folders import index
 from diffnet.data.folders.index import index_path
+from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.geometry import mesh_edges
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -156,6 +157,24 @@ def test_a_bad_file_is_named_and_the_others_are_known(tmp_path: Path, read: list
     (root / "test" / "e.txt").write_text("1\n2\n")
     with pytest.raises(DataError, match=r"e\.txt: 2 labels, but .*e\.ply has 162 vertices and 320 faces"):
         index_dataset(root, cache)
+
+
+def test_a_folder_may_be_given_in_several_ways(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = index_dataset(write_set(tmp_path / "set"), tmp_path / "cache").train
+    assert isinstance(whole, IndexedMeshes)
+    read.clear()
+    monkeypatch.chdir(tmp_path)
+    same = index_dataset("set", "cache").train
+    assert isinstance(same, IndexedMeshes)
+    assert read == []
+    assert same.file(0) != whole.file(0)
+    assert (same.key, same.digest(0)) == (whole.key, whole.digest(0))
+    os.utime(tmp_path / same.file(0), (0, 0))
+    changed = index_dataset("set", "cache").train
+    assert isinstance(changed, IndexedMeshes)
+    assert (changed.key, changed.digest(0)) != (same.key, same.digest(0))
 
 
 def test_a_damaged_index_is_made_again(tmp_path: Path, read: list[str]) -> None:
