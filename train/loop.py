@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice, zip_longest
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import all_reduce
+from torch.utils._pytree import tree_map_only
 
 from diffnet import WeightAverage, __version__
 from diffnet.cuda_graphs import graphed
@@ -184,10 +186,17 @@ def train(
         if average is not None:
             average.write()
         if ranks.is_first:
+            written.result()
             save_checkpoint(out / "last.pt", checkpoint())
 
+    def write_epoch(paths: Sequence[Path], content: Checkpoint) -> None:
+        save_checkpoint(paths[0], content, *paths[1:])
+        write_atomically(out / "metrics.csv", as_csv(content["history"], score_name))
+
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
-    with EventFile(out / "tensorboard", len(history) + 1) if ranks.is_first else nullcontext() as board:
+    board_of_first = EventFile(out / "tensorboard", len(history) + 1) if ranks.is_first else nullcontext()
+    with ThreadPoolExecutor(1) as writer, board_of_first as board:
+        written: Future[None] = writer.submit(lambda: None)
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             loss, tally = _Epoch(epoch, step, samples, fitted, meshes.labels_at, ranks)(
@@ -221,11 +230,14 @@ def train(
             if board is not None:
                 # best.pt is written before last.pt. If the run stops between the two, resuming repeats this epoch.
                 paths = [out / "best.pt", out / "last.pt"][0 if improved else 1 :]
-                save_checkpoint(paths[0], checkpoint(), *paths[1:])
-                write_atomically(out / "metrics.csv", as_csv(history, score_name))
+                written.result()
+                # The next epoch changes the tensors, and does not wait for the disk.
+                copied = tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), checkpoint())
+                written = writer.submit(write_epoch, paths, copied)
                 shown = {name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}
                 board.add(shown, epoch + 1)
             after_epoch(row)
+        written.result()
     ranks.shared(lambda: None)  # rank 0 has written its files
     judged = load_checkpoint(out / ("best.pt" if len(held_out) else "last.pt"), device)
     if predictions is not None and len(judged["history"]) != options.epochs:
