@@ -14,10 +14,12 @@ from diffnet.geometry.fields import FIELDS, FieldKind
 from diffnet.ops import Pattern, SparseMatrix
 
 
-def assembled_fields(arrays: Arrays, faces: NDArray[np.int64]) -> dict[str, Any]:
+def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], products: bool = True) -> dict[str, Any]:
     """The fields of the operators in a cache entry. They share the memory of its arrays.
 
     faces: (F, 3)
+    products: False if no product with the sparse matrices will be differentiated. Their transposes, which take most of
+        the time, are then found when they are needed.
     """
     vertices = len(arrays["mass"])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -26,10 +28,11 @@ def assembled_fields(arrays: Arrays, faces: NDArray[np.int64]) -> dict[str, Any]
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
         pattern = Pattern(indptr, indices, vertices, order, check=False)
-        pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
+        if products:
+            pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
-        return SparseMatrix(pattern.prepare(), tensors[name])
+        return SparseMatrix(pattern.prepare(backward=products), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)

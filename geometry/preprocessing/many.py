@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +44,7 @@ from diffnet.geometry.preprocessing.worker import (
     compute_entry,
     mesh_with_entry,
     source_name,
+    suits_gpu,
 )
 from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
 
@@ -100,8 +103,11 @@ def precompute_all(
             return found.operators
         if isinstance(found, Mesh):
             return operators_of(found, options, cache_dir, device)
-        return operators_from(*found, options, device)
+        # Threads that make many small tensors would mostly wait for Python's global lock.
+        with nullcontext() if suits_gpu(found.mesh, options) else one_small:
+            return operators_from(*found, options, device)
 
+    one_small = Lock()
     failed, loaded = load_meanwhile(load, lambda ready: _fill(meshes, job, jobs, device, ready, keep=True))
     if failed:
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")

@@ -76,7 +76,7 @@ def differentiable(
     def call(*arguments: Any) -> Any:
         if not _traced(arguments):
             _refuse_transforms(name)
-            if not returns_input and not _differentiated(arguments):
+            if not returns_input and not differentiated(arguments):
                 return computed(*arguments)
             return eager(*arguments)
         return (arguments[0], *operator(*arguments)) if returns_input else operator(*arguments)
@@ -116,7 +116,7 @@ def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., An
     def call(*arguments: Any) -> Any:
         flat = _flattened(arguments)
         # A direct call would make the result a constant, so a second derivative would be silently wrong.
-        return operator(*arguments) if _differentiated(flat) or _traced(flat) else implementation(*arguments)
+        return operator(*arguments) if differentiated(flat) or _traced(flat) else implementation(*arguments)
 
     return call
 
@@ -148,7 +148,7 @@ def _flattened(arguments: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def _differentiated(arguments: Sequence[Any]) -> bool:
+def differentiated(arguments: Sequence[Any]) -> bool:
     """Return whether autograd has to see a call, by reverse or by forward mode."""
     if forward_ad._current_level >= 0:
         return True

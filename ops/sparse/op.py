@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import broadcast_shapes
-from diffnet.ops.common.dispatch import differentiable
+from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
@@ -88,7 +88,10 @@ def spmm(
     flat = values.to(dtype).expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(dtype), batch)
     triton = use_kernels(backend, flat, dense)
-    out: Tensor = spmm_operator(product_arrays(pattern, triton), flat, dense, transpose, False, triton)
+    # Sorting the transpose takes longer than the product.
+    transposed = transpose or differentiated((flat, dense)) or is_traced((flat, dense))
+    arrays = product_arrays(pattern, triton, transposed=transposed)
+    out: Tensor = spmm_operator(arrays, flat, dense, transpose, False, triton)
     return out.reshape(*batch, rows, x.shape[-1])
 
 

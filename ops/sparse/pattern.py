@@ -257,12 +257,14 @@ class Pattern:
         """
         return memoized(self, "_by_length", _find_rows_by_length)
 
-    def prepare(self) -> Pattern:
+    def prepare(self, *, backward: bool = True) -> Pattern:
         """Find everything that products and their backward passes need now, instead of in the first step.
 
         Call it before a step that is compiled or captured in a CUDA graph.
+
+        backward: False if nothing will be differentiated or multiplied by the transpose, which is not sorted then
         """
-        product_arrays(self, triton=True)
+        product_arrays(self, triton=True, transposed=backward)
         return self
 
     def with_row_order(self, order: Tensor | None, *, check: bool = True) -> tuple[Pattern, Tensor]:
@@ -374,14 +376,19 @@ def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> Cs
     )
 
 
-def product_arrays(pattern: Pattern, triton: bool, long: bool = False) -> list[Tensor]:
+def product_arrays(pattern: Pattern, triton: bool, long: bool = False, *, transposed: bool = True) -> list[Tensor]:
     """Return the arrays that `spmm_operator` and `sddmm_operator` take.
 
     They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
     the transpose.
 
     long: whether the pattern's own arrays are int64
+    transposed: False if neither the product nor a derivative reads the transpose. Its arrays have no meaning then.
     """
+    if not transposed and pattern._transpose is None:
+        with torch.inference_mode(False):  # training may use what the pattern finds, too
+            own = csr_arrays(pattern, triton, by_length=True)
+        return [*own, *own, own.indices]
     if torch.compiler.is_compiling():
         return _find_product_arrays(pattern, triton, long)
     known = pattern._product_arrays.get((triton, long))

@@ -244,3 +244,12 @@ def test_long_row_with_the_real_piece_size(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(found.cpu(), (a @ x.mT)[pattern.row_indices, pattern.column_indices])
     weights = sparse_softmax(moved, values.to(DEVICE), backend="triton").cpu()
     torch.testing.assert_close(weights[2:], torch.softmax(values[2:], 0))
+
+
+def test_a_product_without_gradients_sorts_no_transpose() -> None:
+    pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
+    values, x = torch.randn(3), torch.randn(3, 2)
+    found = spmm(pattern, values, x)
+    assert pattern.prepare(backward=False)._transpose is None
+    assert torch.equal(spmm(pattern, values, x.requires_grad_()), found)
+    assert pattern._transpose is not None
