@@ -33,6 +33,8 @@ from diffnet.geometry import (
     normalize_positions,
     precompute,
 )
+from diffnet.geometry.eigen.gpu.batches import packed_eigenbases
+from diffnet.geometry.eigen.gpu.packed import packed
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.processes import WorkerPool, available_cores, stop_workers
@@ -76,6 +78,9 @@ def eigenbasis_cases(options: Options) -> Iterator[Case]:
         peers = {"eigsh": partial(_eigsh, problems, k), "block Lanczos": partial(_one_by_one, problems, k, "cpu")}
         if options.device.type == "cuda":
             peers["block Lanczos, GPU"] = partial(_one_by_one, problems, k, options.device)
+            # Without checks and copies on the host.
+            on_gpu = packed(problems, options.device)
+            peers["block Lanczos, GPU, in its memory"] = partial(packed_eigenbases, on_gpu, k, map)
         yield Case(_mesh_parameters(name, meshes, k), peers)
 
 

@@ -214,7 +214,7 @@ class GuardedKernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            with torch.cuda.device_of(arguments[0]):
+            with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
                 self.kernel[grid](*arguments, **options)
 
         return launch
