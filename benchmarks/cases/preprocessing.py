@@ -75,7 +75,10 @@ def eigenbasis_cases(options: Options) -> Iterator[Case]:
     k = options.k or 128
     for name, meshes in _mesh_sets(options):
         problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
-        peers = {"eigsh": partial(_eigsh, problems, k), "block Lanczos": partial(_one_by_one, problems, k, "cpu")}
+        peers: dict[str, Run] = {
+            "eigsh": partial(_eigsh, problems, k),
+            "block Lanczos": partial(_one_by_one, problems, k, "cpu"),
+        }
         if options.device.type == "cuda":
             peers["block Lanczos, GPU"] = partial(_one_by_one, problems, k, options.device)
             # Without checks and copies on the host.

@@ -70,7 +70,7 @@ class TrainingStep:
     def compile(self, sample: Sample) -> None:
         """Compile the kernels of steps on samples like this one, in several threads. No step is taken."""
         features, operators, labels = _arguments(sample, None)
-        with autocast(self._options.precision, self._device):
+        with autocast(self.options.precision, self.device):
             compile_ahead(lambda: self._loss(self._network(features, operators), labels), self._network.parameters())
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
