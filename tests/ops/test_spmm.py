@@ -250,6 +250,7 @@ def test_a_product_without_gradients_sorts_no_transpose() -> None:
     pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
     values, x = torch.randn(3), torch.randn(3, 2)
     found = spmm(pattern, values, x)
+    # The transpose is private, since reading the public name would sort it.
     assert pattern.prepare(backward=False)._transpose is None
     assert torch.equal(spmm(pattern, values, x.requires_grad_()), found)
     assert pattern._transpose is not None
