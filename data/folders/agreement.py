@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import LabeledMeshes, LabelsAt
+from diffnet.data.labeled import LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh, mesh_edges
 
 MIN_AGREEMENT = 0.1  # agreement above chance, as a share of the most that is possible
@@ -62,22 +64,35 @@ def agreement(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt) -> Agreement:
 def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
     """Warn once of meshes whose neighboring elements agree hardly more often than by chance.
 
-    Of large sets, up to LOOKED_AT meshes of each part are looked at.
+    Of large sets, up to LOOKED_AT meshes of each part are looked at. The cache remembers those of stored sets.
     """
-    if data.labels_at == "meshes":
+    at = data.labels_at
+    if at == "meshes":
         return
-    items = [part[i] for part in (data.train, data.test) for i in _spread(len(part))]
-    agreements = [(item.mesh, agreement(item.mesh, item.labels, data.labels_at)) for item in items]
-    found = [(mesh, own) for mesh, own in agreements if own.is_chance]
+    found, looked_at = [], 0
+    for part in (data.train, data.test):
+        numbers = _spread(len(part))
+        items = part.take(np.array(numbers, np.int64)) if isinstance(part, StoredMeshes) else [part[i] for i in numbers]
+        agreements = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)
+        found += [
+            (part[i].mesh, own)
+            for i, each in zip(numbers, agreements, strict=True)
+            if (own := Agreement(*each)).is_chance
+        ]
+        looked_at += len(items)
     if found:
         mesh, own = found[0]
         share, chance = (f"{100 * value:.1f} %" for value in (own.share, own.chance))
         warnings.warn(
-            f"{root}: the labels of {len(found)} of {len(items)} meshes look shuffled. In {mesh.name}, {share} of "
-            f"neighboring {data.labels_at} have the same label, and {chance} would by chance. Labels should be in the "
-            f"order of the {data.labels_at} in the mesh file",
+            f"{root}: the labels of {len(found)} of {looked_at} meshes look shuffled. In {mesh.name}, {share} of "
+            f"neighboring {at} have the same label, and {chance} would by chance. Labels should be in the "
+            f"order of the {at} in the mesh file",
             stacklevel=3,
         )
+
+
+def _agreement_of(item: LabeledMesh, at: LabelsAt) -> Agreement:
+    return agreement(item.mesh, item.labels, at)
 
 
 def _spread(count: int) -> list[int]:

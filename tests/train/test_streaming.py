@@ -28,7 +28,6 @@ from diffnet.data import (
     index_targets,
     paired_meshes,
 )
-from diffnet.data.folders import agreement
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry import cache, load_mesh
@@ -160,7 +159,6 @@ def test_a_second_run_reads_no_mesh_before_training(tmp_path: Path, monkeypatch:
     first = run(loaded(tmp_path, "labels"), tmp_path / "first", **given)
     expected = run(loaded(tmp_path, "labels"), tmp_path / "second", **given)
     loads: list[str] = []
-    monkeypatch.setattr(agreement, "LOOKED_AT", 1)  # of each part, for a warning
 
     def noted(source: Any, *rest: Any) -> Any:
         loads.append(Path(source).stem)
