@@ -22,6 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "benchmarks" / "results"
 LOOPS = RESULTS / "loops-h200"
 ORIGINAL = "--recipe original"
+INTERNAL = ("diffnet-captured", "diffnet-graphed-fused", "diffnet, largest batch")  # peers that show what is possible
 
 
 class Results:
@@ -46,6 +47,10 @@ class Results:
     def values(self, column: str) -> list[str]:
         """The different values of a column, in their order."""
         return list(dict.fromkeys(row[column] for row in self.rows))
+
+    def peers(self) -> list[str]:
+        """The peers of a loop that users choose between, and `original`."""
+        return [peer for peer in self.values("peer") if peer not in INTERNAL]
 
     def source(self) -> str:
         """The folder, the machine and the command of the run."""
@@ -100,7 +105,7 @@ def in_every_dtype(title: str, folder: str, benchmark: str, results: Path, gpu: 
     found = Results(results / folder, benchmark)
     text = f"## {title}\n\n{found.source()}\n{STEPS}"
     for dtype in found.values("dtype"):
-        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu)
+        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.peers()}, gpu)
     return text
 
 
@@ -109,7 +114,7 @@ def float32(results: Path) -> str:
     found = Results(results / "fp32", "train-step")
     text = "## Training step in float32\n\n" + found.source() + "\nMemory is what PyTorch reserves.\n\n"
     lines = []
-    for peer in found.values("peer"):
+    for peer in found.peers():
         cells = [_time_and_memory(found, peer, vertices=v) for v in found.values("vertices")]
         lines.append([f"`{peer}`", *cells])
     return text + table(["peer", *(f"{int(v):,} vertices" for v in found.values("vertices"))], lines)
@@ -125,7 +130,7 @@ def training_loop(results: Path) -> str:
         "PyTorch reserves beyond the data.\n\n"
     )
     lines = []
-    for peer in found.values("peer"):
+    for peer in found.peers():
         cells = [_time_and_memory(found, peer, loop=name) for name in loops]
         lines.append([f"`{peer}`", *cells])
     return text + table(["peer", *loops], lines)
