@@ -18,6 +18,7 @@ from rich.console import Console
 
 from diffnet import __version__
 from diffnet.benchmarks.robustness.changes import CHANGES, LOST
+from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
@@ -55,6 +56,10 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
 
     Raises CheckpointError, DataError or OptionError for a file or folder that can't be used.
     """
+    if is_safetensors(checkpoint):
+        raise OptionError(
+            f"--checkpoint should be a checkpoint of diffnet train, got {checkpoint}, a file of model.save"
+        )
     loaded = load_checkpoint(checkpoint)
     seed = loaded["options"]["seed"]  # it decides which meshes of some data sets are test meshes
     make_folder(out)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import trimesh
 
+from diffnet import DiffusionNet
 from diffnet.benchmarks.robustness import changes
 from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.benchmarks.robustness.table import as_table
@@ -263,5 +264,8 @@ def test_networks_that_do_not_fit(
     arguments = ["--data", folder, "--out", folder / "out", "--checkpoint"]
     assert robustness(*arguments, checkpoint(names=("a", "b", "c"))) == 1
     assert "trained on another data set: it has 3 classes" in capsys.readouterr().err
+    DiffusionNet(16, 2, width=8, blocks=1).save(folder / "own.safetensors", features="hks", k=8, normalize=True)
+    assert robustness(*arguments, folder / "own.safetensors") == 1
+    assert "should be a checkpoint of diffnet train, got" in capsys.readouterr().err
     assert robustness(*arguments, checkpoint(at="faces")) == 1
     assert "should label vertices, this one labels faces" in capsys.readouterr().err
