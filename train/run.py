@@ -56,7 +56,6 @@ from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
-from diffnet.train.kernels_ahead import kernels_compiled
 from diffnet.train.loop import RunData, check_divided, check_same_options, train
 from diffnet.train.metrics import SCORE_NAMES, percent, score_text
 from diffnet.train.options import TrainOptions
@@ -118,8 +117,7 @@ def run_training(
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
-        with kernels_compiled(task, data, options, device):
-            run = _run_data(task, data, options, stored, out, memory, ranks, **where)
+        run = _run_data(task, data, options, stored, out, memory, ranks, **where)
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 

@@ -14,7 +14,6 @@ from diffnet.cuda_graphs.lane import Recorder, record_graph
 from diffnet.cuda_graphs.sizes import MeshSizes
 from diffnet.data import Sample, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
-from diffnet.ops.common.launcher import compile_ahead
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.task import Task
@@ -39,13 +38,12 @@ class TrainingStep:
     ) -> None:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
-        self._network = _TaskNetwork(task, model, options)
-        self._loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
-        self.tally = self._loss.tally
+        loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
+        self.tally = loss.tally
         self._step = GraphedStep(
-            self._network,
+            _TaskNetwork(task, model, options),
             self.optimizer,
-            self._loss,
+            loss,
             clip=options.clip,
             average=average,
             weight=task.loss_weight(options) if parts > 1 else None,
@@ -66,12 +64,6 @@ class TrainingStep:
         """
         self._step.graphs, self._step.recorder = True, recorder
         self._step.reserve(meshes, *(limits or (self.options.batch_meshes, self.options.batch_vertices)))
-
-    def compile(self, sample: Sample) -> None:
-        """Compile the kernels of steps on samples like this one, in several threads. No step is taken."""
-        features, operators, labels = _arguments(sample, None)
-        with autocast(self.options.precision, self.device):
-            compile_ahead(lambda: self._loss(self._network(features, operators), labels), self._network.parameters())
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
