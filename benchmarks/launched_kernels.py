@@ -92,8 +92,10 @@ def package_kernels() -> dict[str, Any]:
     }
 
 
-def variants(capability: int) -> list[Variant]:
+def variants(capability: int, amd: str = "") -> list[Variant]:
     """Return what has to be compiled for GPUs of this compute capability: each flag with each tile of its dtypes.
+
+    amd: the architecture of a GPU of AMD instead, which takes the tiles of the capability
 
     Call it in a process of its own: from then on, PyTorch takes tensors on the device "meta" for tensors on a GPU.
 
@@ -108,6 +110,7 @@ def variants(capability: int) -> list[Variant]:
             launches[flags] = Launch(kernel.fn.__module__, kernel.__name__, _without_tensors(arguments), options)
 
     gpu = SimpleNamespace(multi_processor_count=132, major=capability // 10, minor=capability % 10)
+    torch.version.hip = amd or None
     torch.Tensor.is_cuda = property(lambda tensor: tensor.is_meta)  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda device: gpu  # type: ignore[assignment, misc]
     run, JITFunction.run = JITFunction.run, record  # type: ignore[method-assign, assignment]

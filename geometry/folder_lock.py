@@ -16,6 +16,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import named
 
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+WINDOWS = os.name == "nt"  # nobody can write to a locked file there, or remove it
 PATIENCE = 0.3  # seconds; `check_unlocked` in another process holds the lock for some microseconds
 
 
@@ -43,13 +44,15 @@ def locked(folder: Path) -> Iterator[None]:
             raise named(e, path) from e
         warnings.warn(f"{path}: this file system has no locks ({e.strerror}); start one run at a time", stacklevel=3)
     try:
-        try:
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
-        except OSError as e:
-            raise named(e, path) from e
+        if not WINDOWS:
+            try:
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+            except OSError as e:
+                raise named(e, path) from e
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if not WINDOWS:
+            path.unlink(missing_ok=True)
         lock.release()
 
 

@@ -9,7 +9,6 @@ import importlib
 import io
 import os
 import re
-import resource
 import sys
 from typing import Any, TypeAlias
 
@@ -65,9 +64,15 @@ def _refuse(out: Any, message: str) -> None:
 
 
 def _limit(size: int) -> None:
-    """Limit memory and processor time. A damaged header can ask for any amount."""
+    """Limit memory and processor time. A damaged header can ask for any amount. Windows has no such limits."""
+    if sys.platform == "win32":
+        return
+    import resource
+
     memory, seconds = 4 * 2**30 + 64 * size, 20 + size // 10**6
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0)):
+        if limit == resource.RLIMIT_AS and sys.platform == "darwin":
+            continue  # macOS refuses it
         _, hard = resource.getrlimit(limit)
         if hard == resource.RLIM_INFINITY or value < hard:
             resource.setrlimit(limit, (value, hard))

@@ -19,7 +19,14 @@ from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
-from diffnet.ops.common.tiling import cdiv, has_large_shared_memory, interpreted, on_blackwell, power_of_2
+from diffnet.ops.common.tiling import (
+    cdiv,
+    has_large_shared_memory,
+    interpreted,
+    nvidia_options,
+    on_blackwell,
+    power_of_2,
+)
 
 # The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
 STEP = 64
@@ -69,7 +76,7 @@ def attention_backward(
         step = 16 if _is_large(inputs) and on_blackwell(query) else KEY_BACKWARD_STEP
         flags["BLOCK_K"] = min(flags["BLOCK_K"], step)
         if inputs.block == 128 and key.element_size() == 2:
-            flags["maxnreg"] = 128  # two programs then fit on one multiprocessor
+            flags |= nvidia_options(maxnreg=128)  # two programs then fit on one multiprocessor
         block_attention_backward_key_kernel[programs](
             arrays.t_indptr, arrays.t_indices, arrays.order, *given, grad_k, grad_v, *shape, *scales, **flags
         )

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.target_info import cuda_capability_geq
+from triton.language.target_info import cuda_capability_geq, is_cuda
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.precision import empty_operand, part_count
@@ -101,7 +101,7 @@ def split_transpose(x, PRECISION: tl.constexpr):
     The move instruction changes nothing. It keeps the compiler from loading x in the order of the transpose, which
     would copy words of 4 bytes to few banks of shared memory.
     """
-    if (PRECISION == "bf16x3" or PRECISION == "bf16x6") and not INTERPRETED:
+    if (PRECISION == "bf16x3" or PRECISION == "bf16x6") and not INTERPRETED and is_cuda():
         pure: tl.constexpr = cuda_capability_geq(10)  # there, Triton 3.6 and 3.7 pipeline no other instructions
         x = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=pure, pack=1)
     return transposed(split(x, PRECISION))

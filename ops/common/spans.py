@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.tiling import SIZES, cdiv, starts_early
+from diffnet.ops.common.tiling import SIZES, cdiv, nvidia_options, starts_early
 
 _MAX_INT32 = tl.constexpr(MAX_INT32)
 MAX_SPAN = 2**18  # rows; a multiple of every block. Kernels add up to two spans to 32-bit row numbers.
@@ -190,6 +190,7 @@ def sum_spans(
             partial, other_partial, out, partial if ptr is None else ptr, partial if factor is None else factor,
             whole, whole_out, meshes, span, spans, other_span, other_spans, whole_spans, programs, size, whole_size,
             PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
-            EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
+            EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4,
+            **nvidia_options(launch_pdl=early),
         )  # fmt: skip
     return out

@@ -119,7 +119,13 @@ def multiplies_bfloat16(tensor: Tensor) -> bool:
 
 @constant
 def _major(device: int) -> int:
-    return _properties(device).major
+    """The compute capability, rounded down. AMD's numbers mean other things; their GPUs take the tiles of 8.0."""
+    return _properties(device).major if torch.version.hip is None else 8
+
+
+def nvidia_options(**options: Any) -> dict[str, Any]:
+    """Return options of launches that only the compiler for NVIDIA's GPUs takes, or none for another one."""
+    return options if torch.version.hip is None else {}
 
 
 def starts_early(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import is_cuda
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
@@ -24,6 +25,12 @@ from diffnet.ops.gradient_features.table import empty_table
 
 # Rows of a program. Matrix units take no fewer, and more would leave multiprocessors without rows.
 ROWS = 16
+
+
+@triton.jit
+def _dot(a, b, total):
+    """Return total + a b as accurate as float32. Compilers for AMD know no "tf32x3"."""
+    return tl.dot(a, b, total, input_precision="tf32x3" if is_cuda() else "ieee")
 
 
 @launched
@@ -46,10 +53,10 @@ def spectral_gradient_features_forward_table_kernel(
         at = c[:, None] * c_size + k[None, :]
         inside = (c < c_size)[:, None] & (k < c_size)[None, :]
         a = tl.load(a_re + at, mask=inside, other=0.0).to(tl.float32)
-        p = tl.dot(x, tl.trans(a), p, input_precision="tf32x3")
+        p = _dot(x, tl.trans(a), p)
         if ROTATION:
             a = tl.load(a_im + at, mask=inside, other=0.0).to(tl.float32)
-            q = tl.dot(x, tl.trans(a), q, input_precision="tf32x3")
+            q = _dot(x, tl.trans(a), q)
     inside = in_rows & (c < c_size)[None, :]
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
     place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
@@ -103,11 +110,11 @@ def _coefficients(
         in_a = (k < c_size)[:, None] & (c < c_size)[None, :]
         p = tl.load(p_at, mask=in_p, other=0.0)
         a = tl.load(a_re + a_at, mask=in_a, other=0.0).to(tl.float32)
-        total = tl.dot(p, a, total, input_precision="tf32x3")
+        total = _dot(p, a, total)
         if ROTATION:
             q = tl.load(p_at + plane, mask=in_p, other=0.0)
             a = tl.load(a_im + a_at, mask=in_a, other=0.0).to(tl.float32)
-            total = tl.dot(q, a, total, input_precision="tf32x3")
+            total = _dot(q, a, total)
     if DIFFUSED:
         value = tl.load(evals + rows, mask=rows < rows_size, other=0.0).to(tl.float32)[:, None]
         t = tl.load(time + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
@@ -139,10 +146,10 @@ def _matrices(
         live = (rows < last)[:, None]
         x = tl.load(d + at + c[None, :], mask=live & (c < c_size)[None, :], other=0.0)
         p = tl.load(sums + plane + at + i[None, :], mask=live & (i < c_size)[None, :], other=0.0)
-        re = tl.dot(tl.trans(p), x, re, input_precision="tf32x3")
+        re = _dot(tl.trans(p), x, re)
         if ROTATION:
             q = tl.load(sums + 2 * plane + at + i[None, :], mask=live & (i < c_size)[None, :], other=0.0)
-            im = tl.dot(tl.trans(q), x, im, input_precision="tf32x3")
+            im = _dot(tl.trans(q), x, im)
     inside = (i < c_size)[:, None] & (c < c_size)[None, :]
     place = partial + index.to(tl.int64) * size + i[:, None] * c_size + c[None, :]
     tl.store(place, re, mask=inside)

@@ -79,8 +79,8 @@ def backward_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 
 def is_half(x: Tensor) -> bool:
-    """Return whether x has 16 bits and is on a GPU, see `tanh` and `in_registers`."""
-    return x.dtype != torch.float32 and not interpreted(x)
+    """Return whether x has 16 bits and is on a GPU of NVIDIA, see `tanh` and `in_registers`."""
+    return x.dtype != torch.float32 and not interpreted(x) and torch.version.hip is None
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launcher import guarded
 from diffnet.ops.common.limits import check_programs, check_rows
-from diffnet.ops.common.tiling import cdiv, power_of_2, processors
+from diffnet.ops.common.tiling import cdiv, nvidia_options, power_of_2, processors
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
 from diffnet.ops.sparse.row_kernels import (
@@ -83,7 +83,7 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order:
     spmm_forward_rows_kernel[(groups * multiprocessors * programs, columns)](
         indptr, indices, stored_order(csr), entry_order, values, x, out, rows, sets, *shape, multiprocessors, programs,
         **order_flags(csr), LONG=PIECE, BLOCK_R=block_r, FIRST=walk.first, UNROLL=walk.unroll, **flags,
-        num_warps=1, maxnreg=walk.registers,
+        num_warps=1, **nvidia_options(maxnreg=walk.registers),
     )  # fmt: skip
     if len(pieces) > 0:
         partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
