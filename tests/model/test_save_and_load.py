@@ -376,7 +376,9 @@ def test_all_differences_are_named() -> None:
 
 def test_other_state_dicts() -> None:
     load = network().load_state_dict
-    assert "from_original_checkpoint(path)" in message(lambda: load({"first_lin.weight": torch.ones(2)}), RuntimeError)
+    assert "from_original_state_dict(state_dict)" in message(
+        lambda: load({"first_lin.weight": torch.ones(2)}), RuntimeError
+    )
     assert "DiffusionNet.load(path)" in message(lambda: load({"model": {}, "options": {}}), RuntimeError)
     for state in ({}, {"a": torch.ones(2)}, {"first.weight": 3}, {"blocks.x.0": torch.ones(2)}):
         with pytest.raises(RuntimeError, match="Missing key"):
