@@ -22,6 +22,7 @@ from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
 from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Operators, collate
+from diffnet.geometry.transfer import pinned
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ class Sample:
 
         Raises RuntimeError if PyTorch finds no GPU.
         """
-        return replace(
-            self,
-            features=self.features.pin_memory(),
-            labels=self.labels.pin_memory(),
-            operators=self.operators.pin_memory(),
-        )
+        features, labels = self.features, self.labels
+        if features.requires_grad or labels.requires_grad:
+            features, labels = features.pin_memory(), labels.pin_memory()
+        else:
+            _, (features, labels) = pinned([features, labels])
+        return replace(self, features=features, labels=labels, operators=self.operators.pin_memory())
 
 
 def make_sample(

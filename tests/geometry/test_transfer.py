@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -39,16 +40,22 @@ def assert_equal(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> Non
         assert torch.equal(copied, x)
 
 
+@pytest.mark.parametrize("in_main_thread", [True, False])
 @pytest.mark.parametrize("piece", [1, 700, 10**6])
-def test_tensors_survive_a_flat_buffer(piece: int) -> None:
+def test_tensors_survive_a_flat_buffer(piece: int, in_main_thread: bool) -> None:
     tensors = [x.contiguous() for x in mixed_tensors()]
     offsets, size = transfer.layout(tensors)
     assert all(offset % transfer.ALIGNMENT == 0 for offset in offsets)
     flat = torch.full((size,), 255, dtype=torch.uint8)
     arrays = [x.view(-1).view(torch.uint8) for x in tensors]
     step = max(piece, size // 50)  # about 50 pieces at most
-    for first in range(0, size, step):
-        transfer.write(arrays, offsets, first, flat[first : first + step])
+    with ThreadPoolExecutor(1) as pool:
+        for first in range(0, size, step):
+            part = arrays, offsets, first, flat[first : first + step]
+            if in_main_thread:
+                transfer.write(*part)
+            else:
+                pool.submit(transfer.write, *part).result()
     assert_equal(transfer.views(flat, tensors, offsets), tensors)
 
 
