@@ -220,7 +220,8 @@ def training_row(host: Host, batch: int, run: Path, found: Sequence[dict[str, An
     steps = -(-host.train_meshes // batch)
     epochs = [rank["epochs"][WARM:] for rank in found]
     seconds = median(fmean(epoch["steps"]) for epoch in epochs[0] if epoch["steps"])
-    exchanges = np.array([[epoch["exchanges"] for epoch in rank] for rank in epochs])  # (ranks, epochs, steps)
+    # (ranks, epochs, steps). In the first step of an epoch, ranks wait for rank 0, which tests and writes files.
+    exchanges = np.array([[epoch["exchanges"][1:] for epoch in rank] for rank in epochs])
     sums = exchanges.min(axis=0, initial=np.inf) if exchanges.size else np.zeros((1, 1))
     waiting = (exchanges - sums).mean(axis=(0, 2)) if exchanges.size else np.zeros(1)
     whole = [float(row["seconds"]) for row in read_csv(run / "metrics.csv")[WARM:-1]]  # the last one tests
