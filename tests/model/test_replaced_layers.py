@@ -36,7 +36,8 @@ def hooked(register: str) -> Change:
             if m is not module:
                 return None
             calls.append(None)
-            return tree_map_only(Tensor, lambda x: 1.5 * x, values[-1 if register.endswith("forward_hook") else 0])
+            changed = values[-1 if register.endswith("forward_hook") else 0]
+            return tree_map_only(Tensor, lambda x: 1.5 * x, changed, is_leaf=lambda value: isinstance(value, Operators))
 
         getattr(torch_modules if "module" in register else module, register)(hook)
 
