@@ -40,7 +40,7 @@ def features(operators: Operators) -> Tensor:
         {"gradient": "spectral", "mlp_norm": "rms", "last_activation": torch.sigmoid},
         {"diffusion": "implicit"},
     ],
-    ids=str,
+    ids=lambda options: " ".join(options),  # names alone, because the text of a function differs between processes
 )
 def test_export_with_operators(
     meshes: list[Operators], options: dict[str, Any], caplog: pytest.LogCaptureFixture

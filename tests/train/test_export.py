@@ -63,7 +63,7 @@ def network_of(**options: Any) -> DiffusionNet:
         pytest.param({"gradient_features": False}, marks=pytest.mark.slow),
         {"attention_heads": 2},
     ],
-    ids=str,
+    ids=lambda options: " ".join(options),  # names alone, because the text of a function differs between processes
 )
 def test_export(meshes: list[Operators], options: dict[str, Any], tmp_path: Path) -> None:
     network = network_of(**options)
