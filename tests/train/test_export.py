@@ -84,7 +84,7 @@ def test_export(meshes: list[Operators], options: dict[str, Any], tmp_path: Path
 
 
 def test_networks_that_are_refused(meshes: list[Operators], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="implicit diffusion takes steps whose number depends on the mesh"):
+    with pytest.raises(ValueError, match="implicit diffusion takes a number of steps that depends on the mesh"):
         export_network(network_of(diffusion="implicit"), tmp_path / "net.pt2")
     network = network_of()
     network.blocks[1].gradient_features = nn.Sequential(
