@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
-from diffnet.train.resident import ReadAhead, computed_ahead, read_ahead
+from diffnet.train.resident import ReadAhead, read_ahead
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def packed(
@@ -65,3 +70,14 @@ def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which batches are moved to a GPU. PyTorch caches memory for each stream, so there is only one."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def computed_ahead(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """The results of a function of each item, in order. A thread computes the next one while the last one is used."""
+    computed: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        for item in items:
+            computed.append(pool.submit(function, item))
+            if len(computed) > 1:
+                yield computed.popleft().result()
+        yield from (future.result() for future in computed)

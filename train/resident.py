@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -24,15 +24,13 @@ REST = 500  # bytes for each vertex of a sample besides its eigenvectors, mostly
 READERS = 8  # threads; reading and copying work without Python's global lock
 
 S = TypeVar("S", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class ReadAhead(Sequence[S]):
     """Samples that are read when they are asked for, or in threads before that.
 
     vertex_counts: (N,) int64, of the samples
-    is_resident: whether all of them are on the device
+    is_resident: whether all of them are on the device, and nothing has to be read
     """
 
     @property
@@ -70,8 +68,9 @@ def on_device(
 ) -> DeviceSamples:
     """Samples on a device, each with its gradients on the basis if this is a GPU.
 
-    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
-    others are moved whenever they are asked for. Both are treated alike, so runs are equal bit by bit, whatever fits.
+    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there once they
+    have been asked for. The others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever
+    fits.
 
     samples: in memory, or `PreparedSamples`, which are read
     basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
@@ -94,7 +93,7 @@ class DeviceSamples(ReadAhead[Sample]):
 
     @property
     def is_resident(self) -> bool:
-        return bool(self._store.stays[self._numbers].all())
+        return self._store.holds(self._numbers.tolist())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -166,11 +165,7 @@ class _Store:
         self._waiting: dict[int, Sample] = {}  # in pinned memory
         self._reading: dict[int, Future[Sample]] = {}
         self._lock = Lock()
-        threads = min(READERS, available_cores())
-        self._readers = ThreadPoolExecutor(threads)
-        staying = np.flatnonzero(self.stays).tolist()
-        for i, sample in zip(staying, computed_ahead(self._read, staying, threads, 2 * READERS), strict=True):
-            self._kept[i] = self._moved(sample)
+        self._readers = ThreadPoolExecutor(min(READERS, available_cores()))
 
     def get(self, number: int) -> Sample:
         kept = self._kept.get(number)
@@ -178,12 +173,19 @@ class _Store:
             return kept
         with self._lock:
             reading = self._reading.pop(number, None)
-        return self._moved(self._read(number) if reading is None else reading.result())
+        sample = self._moved(self._read(number) if reading is None else reading.result())
+        if self.stays[number]:
+            self._kept[number] = sample
+        return sample
+
+    def holds(self, numbers: Sequence[int]) -> bool:
+        """Whether all of these samples are kept on the device."""
+        return all(map(self._kept.__contains__, numbers))
 
     def prefetch(self, numbers: Sequence[int]) -> None:
         with self._lock:
             for number in numbers:
-                if not self.stays[number] and number not in self._reading:
+                if number not in self._kept and number not in self._reading:
                     self._reading[number] = self._readers.submit(self._read, number)
 
     @property
@@ -231,17 +233,6 @@ def first_that_fit(sizes: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
             taken[i] = True
             total += size
     return taken
-
-
-def computed_ahead(function: Callable[[T], R], items: Iterable[T], threads: int = 1, ahead: int = 1) -> Iterator[R]:
-    """The results of a function of each item, in order. Threads compute some ahead while the caller uses the last."""
-    computed: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for item in items:
-            computed.append(pool.submit(function, item))
-            if len(computed) > ahead:
-                yield computed.popleft().result()
-        yield from (future.result() for future in computed)
 
 
 def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator[list[int]]:

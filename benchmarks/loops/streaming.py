@@ -87,8 +87,10 @@ def _train(
     memory = 2**10 if resident else MEMORY if device.type == "cuda" else 1e-9
     share = 0.9 if resident else 0.0
     placed = on_device(samples, device, matmul_dtype(chosen.precision, device), memory, share)
-    if resident and not placed.is_resident:
-        raise Unavailable("the samples don't fit on the device")
+    if resident:
+        _ = [placed[i] for i in range(len(placed))]
+        if not placed.is_resident:
+            raise Unavailable("the samples don't fit on the device")
     torch.manual_seed(0)
     network = build_model(chosen, data.label_names, data.labels_at).to(device).train()
     step = TrainingStep(TASK, network, chosen, device)

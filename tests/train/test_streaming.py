@@ -285,7 +285,6 @@ def numbered(count: int) -> DeviceSamples:
     samples = [Sample((str(i),), torch.zeros(1, 3), torch.zeros(1), operators) for i in range(count)]
     found = on_device(samples, CPU)
     found._store.stays[:] = False  # as if they didn't fit
-    found._store._kept.clear()  # so that they are read again
     return found
 
 

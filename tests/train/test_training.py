@@ -24,13 +24,14 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
+from diffnet.train.batches import computed_ahead
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
-from diffnet.train.resident import computed_ahead, on_device
+from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.step import Adam
