@@ -145,6 +145,7 @@ def test_a_configuration_begins_with_a_recipe(name: RecipeName) -> None:
         assert replace(options_of(data, f"{name}+k-32"), k=expected.k) == found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads")
 def test_a_run_is_judged_on_every_shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recipes.SHIFTED, "figures:shifts", (("builds", "mesher"), figures, {"train": 2, "test": 1}))

@@ -97,6 +97,7 @@ def test_networks_that_are_refused(meshes: list[Operators], tmp_path: Path) -> N
         exported_inputs(network, meshes[0].normals, collate([meshes[0], meshes[0]]))
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     """The files run in a process that can't import diffnet, and give what the network gives."""
     sources = [tmp_path / f"{name}.ply" for name in ("sphere", "torus", "box")]

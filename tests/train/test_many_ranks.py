@@ -221,6 +221,7 @@ def test_two_gpus(tmp_path: Path) -> None:
         np.testing.assert_allclose(metrics(tmp_path / name), metrics(tmp_path / "one"), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Rank 1 is killed in the second epoch. The resumed run ends with the bits of one that nobody has stopped."""
     labels = write_set(tmp_path / "set") / "labels"

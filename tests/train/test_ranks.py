@@ -71,6 +71,7 @@ def test_ranks_share_meshes_and_list_failures_once(tmp_path: Path) -> None:
     assert arrays_of(tmp_path / "two") == arrays_of(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_next_run_computes_the_rest(tmp_path: Path) -> None:
     data, cache = write_balls(tmp_path / "data", 12, 4), tmp_path / "cache"
     script = tmp_path / "command.py"

@@ -111,7 +111,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "pairs" else []) for name in RUNS]
+)
 def test_streamed_runs_equal_resident_ones(tmp_path: Path, name: str) -> None:
     kind, given = RUNS[name]
     whole = run(loaded(tmp_path, kind), tmp_path / "resident", **given)
