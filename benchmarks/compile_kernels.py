@@ -31,7 +31,7 @@ from diffnet.benchmarks.absent_gpu import AbsentGPU
 from diffnet.benchmarks.harness.results import Row
 from diffnet.benchmarks.launched_kernels import Variant, variants
 from diffnet.benchmarks.shared_buffers import overwritten_buffers
-from diffnet.ops.common.launcher import GuardedKernel, LaunchedKernel
+from diffnet.ops.common.launcher import GuardedKernel
 
 CAPABILITIES = (80, 90, 100)
 COLUMNS = ("kernel", "sm", "types", "tile", "flags", "registers", "stack", "shared", "result", "seconds")
@@ -82,7 +82,7 @@ def compiled(variant: Variant, amd: str = "") -> Row:
     row |= {"flags": variant.flags, "registers": None, "stack": None, "shared": None}
     driver.set_active(AbsentGPU(variant.capability, amd))
     kernel = getattr(import_module(launch.module), launch.name)
-    kernel = kernel.kernel if isinstance(kernel, (GuardedKernel, LaunchedKernel)) else kernel
+    kernel = kernel.kernel if isinstance(kernel, GuardedKernel) else kernel
     start = time.perf_counter()
     try:
         result = kernel.run(*launch.arguments, grid=(1,), warmup=True, **launch.options)

@@ -70,7 +70,7 @@ class PreparedSamples(Sequence[Sample]):
         self._items, self._options, self._cache_dir, self._statistics = items, options, os.fspath(cache_dir), statistics
         self._labels_at, self._memory = labels_at, memory
         self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
-        self.products = True  # see `assembled_fields`; of samples that are read
+        self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
         self._lock = Lock()
         self.facts: list[SampleFacts] = []
@@ -101,7 +101,7 @@ class PreparedSamples(Sequence[Sample]):
             return None
         faces = arrays["faces"].astype(np.int64)
         verts = arrays.get("verts")
-        found = operators_named(operators, faces, vertices, self._decisive, self._cache_dir, verts, self.products)
+        found = operators_named(operators, faces, vertices, self._decisive, self._cache_dir, verts, self.backward)
         if found is None:
             return None
         features, labels = torch.from_numpy(arrays["features"]), torch.from_numpy(arrays["labels"])

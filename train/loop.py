@@ -231,7 +231,7 @@ def train(
                 # best.pt is written before last.pt. If the run stops between the two, resuming repeats this epoch.
                 paths = [out / "best.pt", out / "last.pt"][0 if improved else 1 :]
                 written.result()
-                # The next epoch changes the tensors, and does not wait for the disk.
+                # The thread writes a copy, because the next epoch changes the tensors.
                 copied = tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), checkpoint())
                 written = writer.submit(write_epoch, paths, copied)
                 shown = {name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}

@@ -237,8 +237,8 @@ def _run_data(
         items, options.preprocessing, statistics, data.labels_at, cache_dir, jobs, console, device, memory, ranks
     )
     memory /= ranks.place.local_world_size
-    # Other networks on a GPU read the gradients in the eigenbasis.
-    prepared.products = device.type != "cuda" or options.diffusion != "spectral" or options.attention_heads > 0
+    # Spectral networks on a GPU read gradients in the eigenbasis, so they differentiate no sparse product.
+    prepared.backward = device.type != "cuda" or options.diffusion != "spectral" or options.attention_heads > 0
     samples = on_device(prepared, device, task.basis_dtype(options, device), memory)
     trained, tests = len(train_items), len(train_items) + len(test_items)
     origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)

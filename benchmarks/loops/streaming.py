@@ -52,7 +52,7 @@ def streaming(options: Options) -> Iterator[Case]:
             data = index_dataset(options.data, cache)
         quiet = Console(quiet=True)
         samples = preprocess(data.train, chosen.preprocessing, {}, data.labels_at, cache, None, quiet, options.device)
-        samples.products = False
+        samples.backward = False
         for batch in (1, 4):
             run = partial(_train, samples, chosen, batch, data, options)
             peers: dict[str, Run] = {

@@ -17,7 +17,6 @@ kills: a run on 40 meshes that is killed ten times, in each tenth of its epochs 
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import random
 import subprocess
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 import trimesh
 
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.geometry import make_mesh
 from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.resident import REST
@@ -189,7 +189,7 @@ def kill_and_resume(folder: Path) -> None:
 def rows(run: Path) -> list[dict[str, Any]]:
     """Those of metrics.csv, or none."""
     file = run / "metrics.csv"
-    return list(csv.DictReader(file.read_text("utf-8").splitlines())) if file.exists() else []
+    return read_csv(file) if file.exists() else []
 
 
 if __name__ == "__main__":

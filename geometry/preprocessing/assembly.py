@@ -14,12 +14,11 @@ from diffnet.geometry.fields import FIELDS, FieldKind
 from diffnet.ops import Pattern, SparseMatrix
 
 
-def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], products: bool = True) -> dict[str, Any]:
+def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = True) -> dict[str, Any]:
     """The fields of the operators in a cache entry. They share the memory of its arrays.
 
     faces: (F, 3)
-    products: False if no product with the sparse matrices will be differentiated. Their transposes, which take most of
-        the time, are then found when they are needed.
+    backward: see `Pattern.prepare`. Without it, this takes half of the time or less.
     """
     vertices = len(arrays["mass"])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -28,11 +27,11 @@ def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], products: bool = 
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
         pattern = Pattern(indptr, indices, vertices, order, check=False)
-        if products:
+        if backward:
             pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
-        return SparseMatrix(pattern.prepare(backward=products), tensors[name])
+        return SparseMatrix(pattern.prepare(backward=backward), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)

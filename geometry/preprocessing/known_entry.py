@@ -34,16 +34,16 @@ def operators_named(
     options: Options,
     cache_dir: str | os.PathLike[str],
     verts: NDArray[Any] | None,
-    products: bool = True,
+    backward: bool = True,
 ) -> Operators | None:
     """The operators in an entry, on the CPU. None as in `read_operators`.
 
     faces: (F, 3), of the mesh
     verts: the positions of `entry_name`, for a basis in half precision; None for float32
-    products: see `assembled_fields`
+    backward: see `assembled_fields`
     """
     path = entry_path(cache_dir, name, "operators")
     entry = read_operators(path, vertices, options)
     if entry is None:
         return None
-    return Operators(**assembled_fields(entry if verts is None else unpacked(entry, verts), faces, products))
+    return Operators(**assembled_fields(entry if verts is None else unpacked(entry, verts), faces, backward))

@@ -50,7 +50,7 @@ from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
 
 T = TypeVar("T")
 
-FEW_POSITIONS = 8  # of the smallest block of one of several ranks; a GPU takes longer for each mesh of a small block
+FEW_POSITIONS = 8  # the smallest block where several ranks share the meshes; a GPU solves small blocks less efficiently
 LOADERS = 4  # threads; more would wait for Python's global lock
 LOOKED_AT_TOGETHER = 32
 
@@ -98,6 +98,8 @@ def precompute_all(
     check_normals_rule(normals)
     job = CacheJob(options, cache_dir, normalize, normals)
 
+    one_small = Lock()
+
     def load(position: int, found: Known | Computed | Mesh) -> Operators:
         if isinstance(found, Computed):
             return found.operators
@@ -107,7 +109,6 @@ def precompute_all(
         with nullcontext() if suits_gpu(found.mesh, options) else one_small:
             return operators_from(*found, options, device)
 
-    one_small = Lock()
     failed, loaded = load_meanwhile(load, lambda ready: _fill(meshes, job, jobs, device, ready, keep=True))
     if failed:
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")

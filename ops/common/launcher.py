@@ -49,22 +49,39 @@ class _Known(NamedTuple):
     constants: tuple[Any, ...]
 
 
-class LaunchedKernel:
-    """A kernel that is launched as `kernel[grid](…)`, as Triton's own, on the device of its first tensor.
-
-    Triton checks all arguments in every launch and searches for the compiled kernel. With this search, an eager step on
-    small meshes takes 12 to 34 % longer (4 blocks on an H100). So Triton is asked once for each key, if its version is
-    a known one. Later launches with the same key go to the compiled kernel that Triton found.
+class GuardedKernel:
+    """A kernel that Triton launches, on the device of its first tensor. Triton's own launches take the current device.
 
     Attributes:
         kernel: Triton's kernel
-        compiled: the compiled kernels by the key of their launches
     """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.__name__ = kernel.__name__
         self.__doc__ = kernel.__doc__
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+                self.kernel[grid](*arguments, **options)
+
+        return launch
+
+
+class LaunchedKernel(GuardedKernel):
+    """A kernel whose launches skip Triton's search for the compiled kernel, on the device of its first tensor.
+
+    Triton checks all arguments in every launch and searches for the compiled kernel. With this search, an eager step on
+    small meshes takes 12 to 34 % longer (4 blocks on an H100). So Triton is asked once for each key, if its version is
+    a known one. Later launches with the same key go to the compiled kernel that Triton found.
+
+    Attributes:
+        compiled: the compiled kernels by the key of their launches
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__(kernel)
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
         self._names = [p.name for p in kernel.params]
@@ -195,39 +212,18 @@ def _device() -> int:
 
 def launched(kernel: Any) -> Any:
     """Decorate a kernel, above `triton.jit`. Kernels of Triton's interpreter are returned unchanged."""
-    from triton.runtime.jit import JITFunction
-
-    return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
-
-
-class GuardedKernel:
-    """A kernel that Triton launches, on the device of its first tensor. Triton's own launches take the current device.
-
-    Attributes:
-        kernel: Triton's kernel
-    """
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.__name__ = kernel.__name__
-        self.__doc__ = kernel.__doc__
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, **options: Any) -> None:
-            with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-                self.kernel[grid](*arguments, **options)
-
-        return launch
+    return _unless_interpreted(LaunchedKernel, kernel)
 
 
 def guarded(kernel: Any) -> Any:
-    """Decorate a kernel that runs long or rarely, above `triton.jit`. Its launches take more time than `launched` ones.
+    """Decorate a kernel whose launches may take as long as Triton's own, above `triton.jit`. See `launched`."""
+    return _unless_interpreted(GuardedKernel, kernel)
 
-    Kernels of Triton's interpreter are returned unchanged.
-    """
+
+def _unless_interpreted(wrapper: type[GuardedKernel], kernel: Any) -> Any:
     from triton.runtime.jit import JITFunction
 
-    return GuardedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
+    return wrapper(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
 def _announce_compilation() -> None:
