@@ -22,8 +22,8 @@ from diffnet.train.batches import packed
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
+from diffnet.train.preprocessing import preprocess
 from diffnet.train.resident import MEMORY, on_device
-from diffnet.train.run import preprocess
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.segmentation import TASK
 

@@ -69,12 +69,14 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import WorkerPool
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype, pick_device
+from diffnet.train.epoch import TrainingError
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import RunData, TrainingError, train
+from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import score_text
 from diffnet.train.options import TrainOptions
+from diffnet.train.preprocessing import fill_cache_with_bar
 from diffnet.train.resident import on_device
-from diffnet.train.run import fill_cache_with_bar, surroundings
+from diffnet.train.run import surroundings
 from diffnet.train.tasks.registry import task_named
 
 SHIFTED: dict[str, tuple[Sequence[str], Callable[..., LabeledMeshes], dict[str, int]]] = {

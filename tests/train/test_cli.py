@@ -30,8 +30,8 @@ from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.geometry.folder_lock import locked
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
+from diffnet.train.epoch import TrainingError
 from diffnet.train.inference.predict import predict_labels
-from diffnet.train.loop import TrainingError
 from diffnet.train.run_folder.history import Row, as_csv
 from diffnet.viz.palette import label_colors
 
@@ -288,7 +288,9 @@ def test_bad_input_to_training(room: Path, tmp_path: Path, monkeypatch: pytest.M
     assert str(file) in train(good, out, "--cache", file)
     before = {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")}
     assert "--resume" in train(good, room / "run")
-    monkeypatch.setattr("diffnet.train.run.preprocess", lambda *_: pytest.fail("it takes long for large meshes"))
+    monkeypatch.setattr(
+        "diffnet.train.preprocessing.preprocess", lambda *_: pytest.fail("it takes long for large meshes")
+    )
     line = train(good, room / "run", "--resume", "--width", 9)
     assert f"--width is 9, and the run in {room / 'run'} was started with 16; a resumed run keeps its options" in line
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before

@@ -27,8 +27,9 @@ from diffnet.train import evaluate as evaluate_module
 from diffnet.train.batches import computed_ahead
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
+from diffnet.train.epoch import TrainingError
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import RunData, TrainingError, set_aside, train
+from diffnet.train.loop import RunData, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
 from diffnet.train.resident import on_device

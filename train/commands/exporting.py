@@ -69,8 +69,8 @@ def write_inputs(
         from diffnet.train.export import exported_inputs
         from diffnet.train.inference.loading import load_any_network
         from diffnet.train.inference.predict import input_sample
+        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
-        from diffnet.train.run import progress_bar
 
     network = load_any_network(checkpoint)
     expected = described_input(checkpoint, network)

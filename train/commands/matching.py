@@ -87,8 +87,8 @@ def match(
         from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
+        from diffnet.train.progress import progress_bar
         from diffnet.train.report.transfer import pair_page
-        from diffnet.train.run import progress_bar
 
     if out.is_dir():
         raise OptionError(f"--out should be a text file, and {out} is a folder")
@@ -140,8 +140,8 @@ def match_pairs(
         from diffnet.train.commands.predicting import check_outputs, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
+        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
-        from diffnet.train.run import progress_bar
 
     if out.suffix and not out.is_dir():
         raise OptionError(f"--out should be a folder for --pairs, got {out}")

@@ -106,8 +106,8 @@ def precompute(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
+        from diffnet.train.preprocessing import fill_cache_with_bar
         from diffnet.train.ranks import RankError, connected
-        from diffnet.train.run import fill_cache_with_bar
 
     if npz is not None:
         write_inputs(context, paths, npz, checkpoint, cache, part)

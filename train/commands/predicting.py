@@ -139,8 +139,8 @@ def predict(
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.predict import as_json, from_json, predictor
+        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
-        from diffnet.train.run import progress_bar
         from diffnet.train.tasks.registry import task_named
 
     if not smooth <= MAX_WEIGHT:

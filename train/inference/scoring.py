@@ -21,8 +21,9 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import DIGITS, contents_of
+from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
-from diffnet.train.run import in_units, preprocess, surroundings, with_max_faces, write_results
+from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_folder.spool import Spool
 from diffnet.train.tasks.registry import task_named
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -193,10 +192,6 @@ class Task(ABC, Generic[D, S]):
         """By what a resumed run recognizes the pairs of the meshes, or nothing if there are none."""
         return b""
 
-    def truths(self, data: D) -> tuple[Iterable[NDArray[Any]], Iterable[NDArray[Any]]]:
-        """For each training and each test mesh, the array by which older versions recognized its labels or pairs."""
-        return (item.labels for item in data.train), (item.labels for item in data.test)
-
     def samples(self, data: D, part: Part, meshes: Sequence[Sample], options: TrainOptions) -> Sequence[AnySample]:
         """The samples of a part, from its preprocessed meshes."""
         return meshes
@@ -367,15 +362,10 @@ class PairTask(Task[PairedMeshes, ScoredPairs]):
         return data, options
 
     def pairs(self, data: PairedMeshes) -> bytes:
-        digest = hashlib.sha256()
-        for known in chain(*self.truths(data)):
+        digest, pairs = hashlib.sha256(), data.pairs
+        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
             digest.update(f"{known.shape}".encode() + known.tobytes())
         return digest.digest()
-
-    def truths(self, data: PairedMeshes) -> tuple[Iterable[NDArray[Any]], Iterable[NDArray[Any]]]:
-        """Template points and partners."""
-        pairs = data.pairs
-        return _known(pairs.train, pairs.train_pairs), _known(pairs.test, pairs.test_pairs)
 
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
         """Functional maps need full precision."""

@@ -1,0 +1,249 @@
+"""The data set of a run as samples: standardized targets, decimated meshes, their variants, and the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from diffnet.data import (
+    ArrayStatistics,
+    LabeledMesh,
+    LabeledMeshes,
+    Preprocessing,
+    Statistics,
+    TargetsAt,
+    array_statistics,
+    fill_cache,
+    original_targets,
+    standardized_targets,
+    target_statistics,
+)
+from diffnet.data.arrays import array_states, check_arrays_of_all
+from diffnet.data.counts import counted
+from diffnet.data.derived import DerivedMeshes, derived, make_all_variants, make_decimated
+from diffnet.data.on_demand import OnDemand
+from diffnet.data.prepared import PreparedSamples, prepared_samples
+from diffnet.data.stored import StoredMeshes, joined
+from diffnet.geometry import MeshLike
+from diffnet.geometry.phases import add_phases, take_phases
+from diffnet.train.checkpoint import Checkpoint, CheckpointError
+from diffnet.train.loop import RunData
+from diffnet.train.metrics import percent
+from diffnet.train.options import TrainOptions
+from diffnet.train.progress import progress_bar
+from diffnet.train.ranks import ALONE, Ranks
+from diffnet.train.resident import MEMORY, on_device
+from diffnet.train.tasks.task import Task
+
+
+def run_data(
+    task: Task[Any, Any],
+    data: LabeledMeshes,
+    options: TrainOptions,
+    stored: Checkpoint | None,
+    out: Path,
+    memory: float,
+    ranks: Ranks,
+    device: torch.device,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> RunData:
+    """Standardize the targets, decimate the meshes, make their variants and preprocess all of them.
+
+    stored: the checkpoint of a run in `out` that is resumed, or None
+    """
+
+    def read() -> tuple[Any, ...]:
+        fitted, tested, targets = data.train, data.test, None
+        if task.standardized:
+            targets = target_statistics(data.train, data.label_names, jobs)
+            targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
+            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
+        statistics = array_statistics(data.train, options.features, jobs)
+        if stored is not None:
+            statistics = of_stored_run(stored, "statistics", statistics, out)
+        check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
+        train_items = with_max_faces(fitted, data.labels_at, options, cache_dir, jobs, console)
+        test_items = with_max_faces(tested, data.labels_at, options, cache_dir, jobs, console, to_score=True)
+        variants = _variants(train_items, data.labels_at, options, cache_dir, jobs, console)
+        items = joined([train_items, test_items, variants])
+        return statistics, targets, train_items, test_items, variants, items
+
+    statistics, targets, train_items, test_items, variants, items = ranks.after_first(read)
+    prepared = preprocess(
+        items, options.preprocessing, statistics, data.labels_at, cache_dir, jobs, console, device, memory, ranks
+    )
+    memory /= ranks.place.local_world_size
+    # Spectral networks on a GPU read gradients in the eigenbasis, so they differentiate no sparse product.
+    prepared.backward = device.type != "cuda" or options.diffusion != "spectral" or options.attention_heads > 0
+    samples = on_device(prepared, device, task.basis_dtype(options, device), memory)
+    trained, tests = len(train_items), len(train_items) + len(test_items)
+    origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)
+    bounds = np.searchsorted(origins, np.arange(trained + 1)) + tests
+    return RunData(
+        task,
+        data,
+        task.samples(data, "train", samples[:trained], options),
+        task.samples(data, "test", samples[trained:tests], options),
+        statistics,
+        targets,
+        [samples[a:b] for a, b in pairwise(bounds.tolist())] if len(origins) else [],
+    )
+
+
+def of_stored_run(stored: Checkpoint, name: str, found: Any, out: Path) -> Any:
+    """The statistics of a stored run, by which its samples were computed. Sums of other versions may round differently.
+
+    Raises CheckpointError if those of the data are others.
+    """
+    if not _is_close(stored[name], found):
+        what = "own arrays" if name == "statistics" else "targets"
+        raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other {what}")
+    return stored[name]
+
+
+def _is_close(first: Any, second: Any) -> bool:
+    """Whether nested dictionaries of lists of numbers are equal except for rounding."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_is_close(first[key], second[key]) for key in first)
+    return len(first) == len(second) and np.allclose(first, second, rtol=1e-9, atol=1e-9 * np.abs(second).max())
+
+
+def in_units(predictions: Sequence[torch.Tensor], statistics: ArrayStatistics | None) -> Sequence[torch.Tensor]:
+    """Predictions in the units of the targets. statistics: of these, or None if they aren't standardized"""
+    if statistics is None:
+        return predictions
+    return OnDemand(len(predictions), lambda i: original_targets(predictions[i], statistics))
+
+
+def with_max_faces(
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+    to_score: bool = False,
+) -> Sequence[LabeledMesh]:
+    """The meshes, decimated if some have more than `max_faces` faces. Shows a progress bar then.
+
+    to_score: decimate as `decimated_to_score` does, not as `decimated`
+    """
+    most = options.max_faces
+    faces = items.face_counts if isinstance(items, StoredMeshes) else [len(item.mesh.faces) for item in items]
+    if most is None or max(faces, default=0) <= most:
+        return items
+    make = partial(
+        make_decimated, at=at, max_faces=most, features=options.features, cache_dir=cache_dir, to_score=to_score
+    )
+    about = ("decimated", at, most, options.features, to_score, array_states(items, options.features))
+    with progress_bar(console) as bar:
+        task = bar.add_task("decimation", total=len(items))
+        return derived(items, make, *about, cache_dir=cache_dir, jobs=jobs, advance=lambda: bar.advance(task))
+
+
+def _variants(
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> Sequence[LabeledMesh]:
+    """The variants of all training meshes, those of the first mesh first. Shows a progress bar while they are made."""
+    wanted = options.mesh_variants
+    if not wanted.count:
+        return []
+    shares = {"cut": wanted.cut, "decimated": wanted.decimate}
+    parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
+    console.print(
+        f"{counted(wanted.count, 'variant', 'variants')} of each training mesh, {' and '.join(parts)}", highlight=False
+    )
+    make = partial(make_all_variants, at=at, variants=wanted, features=options.features)
+    about = ("variants", at, asdict(wanted), options.features, array_states(items, options.features))
+    with progress_bar(console) as bar:
+        task = bar.add_task("variants", total=len(items))
+        # A cut takes less time than sending the mesh to a process, decimation takes more.
+        return derived(
+            items,
+            make,
+            *about,
+            cache_dir=cache_dir,
+            jobs=jobs,
+            advance=lambda: bar.advance(task),
+            is_long=wanted.decimate > 0,
+        )
+
+
+def preprocess(
+    items: Sequence[LabeledMesh],
+    options: Preprocessing,
+    statistics: Statistics | None,
+    at: TargetsAt,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+    device: torch.device,
+    memory: float = MEMORY,
+    ranks: Ranks = ALONE,
+) -> PreparedSamples:
+    """The samples in the cache, which is filled first, with a progress bar.
+
+    device: the device that computes operators, see `fill_cache`
+    memory: GiB, see `prepared_samples`
+
+    Raises DataError for meshes that can't be used.
+    """
+    return prepared_samples(
+        items,
+        options,
+        cache_dir,
+        statistics,
+        at,
+        lambda sources, ready: fill_cache_with_bar(sources, options, cache_dir, jobs, console, device, ready, ranks),
+        int(memory * 2**30 / ranks.place.local_world_size),
+        ranks.shared,
+        ranks.gathered,
+    )
+
+
+def fill_cache_with_bar(
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None,
+    console: Console,
+    device: torch.device,
+    ready: Callable[[int], Any] = lambda position: None,
+    ranks: Ranks = ALONE,
+) -> dict[int, str]:
+    """`fill_cache` with a progress bar.
+
+    ranks: those that divide the meshes among them. Each stores the meshes that it takes, and calls `ready` for these.
+        All get the reasons of all ranks, and the seconds of their phases.
+    """
+    with progress_bar(console, disable=not ranks.is_first) as bar:
+        task = bar.add_task("preprocessing", total=len(sources))
+        if ranks.is_alone:
+            return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
+        earlier, done, positions = take_phases(), ranks.counter(), ranks.handed_out(len(sources))
+
+        def advance(more: int = 1) -> None:
+            bar.update(task, completed=done(more))
+
+        failed = fill_cache(sources, options, cache_dir, jobs, advance, device, ready, positions)
+        found = ranks.gathered([list(failed.items()), take_phases()], meanwhile=partial(advance, 0))
+        bar.update(task, completed=len(sources))
+    for phases in (earlier, *(phases for _, phases in found)):
+        add_phases(phases)
+    return dict(sorted((i, reason) for reasons, _ in found for i, reason in reasons))

@@ -1,0 +1,111 @@
+"""Whether ranks can train together, and whether a run can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+
+from diffnet import __version__
+from diffnet.data import LabeledMeshes
+from diffnet.data.counts import counted
+from diffnet.data.stored import StoredMeshes, names_of
+from diffnet.geometry.errors import OptionError
+from diffnet.train.checkpoint import Checkpoint, CheckpointError
+from diffnet.train.options import TrainOptions
+from diffnet.train.ranks import Ranks
+
+FINGERPRINT = "2:"  # how those of `fingerprint_of` begin
+
+
+def check_divided(options: TrainOptions, ranks: Ranks, meshes: int | None = None) -> None:
+    """Raises OptionError if ranks can't share the batches.
+
+    meshes: the number of meshes or pairs to fit, if it is known
+    """
+    world = ranks.place.world_size
+    if world == 1:
+        return
+    if options.batch_meshes is not None and options.batch_meshes < world:
+        raise OptionError(
+            f"batch_meshes should be at least {world}, one mesh for each rank, got {options.batch_meshes}; it counts "
+            "those of all ranks"
+        )
+    if meshes is not None and meshes < world:
+        raise OptionError(
+            f"there are {world} ranks, and only {counted(meshes, 'mesh or pair', 'meshes or pairs')} to train on"
+        )
+
+
+def check_alike(
+    ranks: Ranks,
+    meshes: LabeledMeshes,
+    content: Sequence[Sequence[Sequence[str]]],
+    fingerprint: str,
+    options: TrainOptions,
+    *reached: int | None,
+) -> None:
+    """Raises OptionError, which names a rank, if it has other data, options, versions or checkpoints than rank 0."""
+    versions = f"diffnet {__version__}, PyTorch {torch.__version__}"
+    every = ranks.gathered([versions, options.as_dict(), reached, fingerprint])
+    for rank, own in enumerate(every):
+        for name, first, found in zip(("versions", "options", "a checkpoint", "data"), every[0], own, strict=True):
+            if first == found:
+                continue
+            of = f"rank {rank} has other {name} than rank 0"
+            if name == "data":  # all ranks get here
+                names = [name for part in (meshes.train, meshes.test) for name in names_of(part)]
+                hashes = [" ".join(own) for part in content for own in part]
+                both = ranks.gathered(list(zip(names, hashes, strict=True)))
+                pairs = zip_longest(both[0], both[rank])
+                mesh = next((theirs or ours for ours, theirs in pairs if ours != theirs), None)
+                raise OptionError(of + ("" if mesh is None else f": {mesh[0]} differs, and maybe others"))
+            raise OptionError(f"{of}: {found} and {first}")
+
+
+def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:
+    """Raises OptionError if the options differ from those of the stored run.
+
+    Only the number of epochs may differ, and only if the schedule does not depend on it.
+    """
+    before = stored["options"]
+    for name, value in options.as_dict().items():
+        if (name != "epochs" or before["schedule"] == "cosine") and before[name] != value:
+            why = "the cosine schedule depends on it" if name == "epochs" else "a resumed run keeps its options"
+            started = "without it" if before[name] is None else f"with {before[name]}"
+            raise OptionError(f"{name} is {value}, and the run in {out} was started {started}; {why}")
+
+
+def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
+    """Raises CheckpointError if the data of a resumed run differ from those of the stored one."""
+    if not stored["data"].startswith(FINGERPRINT):
+        raise CheckpointError(
+            f"{out / 'last.pt'}: this run was started by diffnet 0.1, and only that version can resume it. Its network "
+            "still predicts"
+        )
+    for name, difference in (
+        ("label_names", "other labels"),
+        ("labels_at", "other labels"),
+        ("data", "other meshes"),
+        ("statistics", "other own arrays"),
+        ("target_statistics", "other targets"),
+    ):
+        if stored[name] != fresh[name]:
+            raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
+
+
+def fingerprint_of(data: LabeledMeshes, content: Sequence[Sequence[Sequence[str]]], pairs: bytes) -> str:
+    """A hash of the meshes of a data set, their labels or pairs, and their order.
+
+    content: `contents_of` both parts
+    """
+    digest = hashlib.sha256(pairs)
+    for part, own in zip((data.train, data.test), content, strict=True):
+        meaning = part.meaning if isinstance(part, StoredMeshes) else ""
+        digest.update(f"{len(part)} meshes {meaning}".encode(errors="surrogatepass"))
+        for name, hashes in zip(names_of(part), own, strict=True):
+            digest.update(name.encode(errors="surrogatepass") + f" {hashes}".encode())  # a name need not be text
+    return FINGERPRINT + digest.hexdigest()
