@@ -19,7 +19,7 @@ from shapes import ellipsoid
 from two_ranks import commands_of_two_ranks, torchrun
 
 from diffnet import DiffusionNet
-from diffnet.train import loop
+from diffnet.train import epoch
 from diffnet.train.checkpoint import load_checkpoint
 
 pytestmark = [
@@ -124,8 +124,8 @@ def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.
             shutil.copy(path, path.with_name(f"copy{copy}-{path.name}"))
     train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 8]
     order: list[Any] = []
-    own_parts = loop.own_parts
-    monkeypatch.setattr(loop, "own_parts", lambda batches, *rest: order.append(batches) or own_parts(batches, *rest))
+    own_parts = epoch.own_parts
+    monkeypatch.setattr(epoch, "own_parts", lambda batches, *rest: order.append(batches) or own_parts(batches, *rest))
     assert diffnet(*train, "--out", tmp_path / "one")[::2] == (0, "")
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
@@ -135,11 +135,11 @@ def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.
     every = [json.loads((tmp_path / f"rank {rank}.json").read_text()) for rank in range(ranks)]
     assert len(order) == 2
     assert order[0] != order[1]
-    for epoch, batches in enumerate(order):
-        assert all(found[epoch][0] == batches for found in every)
+    for number, batches in enumerate(order):
+        assert all(found[number][0] == batches for found in every)
         numbers = iter(range(100))
         for n, batch in enumerate(batches):
-            used = [i for found in every for part in found[epoch][1][n] for i in part]
+            used = [i for found in every for part in found[number][1][n] for i in part]
             assert sorted(used) == [next(numbers) for _ in batch]
 
 
@@ -147,15 +147,15 @@ def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.
 WATCHED = """
 import json, sys
 from pathlib import Path
-from diffnet.train import loop, run
+from diffnet.train import epoch, loop, run
 from diffnet.train.ranks import place
-own_parts, found, rank = loop.own_parts, [], place().rank
+own_parts, found, rank = epoch.own_parts, [], place().rank
 def watched(batches, *rest):
     found.append((batches, own_parts(batches, *rest)))
     return found[-1][1]
 def refuse(*arguments, **options):
     raise AssertionError("a rank besides rank 0 writes")
-loop.own_parts = watched
+epoch.own_parts = watched
 if rank > 0:
     loop.save_checkpoint = loop.write_atomically = run.write_atomically = run.make_folder = refuse
 if __name__ == "__main__":

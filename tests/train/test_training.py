@@ -22,7 +22,7 @@ from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_se
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.train import batches, loop
+from diffnet.train import batches, epoch
 from diffnet.train import evaluate as evaluate_module
 from diffnet.train.batches import computed_ahead
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
@@ -533,7 +533,7 @@ def test_order_and_dropout_differ_between_epochs_and_seeds(
     plain = batches.collate_samples
     monkeypatch.setattr(batches, "collate_samples", lambda batch: seen.append(batch[0].names[0]) or plain(batch))
     seeds = []
-    monkeypatch.setattr(loop, "epoch_seed", lambda *given: seeds.append(given) or epoch_seed(*given))
+    monkeypatch.setattr(epoch, "epoch_seed", lambda *given: seeds.append(given) or epoch_seed(*given))
     fit(data, tmp_path / "a", epochs=4, seed=1)
     epochs = [tuple(seen[i : i + 4]) for i in range(0, 16, 4)]
     assert all(len(set(epoch)) == 4 for epoch in epochs)
