@@ -1,17 +1,22 @@
-"""Two processes that work together."""
+"""Processes that work together."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import torch
+from command import diffnet
 
 
 def free_port() -> int:
@@ -68,27 +73,35 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return [(code, out, err) for out, err, code in found]
 
 
-def commands_of_two_ranks(folder: Path, commands: Sequence[Sequence[object]]) -> list[list[tuple[int, str, str]]]:
-    """Run commands of diffnet one after another in two ranks of torchrun. In paths, RANK is the number of the rank.
+def commands_of_ranks(
+    folder: Path, commands: Sequence[Sequence[object]], count: int = 2
+) -> list[list[tuple[int, str, str]]]:
+    """Run commands of diffnet one after another in several ranks. In paths, RANK is the number of the rank.
+
+    Ranks are copies of this process with what tests have replaced in it, and need not import PyTorch again. With a GPU
+    they are new processes, because CUDA does not work in copies. Worker processes don't, either: pass `--jobs 1`.
 
     Returns for each rank the exit code, stdout and stderr of each command.
     """
-    script = folder / "commands.py"
-    script.write_text(COMMANDS)
-    ran = torchrun(script, folder, json.dumps([[str(argument) for argument in command] for command in commands]))
-    assert ran.returncode == 0, ran.stderr
-    return [[tuple(one) for one in json.loads((folder / f"rank {rank}.json").read_text())] for rank in range(2)]
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    words = json.dumps([[str(argument) for argument in command] for command in commands])
+    port = free_port()
+    ranks = [context.Process(target=_run_commands, args=(folder, words, rank, count, port)) for rank in range(count)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*use of fork")
+        for rank in ranks:
+            rank.start()
+    for rank in ranks:
+        rank.join(120)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0] * count
+    return [[tuple(one) for one in json.loads((folder / f"rank {rank}.json").read_text())] for rank in range(count)]
 
 
-COMMANDS = """
-import json, os, sys
-from pathlib import Path
-from command import diffnet
-if __name__ == "__main__":
-    import torch
-    from diffnet.train import ranks
+def _run_commands(folder: Path, words: str, rank: int, count: int, port: int) -> None:
+    """Run the commands as one of several ranks, and write what they return. torchrun sets the same variables."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "localhost", **{name: str(value) for name, value in places.items()}}
     torch.set_num_threads(1)
-    commands = json.loads(sys.argv[2].replace("RANK", os.environ["RANK"]))
-    found = [diffnet(*command) for command in commands]
-    Path(sys.argv[1], f"rank {os.environ['RANK']}.json").write_text(json.dumps(found))
-"""
+    found = [diffnet(*command) for command in json.loads(words.replace("RANK", str(rank)))]
+    (folder / f"rank {rank}.json").write_text(json.dumps(found))

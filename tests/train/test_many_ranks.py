@@ -1,4 +1,4 @@
-"""`diffnet train`, `evaluate` and `predict` under torchrun give what one process gives."""
+"""`diffnet train`, `evaluate` and `predict` in several ranks give what one process gives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 import trimesh
 from command import diffnet
 from shapes import ellipsoid
-from two_ranks import commands_of_two_ranks, torchrun
+from two_ranks import commands_of_ranks, torchrun
 
 from diffnet import DiffusionNet
-from diffnet.train import epoch
+from diffnet.train import epoch, loop, run
 from diffnet.train.checkpoint import load_checkpoint
+from diffnet.train.ranks import place
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="signals"),
@@ -40,7 +42,24 @@ def files_of(folder: Path) -> dict[str, object]:
     return found
 
 
-SMALL = ("--k", 6, "--width", 8, "--blocks", 1, "--epochs", 2, "--eval-every", 1, "--dropout", 0, "--schedule", "step")
+SMALL = (
+    "--jobs",
+    1,
+    "--k",
+    6,
+    "--width",
+    8,
+    "--blocks",
+    1,
+    "--epochs",
+    2,
+    "--eval-every",
+    1,
+    "--dropout",
+    0,
+    "--schedule",
+    "step",
+)
 
 
 def write_set(root: Path) -> Path:
@@ -99,7 +118,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         [*train, "--batch-meshes", 1, "--out", tmp_path / "refused"],
         [*train, "--loss", "dice", "--out", tmp_path / "refused"],
     ]
-    first, second = commands_of_two_ranks(tmp_path, [*commands(tmp_path / "two"), *more])
+    first, second = commands_of_ranks(tmp_path, [*commands(tmp_path / "two"), *more])
     assert [(code, err) for code, _, err in first[:5]] == [(0, "")] * 5, first
     assert second[:5] == [(0, "", "")] * 5
     for name in trainings:
@@ -123,16 +142,39 @@ def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.
         for path in sorted((labels / "train").iterdir())[: 14 - 2 * copy]:
             shutil.copy(path, path.with_name(f"copy{copy}-{path.name}"))
     train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 8]
-    order: list[Any] = []
     own_parts = epoch.own_parts
-    monkeypatch.setattr(epoch, "own_parts", lambda batches, *rest: order.append(batches) or own_parts(batches, *rest))
+    seen = tmp_path / "seen"
+
+    def watched(batches: list[list[int]], *rest: Any) -> Any:
+        parts = own_parts(batches, *rest)
+        with seen.with_suffix(f".{place().rank}").open("a") as file:
+            print(json.dumps([batches, parts]), file=file)
+        return parts
+
+    def in_rank_0(function: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*arguments: Any, **options: Any) -> Any:
+            assert place().rank == 0
+            return function(*arguments, **options)
+
+        return checked
+
+    monkeypatch.setattr(epoch, "own_parts", watched)
+    for module, name in (
+        (loop, "save_checkpoint"),
+        (loop, "write_atomically"),
+        (run, "write_atomically"),
+        (run, "make_folder"),
+    ):
+        monkeypatch.setattr(module, name, in_rank_0(getattr(module, name)))
     assert diffnet(*train, "--out", tmp_path / "one")[::2] == (0, "")
-    script = tmp_path / "watched.py"
-    script.write_text(WATCHED)
-    ran = torchrun(script, tmp_path, *train, "--out", tmp_path / "several", ranks=ranks)
-    assert ran.returncode == 0, ran.stderr
+    order = [json.loads(line)[0] for line in seen.with_suffix(".0").read_text().splitlines()]
+    seen = tmp_path / "several"
+    for found in commands_of_ranks(tmp_path, [[*train, "--out", tmp_path / "several"]], ranks):
+        assert [(code, err) for code, _, err in found] == [(0, "")]
     np.testing.assert_allclose(metrics(tmp_path / "several"), metrics(tmp_path / "one"), rtol=1e-4)
-    every = [json.loads((tmp_path / f"rank {rank}.json").read_text()) for rank in range(ranks)]
+    every = [
+        [json.loads(line) for line in seen.with_suffix(f".{rank}").read_text().splitlines()] for rank in range(ranks)
+    ]
     assert len(order) == 2
     assert order[0] != order[1]
     for number, batches in enumerate(order):
@@ -141,31 +183,6 @@ def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.
         for n, batch in enumerate(batches):
             used = [i for found in every for part in found[number][1][n] for i in part]
             assert sorted(used) == [next(numbers) for _ in batch]
-
-
-# Records the batches of each epoch and the parts of a rank. Functions that write files of a run fail in all but rank 0.
-WATCHED = """
-import json, sys
-from pathlib import Path
-from diffnet.train import epoch, loop, run
-from diffnet.train.ranks import place
-own_parts, found, rank = epoch.own_parts, [], place().rank
-def watched(batches, *rest):
-    found.append((batches, own_parts(batches, *rest)))
-    return found[-1][1]
-def refuse(*arguments, **options):
-    raise AssertionError("a rank besides rank 0 writes")
-epoch.own_parts = watched
-if rank > 0:
-    loop.save_checkpoint = loop.write_atomically = run.write_atomically = run.make_folder = refuse
-if __name__ == "__main__":
-    folder = Path(sys.argv.pop(1))
-    from diffnet.train.cli import main
-    try:
-        main()
-    finally:
-        (folder / f"rank {rank}.json").write_text(json.dumps(found))
-"""
 
 
 def test_predictions(tmp_path: Path) -> None:
@@ -181,17 +198,18 @@ def test_predictions(tmp_path: Path) -> None:
     (meshes / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
 
     def commands(out: Path) -> list[list[object]]:
-        files = ["predict", meshes, "--checkpoint", labels, "--format", "npy", "--out", out / "files"]
+        predict = ["predict", meshes, "--jobs", 1, "--checkpoint"]
+        files = [*predict, labels, "--format", "npy", "--out", out / "files"]
         return [
             [*files, "--cache", out / "cache"],
             [*files, "--resume"],
-            ["predict", meshes, "--checkpoint", classes, "--out", out / "table" / "t.csv"],
-            ["predict", meshes, "--checkpoint", labels, "--out", out / "pages", "--probabilities", out / "pages/p.npz"],
-            ["predict", meshes, "--checkpoint", labels, "--format", "txt", "--out", out / "none", "--instances"],
+            [*predict, classes, "--out", out / "table" / "t.csv"],
+            [*predict, labels, "--out", out / "pages", "--probabilities", out / "pages/p.npz"],
+            [*predict, labels, "--format", "txt", "--out", out / "none", "--instances"],
         ]
 
     one = [diffnet(*command) for command in commands(tmp_path / "one")]
-    first, second = commands_of_two_ranks(tmp_path, commands(tmp_path / "two"))
+    first, second = commands_of_ranks(tmp_path, commands(tmp_path / "two"))
     assert [code for code, _, _ in first] == [code for code, _, _ in second] == [1] * 5
     for found, expected in zip(first[:-1], one[:-1], strict=True):
         assert found[2] == expected[2]
@@ -215,7 +233,7 @@ def test_two_gpus(tmp_path: Path) -> None:
     train += ["--device", "cuda", "--batch-meshes", 3, "--clip", 1.0, "--average-weights", 0.9, "--out"]
     assert diffnet(*train, tmp_path / "one")[::2] == (0, "")
     passes = [*train[:-1], "--accumulate", 2, "--out"]
-    first, _ = commands_of_two_ranks(tmp_path, [[*train, tmp_path / "two"], [*passes, tmp_path / "passes"]])
+    first, _ = commands_of_ranks(tmp_path, [[*train, tmp_path / "two"], [*passes, tmp_path / "passes"]])
     assert [(code, err) for code, _, err in first] == [(0, "")] * 2
     for name in ("two", "passes"):
         np.testing.assert_allclose(metrics(tmp_path / name), metrics(tmp_path / "one"), rtol=1e-3)
@@ -244,7 +262,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     for rank, data in enumerate((labels, other)):
         (tmp_path / str(rank)).symlink_to(data)
     resumed = [*train, "--resume", "--out", tmp_path / "killed"]
-    first, second = commands_of_two_ranks(
+    first, second = commands_of_ranks(
         tmp_path, [[*alone, "--out", tmp_path / "refused"], resumed, [*train, "--out", tmp_path / "whole"]]
     )
     for own in (first, second):
