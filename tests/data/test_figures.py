@@ -14,7 +14,7 @@ from diffnet.data.labeled import LabeledMesh, LabeledMeshes
 from diffnet.data.synthetic.classes import shapes
 from diffnet.data.synthetic.dataset import figure, figures
 from diffnet.data.synthetic.shape import sample_body
-from diffnet.data.synthetic.shift import SHIFTS
+from diffnet.data.synthetic.shift import BUILDS, MESHERS
 from diffnet.geometry.errors import OptionError
 
 NAMES = ["head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot"]
@@ -200,14 +200,24 @@ def test_bad_seeds_and_kinds_are_refused() -> None:
         figure(0, kind="points")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shift", SHIFTS)
-def test_a_shift_changes_the_test_figures_alone(data: LabeledMeshes, shift: str) -> None:
-    shifted = figures(1, 5, shift=shift)
+@pytest.fixture(scope="module")
+def closed() -> LabeledMesh:
+    """The first training figure of every set with a shift."""
+    return figures(1, 1, shift="boundaries").train[0]
+
+
+@pytest.mark.parametrize(
+    ("shift", "count"), [("builds", len(BUILDS)), ("mesher", len(MESHERS)), ("boundaries", 1), ("missing", 5)]
+)
+def test_a_shift_changes_the_test_figures_alone(
+    data: LabeledMeshes, closed: LabeledMesh, shift: str, count: int
+) -> None:
+    shifted = figures(1, count, shift=shift)
     assert (edge_uses(shifted.train[0])[1] == 2).all()
-    assert same(shifted.train[0], figures(1, 1, shift="boundaries").train[0])
+    assert same(shifted.train[0], closed)
     assert not any(map(same, shifted.test, data.test))
     if shift == "mesher":
-        adaptive, decimated, subdivided, scan, _ = shifted.test
+        adaptive, decimated, subdivided, scan = shifted.test
         assert (edge_uses(adaptive)[1] == 2).all()
         assert 745 < len(decimated.mesh.verts) < 756
         assert len(subdivided.mesh.faces) % 4 == 0
