@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -293,10 +293,11 @@ def test_stored_data_sets(tmp_path: Path) -> None:
         assert_same(batch.operators, collate([precompute(data, k=K) for data in surfaces()[:3]]))
 
 
-def test_without_pytorch_geometric() -> None:
-    program = "import sys; sys.modules['torch_geometric'] = None; import diffnet.data.pyg"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    *_, line = run.stderr.splitlines()
-    assert line.startswith("ImportError: diffnet.data.pyg needs PyTorch Geometric (")
-    assert line.endswith("pip install 'diffnet[pyg]'")
+def test_without_pytorch_geometric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "diffnet.data.pyg")
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module("diffnet.data.pyg")
+    assert str(error.value).startswith("diffnet.data.pyg needs PyTorch Geometric (")
+    assert str(error.value).endswith("pip install 'diffnet[pyg]'")
