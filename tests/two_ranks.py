@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
@@ -73,20 +74,15 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return [(code, out, err) for out, err, code in found]
 
 
-def commands_of_ranks(
-    folder: Path, commands: Sequence[Sequence[object]], count: int = 2
-) -> list[list[tuple[int, str, str]]]:
-    """Run commands of diffnet one after another in several ranks. In paths, RANK is the number of the rank.
+def run_ranks(work: Callable[..., None], *arguments: object, count: int = 2) -> None:
+    """Call work(rank, *arguments) in several processes with the variables that torchrun sets.
 
     Ranks are copies of this process with what tests have replaced in it, and need not import PyTorch again. With a GPU
-    they are new processes, because CUDA does not work in copies. Worker processes don't, either: pass `--jobs 1`.
-
-    Returns for each rank the exit code, stdout and stderr of each command.
+    they are new processes, because CUDA does not work in copies.
     """
     context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
-    words = json.dumps([[str(argument) for argument in command] for command in commands])
     port = free_port()
-    ranks = [context.Process(target=_run_commands, args=(folder, words, rank, count, port)) for rank in range(count)]
+    ranks = [context.Process(target=_as_rank, args=(rank, count, port, work, arguments)) for rank in range(count)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*use of fork")
         for rank in ranks:
@@ -95,13 +91,28 @@ def commands_of_ranks(
         rank.join(120)
         rank.kill()
     assert [rank.exitcode for rank in ranks] == [0] * count
-    return [[tuple(one) for one in json.loads((folder / f"rank {rank}.json").read_text())] for rank in range(count)]
 
 
-def _run_commands(folder: Path, words: str, rank: int, count: int, port: int) -> None:
-    """Run the commands as one of several ranks, and write what they return. torchrun sets the same variables."""
+def _as_rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: Sequence[object]) -> None:
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "localhost", **{name: str(value) for name, value in places.items()}}
     torch.set_num_threads(1)
-    found = [diffnet(*command) for command in json.loads(words.replace("RANK", str(rank)))]
+    # The server that forks workers belongs to the process that was copied. There is no public way to start another one.
+    forkserver._forkserver.__init__()  # type: ignore[misc]
+    work(rank, *arguments)
+
+
+def commands_of_ranks(
+    folder: Path, commands: Sequence[Sequence[object]], count: int = 2
+) -> list[list[tuple[int, str, str]]]:
+    """Run commands of diffnet one after another in several ranks. In paths, RANK is the number of the rank.
+
+    Returns for each rank the exit code, stdout and stderr of each command.
+    """
+    run_ranks(_run_commands, folder, [[str(argument) for argument in command] for command in commands], count=count)
+    return [[tuple(one) for one in json.loads((folder / f"rank {rank}.json").read_text())] for rank in range(count)]
+
+
+def _run_commands(rank: int, folder: Path, commands: Sequence[Sequence[str]]) -> None:
+    found = [diffnet(*(word.replace("RANK", str(rank)) for word in command)) for command in commands]
     (folder / f"rank {rank}.json").write_text(json.dumps(found))

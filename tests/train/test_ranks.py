@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 import torch
 import trimesh
 from command import complaint, diffnet
-from two_ranks import ended, torchrun, two_machines, wait_for
+from two_ranks import ended, run_ranks, torchrun, two_machines, wait_for
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import available_cores
@@ -126,21 +127,23 @@ def script(folder: Path, work: str, begin: str = "with ranks.connected() as team
     return path
 
 
+def share(rank: int, folder: Path) -> None:
+    big = "x" * 100 + os.urandom(9 << 20).hex()  # more than a store takes at once
+    mine = []
+    with connected() as team:
+        assert len(team.shared(lambda: big)) == len(big)
+        for number in team.handed_out(40):
+            mine.append(number)
+            time.sleep(0.01 + 0.05 * rank)
+        found = team.gathered([rank, mine, chr(0xDC80)])
+    (folder / str(rank)).write_bytes(pickle.dumps(found))
+
+
 def test_values_and_numbers_are_shared(tmp_path: Path) -> None:
-    work = (
-        "big = 'x' * 100 + os.urandom(9 << 20).hex()\n"  # more than a store takes at once
-        "assert len(team.shared(lambda: big)) == len(big)\n"
-        "mine = []\n"
-        "for number in team.handed_out(40):\n"
-        "    mine.append(number)\n"
-        "    time.sleep(0.01 + 0.05 * rank)\n"
-        "print(*team.gathered([rank, mine, chr(0xdc80)]), sep=';')\n"
-    )
-    with two_machines(script(tmp_path, work)) as processes:
-        (code, out, err), other = ended(processes)
-    assert (code, err) == (0, "")
-    assert other == (0, out, "")
-    (_, first, odd), (_, second, _) = (eval(text) for text in out.split(";"))
+    run_ranks(share, tmp_path)
+    every, other = (pickle.loads((tmp_path / str(rank)).read_bytes()) for rank in range(2))
+    assert every == other
+    (_, first, odd), (_, second, _) = every
     assert odd == "\udc80"
     assert sorted([*first, *second]) == list(range(40))
     assert len(first) > 2 * len(second) > 0  # the idle rank takes more
