@@ -62,6 +62,7 @@ def install() -> None:
         interpreter._get_np_dtype = numpy_dtype
 
     _share_shapes(tl.core)
+    _skip_conversions(tl.core, interpreter.interpreter_semantic)
 
 
 def _share_shapes(core: Any) -> None:
@@ -92,3 +93,22 @@ def _share_shapes(core: Any) -> None:
                 of_tensors[sizes] = self.shape, self.numel
 
     core.block_type.__init__, core.tensor.__init__ = new_type, new_tensor
+
+
+def _skip_conversions(core: Any, semantic: Any) -> None:
+    """Return arguments at once where there is nothing to convert: no wrapper around a number, and no other shape."""
+    if hasattr(core, "_unwrap_if_constexpr"):
+        unwrap, plain = core._unwrap_if_constexpr, {core.tensor, int, float, bool, str, type(None)}
+
+        def unwrap_if_needed(o: Any) -> Any:
+            return o if type(o) in plain else unwrap(o)
+
+        core._unwrap_if_constexpr = unwrap_if_needed
+
+    if hasattr(semantic, "broadcast_impl_value"):
+        broadcast = semantic.broadcast_impl_value
+
+        def broadcast_if_needed(lhs: Any, rhs: Any) -> Any:
+            return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(lhs, rhs)
+
+        semantic.broadcast_impl_value = broadcast_if_needed
