@@ -29,7 +29,7 @@ help:
 	@echo 'make demo      train on generated figures, then label and draw a new figure (minutes on a CPU)'
 	@echo 'make test      lint, type-check the wheel, and run the fast tests; PYTEST_ARGS="-k name" selects tests'
 	@echo 'make test-all  the same with the slow tests'
-	@echo 'make test-versions  the fast tests with the lowest versions of pyproject.toml, and with PYTHONS=$(PYTHONS)'
+	@echo 'make test-versions  the fast tests with the lowest and the newest dependencies, and with PYTHONS=$(PYTHONS)'
 	@echo 'make docs      run the code blocks of all pages, and build the site in build/docs; PYTHON=… is 3.11 or newer'
 	@echo 'make clean     remove everything that make has created, including the environment'
 	@echo 'All but the last create an environment in $(VENV) with PYTHON=$(PYTHON).'
@@ -68,10 +68,10 @@ fast: $(VENV)/installed-test
 
 # PyTorch and Triton stay those of constraints.txt, because each other release takes gigabytes.
 test-versions:
+	grep -E '^(torch|triton)=' constraints.txt | tee .venv-newest.txt >.venv-lowest.txt
 	grep -oE '"[A-Za-z0-9_-]+>=[0-9.]+' pyproject.toml | tr -d '"' | sed 's/>=/==/' \
-	    | grep -vE '^(torch|triton)=' >.venv-lowest.txt
-	grep -E '^(torch|triton)=' constraints.txt >>.venv-lowest.txt
-	$(MAKE) fast VENV=.venv-lowest CONSTRAINTS=.venv-lowest.txt
+	    | grep -vE '^(torch|triton)=' >>.venv-lowest.txt
+	for which in lowest newest; do $(MAKE) fast VENV=.venv-$$which CONSTRAINTS=.venv-$$which.txt || exit 1; done
 	for python in $(PYTHONS); do $(MAKE) fast VENV=.venv-$$(basename $$python) PYTHON=$$python || exit 1; done
 
 lint: $(VENV)/installed-test

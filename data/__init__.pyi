@@ -11,7 +11,6 @@ from .decimation import (
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
-    FeatureKind,
     FeaturePart,
     Statistics,
     canonical_features,
@@ -58,7 +57,6 @@ __all__ = [
     "UNLABELED",
     "ArrayStatistics",
     "DataError",
-    "FeatureKind",
     "FeaturePart",
     "IndexedDataset",
     "IndexedMeshes",

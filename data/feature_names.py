@@ -81,8 +81,7 @@ KINDS: dict[str, Kind] = {
     "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
 }
-FeatureKind: TypeAlias = str  # a key of KINDS
-FEATURE_CHANNELS: dict[FeatureKind, int] = {name: kind.channels for name, kind in KINDS.items()}
+FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX = "file:"
 _FILE_NAME = re.compile(r"\w([\w. -]*\w)?")
 

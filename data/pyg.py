@@ -17,7 +17,7 @@ from diffnet.geometry import MeshLike, Operators, collate, load_mesh, precompute
 from diffnet.geometry.mesh.objects import on_host
 
 try:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Batch, Data
     from torch_geometric.transforms import BaseTransform
 except ImportError as e:
     raise ImportError(f"diffnet.data.pyg needs PyTorch Geometric ({e}): pip install 'diffnet[pyg]'") from e
@@ -82,10 +82,10 @@ class AddOperators(BaseTransform):  # type: ignore[misc]
         if type(data) is Data:
             data = DataWithOperators.from_dict(data.to_dict())
         if not isinstance(data, DataWithOperators):
-            raise TypeError(
-                f"data should be Data or DataWithOperators, got {type(data).__name__}; let it inherit from "
-                "diffnet.data.pyg.DataWithOperators"
-            )
+            way = "let it inherit from diffnet.data.pyg.DataWithOperators"
+            if isinstance(data, Batch):
+                way = "add operators before the DataLoader makes batches"
+            raise TypeError(f"data should be Data or DataWithOperators, got {type(data).__name__}; {way}")
         data.operators = precompute(data, **self.options)
         return data
 

@@ -30,4 +30,4 @@ with _ExitAtCtrlC(_is_command()):
     # See __init__.pyi, and `diffnet.geometry` for why.
     __getattr__, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
 
-__version__ = "0.2.0.dev0"
+__version__ = "1.0.0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -18,6 +17,5 @@ def log_softmax(x: Tensor) -> Tensor:
     return F.log_softmax(x, dim=-1)
 
 
-sys.modules.setdefault("diffnet.activations", sys.modules[__name__])  # its old name, in pickles of whole networks
 # The functions that a file can name. All others are code, which a file doesn't hold.
 NAMED_ACTIVATIONS: dict[str, Activation] = {"log_softmax": log_softmax, "sigmoid": torch.sigmoid, "tanh": torch.tanh}

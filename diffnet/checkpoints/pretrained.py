@@ -94,6 +94,8 @@ def network_file(name: str | os.PathLike[str], revision: str | None) -> Path:
     """
     if Path(name).is_dir():
         return Path(name) / NETWORK_FILE
+    if Path(name).is_file():
+        raise CheckpointError(f"{name} is a file, and a folder is needed here; DiffusionNet.load reads files")
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as e:

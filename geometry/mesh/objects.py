@@ -58,6 +58,8 @@ def source_of(value: Any) -> Source | None:
     if isinstance(value, type):
         return None
     if hasattr(value, "pos") and hasattr(value, "face"):
+        if value.pos is None:
+            raise ValueError("no positions (`pos` is None)")
         return Source(value.pos, _columns(value), name, getattr(value, "normal", None))
     if hasattr(value, "vertices") and hasattr(value, "faces"):
         return Source(value.vertices, value.faces, name)

@@ -265,6 +265,10 @@ def test_own_classes() -> None:
 
     with pytest.raises(TypeError, match=r"data should be Data or DataWithOperators, got Own; let it inherit"):
         add(Own(**to_data(ellipsoid(0)).to_dict()))
+    with pytest.raises(TypeError, match="got DataBatch; add operators before the DataLoader"):
+        add(batch_of([to_data(ellipsoid(0))] * 2))
+    with pytest.raises(MeshError, match=r"no positions \(`pos` is None\)"):
+        add(Data(x=torch.ones(4, 3)))
     with pytest.raises(MeshError, match="a batch of 3 meshes"):
         from_data(batch)
     with pytest.raises(AttributeError, match="operators"):

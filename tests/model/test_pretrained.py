@@ -84,6 +84,8 @@ def test_wrong_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         DiffusionNet.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"a//b: neither a folder nor a network on the .* Hub \(Repo id"):
         DiffusionNet.from_pretrained("a//b")
+    with pytest.raises(CheckpointError, match=r"file is a file, .* DiffusionNet\.load reads files"):
+        DiffusionNet.from_pretrained(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"a/b is no folder, .* pip install 'diffnet\[hub\]'"):
         DiffusionNet.from_pretrained("a/b")
