@@ -204,6 +204,16 @@ def test_messages() -> None:
         attention(x, x, x, torch.ones(L, L, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"the pattern should have shape \(11, 11\), shape is \(5, 5\)"):
         attention(x, x, x, Pattern.window(5, 1))
+    window = Pattern.window(L, 0, 0)
+    with pytest.raises(ValueError, match=r"query should have shape \(batch, length, 8\), shape is \(11, 8\)"):
+        attention(x[0], x, x, window)
+    with pytest.raises(ValueError, match=r"key_padding_mask should have shape \(1, 11\), shape is \(11,\)"):
+        attention(x, x, x, window, key_padding_mask=torch.zeros(L, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"attn_mask should have shape \(…, 11, 11\) or \(…, 11\), shape is \(3,\)"):
+        attention(x, x, x, window, attn_mask=torch.zeros(3))
+    x, blocks = torch.zeros(1, 16, E), BlockPattern.from_mask(torch.tensor([[True]]), 16)
+    with pytest.raises(ValueError, match=r"attn_mask should have shape \(…, 16, 16\), shape is \(5, 5\)"):
+        attention(x, x, x, blocks, attn_mask=torch.zeros(5, 5))
 
 
 @pytest.mark.gpu
