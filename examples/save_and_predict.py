@@ -1,4 +1,4 @@
-"""Save a network with its metadata, load it, and predict the labels of a mesh file as `diffnet predict` does."""
+"""Save a network as a folder that others can load, load it, and predict labels of a file as `diffnet predict` does."""
 
 import tempfile
 from pathlib import Path
@@ -22,8 +22,9 @@ def main(folder: str | None = None, steps: int = 40, k: int = 32) -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(hks(operators), operators), labels).backward()
         optimizer.step()
-    model.save(out / "model.safetensors", features="hks", k=k, normalize=True, label_names=["middle", "tip"])
-    loaded = DiffusionNet.load(out / "model.safetensors", device=device)
+    names, source = ["middle", "tip"], {"data": "one ellipsoid", "data_license": "CC0-1.0"}
+    model.save_pretrained(out, features="hks", k=k, normalize=True, label_names=names, **source)
+    loaded = DiffusionNet.from_pretrained(out, device=device)
     predictions = predict_labels([out / "mesh.ply"], loaded, device)
     write_predictions(predictions, loaded.metadata["label_names"], "vertices", plys=[out / "labels.ply"])
     print(f"accuracy {(labels.cpu().numpy() == predictions[0][1]).mean():.3f}, see {out / 'labels.ply'}")

@@ -84,11 +84,11 @@ class SparseMultiheadAttention(nn.Module):
         if key_padding_mask is not None and key_padding_mask.shape != (batch, keys):
             found = tuple(key_padding_mask.shape)
             raise ValueError(f"key_padding_mask should have shape {(batch, keys)}, shape is {found}")
-        if attn_mask is not None and attn_mask.shape[-2:] != (length, keys):
-            if isinstance(pattern, BlockPattern) or attn_mask.shape[-1:] != (pattern.nnz,):
-                entries = "" if isinstance(pattern, BlockPattern) else f" or (…, {pattern.nnz})"
-                found = tuple(attn_mask.shape)
-                raise ValueError(f"attn_mask should have shape (…, {length}, {keys}){entries}, shape is {found}")
+        nnz = pattern.nnz if isinstance(pattern, Pattern) else None
+        if attn_mask is not None and attn_mask.shape[-2:] != (length, keys) and attn_mask.shape[-1:] != (nnz,):
+            entries = "" if nnz is None else f" or (…, {nnz})"
+            found = tuple(attn_mask.shape)
+            raise ValueError(f"attn_mask should have shape (…, {length}, {keys}){entries}, shape is {found}")
         heads, width = self.num_heads, self.embed_dim // self.num_heads
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)

@@ -142,7 +142,7 @@ def test_own_network(line: Any) -> None:
 
 
 def test_pytorch_geometric(line: Any) -> None:
-    (accuracy,) = numbers("accuracy N in the last batch", line("pytorch_geometric"))
+    (accuracy,) = numbers("accuracy N in the last batch", line("pytorch_geometric", epochs=5))
     assert accuracy == 1
 
 
@@ -171,6 +171,16 @@ def test_exported_network(tmp_path: Path) -> None:
     command = [sys.executable, "-c", alone, "net.pt2", "mesh.npz"]
     run = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True)
     assert sum(numbers("a N, b N", run.stdout.strip())) == 162
+
+
+def test_original_network(line: Any) -> None:
+    largest, error = numbers("outputs up to N differ by N", line("original_network"))
+    assert error < 1e-5 * largest
+
+
+def test_sparse_matrices(line: Any) -> None:
+    mean, attention = numbers("squared error N of the mean of the neighbors, N with attention", line("sparse_matrices"))
+    assert attention < 0.8 * mean
 
 
 def test_sparse_transformer(line: Any) -> None:
