@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,41 +14,72 @@ from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
 
 Read = Callable[[Operators], Tensor]
-Rest = Callable[[Operators], float]
-MAX_KNOWN = 64  # `_Copies` that the buffers remember; each size of a batch has one or two
+Rest = float | None | Callable[[Operators], float]
+MAX_KNOWN = 64  # `_Copies` that buffers remember; each size of a batch has one
 
 
 class NotCounted(Exception):
     """A network reads a field whose size was not counted. The argument is the name of the count in `BatchSize`."""
 
 
-class _Buffer(NamedTuple):
-    tensor: Tensor
+class _Field(NamedTuple):
+    """Where the values of a buffer come from.
+
+    basis: of the operators that are read, see `prepared`; None for the operators of the batch as they are
+    planes: whether the values are (planes, n, …), with a buffer for each plane
+    """
+
     read: Read
-    rest: Rest | None
-
-
-class Rows(NamedTuple):
-    """Values (n, …) for the first rows of a buffer, and a number for the others. With None, these get their indices."""
-
-    buffer: Tensor
-    values: Tensor
-    rest: float | None = 0
+    basis: torch.dtype | None
+    planes: bool
 
 
 class _Copies(NamedTuple):
     """Where rows go: the parts of buffers for their values and for the other rows.
 
-    buffers: keeps alive the buffers whose ids are in the key
     copies: for each dtype, parts of buffers, the numbers of the values that go there, and further values
     zeros: for each dtype, parts that are set to 0
-    others: parts that are set to another number, and the number of the rows that gives it
+    others: parts that are set to another number, and this number
     """
 
-    buffers: list[Tensor]
     copies: list[tuple[list[Tensor], list[int], list[Tensor]]]
     zeros: list[list[Tensor]]
-    others: list[tuple[Tensor, int]]
+    others: list[tuple[Tensor, float | Callable[[Operators], float]]]
+
+
+class Rows:
+    """Buffers that are filled together. Each gets values (n, …) in its first rows, and a number in the others."""
+
+    def __init__(self, *buffers: Tensor, rest: Rest = 0) -> None:
+        self._buffers = [(buffer, rest) for buffer in buffers]
+        self._known: dict[tuple[int, ...], _Copies] = {}  # because slicing takes time
+
+    def add(self, buffer: Tensor, rest: Rest = 0) -> Tensor:
+        """Add a buffer, and return it.
+
+        rest: the number for the other rows; with None, these get their indices
+        """
+        self._buffers.append((buffer, rest))
+        return buffer
+
+    def fill(self, values: Sequence[Tensor], source: Operators | None = None) -> None:
+        """Copy values for each buffer, with few kernels: one for each dtype, and one to set the rest to 0.
+
+        source: the argument of functions that give a number
+        """
+        counts = tuple([x.shape[0] for x in values])
+        found = self._known.get(counts)
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            found = self._known[counts] = _copies_of(self._buffers, counts)
+        with torch.no_grad():
+            for parts, numbers, further in found.copies:
+                torch._foreach_copy_(parts, [values[i] for i in numbers] + further)
+            for parts in found.zeros:
+                torch._foreach_zero_(parts)
+            for part, rest in found.others:
+                part.fill_(rest(source) if callable(rest) else rest)
 
 
 class BatchBuffers:
@@ -64,8 +95,8 @@ class BatchBuffers:
         self.arena, self.size, self.counted = arena, size, counted
         self._example: Operators | None = example
         self._filled: dict[str, Tensor] = {}
-        self._sources: list[_Buffer] = []
-        self._known: dict[Hashable, _Copies] = {}
+        self._rows = Rows()
+        self._fields: list[_Field] = []
         # It is small, so it has memory of its own. If there is one mesh, its values never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
@@ -76,6 +107,10 @@ class BatchBuffers:
         """The batch in the buffers."""
         assert self._example is not None, "no buffer can be made after `complete`"
         return self._example
+
+    def add(self, buffer: Tensor, rest: float = 0) -> Tensor:
+        """Let `load` fill another buffer, too, see `Rows`. Call it before any field is read. Returns the buffer."""
+        return self._rows.add(buffer, rest)
 
     def complete(self) -> None:
         """Keep no batch alive from now on. No buffer can be made afterwards."""
@@ -88,7 +123,8 @@ class BatchBuffers:
         shape: Shape,
         *,
         needs: str = "",
-        rest: Rest | None = lambda _: 0,
+        rest: Rest = 0,
+        basis: torch.dtype | None = None,
         planes: bool = False,
     ) -> Tensor:
         """The buffer of this name. It is made and filled when it is asked for the first time.
@@ -96,35 +132,32 @@ class BatchBuffers:
         read: reads the values (n, …), or (planes, n, …), from the operators of a batch
         shape: the shape of the buffer, with at least as many rows
         needs: the count of `BatchSize` that gives the number of rows, if it is neither vertices nor meshes
-        rest: the number for the other rows; with None, these get their indices
+        rest: see `Rows`
+        basis, planes: see `_Field`
 
         Raises NotCounted if `needs` names a count that is not known.
         """
         if needs and needs not in self.counted:
             raise NotCounted(needs)
         if name not in self._filled:
-            tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
-            buffers = [_Buffer(tensor, read, rest)]
-            if planes:
-                buffers = [_Buffer(plane, lambda o, i=i: read(o)[i], rest) for i, plane in enumerate(tensor)]  # type: ignore[misc]
+            field = _Field(read, basis, planes)
+            values = _values_of([field], self.example)
+            tensor = self.arena.take(name, self.size, shape, values[0].dtype)
             self._filled[name] = tensor
-            self._sources += buffers
-            fill([_rows(buffer, self.example) for buffer in buffers])
+            self._fields.append(field)
+            buffers = tensor.unbind() if planes else [tensor]
+            for buffer in buffers:
+                self._rows.add(buffer, rest)
+            Rows(*buffers, rest=rest).fill(values, self.example)
         return self._filled[name]
 
-    def load(self, source: Operators, *others: Rows) -> None:
-        """Copy the operators of a batch into all buffers that have been asked for, and other rows into theirs."""
+    def load(self, source: Operators, *others: Tensor) -> None:
+        """Copy the operators of a batch into all buffers that have been asked for, and values for those of `add`."""
         if self._example is not None:
             self._example = source
         if self.size.meshes > 1:
             self._load_extents(source)
-        self.fill([*[_rows(buffer, source) for buffer in self._sources], *others])
-
-    def fill(self, all_rows: Iterable[Rows]) -> None:
-        """Copy rows into buffers, and remember their parts, because slicing takes time."""
-        if len(self._known) > MAX_KNOWN:
-            self._known.clear()
-        fill(all_rows, self._known)
+        self._rows.fill([*others, *_values_of(self._fields, source)], source)
 
     def _load_extents(self, source: Operators) -> None:
         """The last mesh of the batch owns all further rows, and further meshes are empty."""
@@ -133,41 +166,29 @@ class BatchBuffers:
         self.ptr.copy_(torch.tensor(ends), non_blocking=True)
 
 
-def _rows(buffer: _Buffer, source: Operators) -> Rows:
-    return Rows(buffer.tensor, buffer.read(source), None if buffer.rest is None else buffer.rest(source))
+def _values_of(fields: Sequence[_Field], source: Operators) -> list[Tensor]:
+    """The values of fields for each buffer."""
+    known: dict[torch.dtype | None, Operators] = {None: source}
+    values: list[Tensor] = []
+    for read, basis, planes in fields:
+        if basis not in known:
+            known[basis] = source.prepared(basis)
+        value = read(known[basis])
+        if planes:
+            values += value.unbind()
+        else:
+            values.append(value)
+    return values
 
 
-@torch.no_grad()
-def fill(all_rows: Iterable[Rows], known: dict[Hashable, _Copies] | None = None) -> None:
-    """Copy rows into buffers, with few kernels: one for each dtype, and one to set the rest to 0.
-
-    known: the parts of buffers for some numbers of rows. New ones are added.
-    """
-    given = [*all_rows]
-    key = tuple([(id(buffer), values.shape[0], rest == 0) for buffer, values, rest in given])
-    found = None if known is None else known.get(key)
-    if found is None:
-        found = _copies_of(given)
-        if known is not None:
-            known[key] = found
-    for parts, numbers, further in found.copies:
-        torch._foreach_copy_(parts, [given[i].values for i in numbers] + further)
-    for parts in found.zeros:
-        torch._foreach_zero_(parts)
-    for part, number in found.others:
-        rest = given[number].rest
-        assert rest is not None
-        part.fill_(rest)
-
-
-def _copies_of(given: Sequence[Rows]) -> _Copies:
-    """Find the parts of buffers for rows, and group them by dtype."""
+def _copies_of(buffers: Sequence[tuple[Tensor, Rest]], counts: Sequence[int]) -> _Copies:
+    """Find the parts of buffers for values of `counts` rows, and group them by dtype."""
     copies: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
     indices: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
-    others: list[tuple[Tensor, int]] = []
-    for number, (buffer, values, rest) in enumerate(given):
-        count, size = values.shape[0], buffer.shape[0]
+    others: list[tuple[Tensor, float | Callable[[Operators], float]]] = []
+    for number, ((buffer, rest), count) in enumerate(zip(buffers, counts, strict=True)):
+        size = buffer.shape[0]
         if count > 0:
             parts, numbers = copies.setdefault(buffer.dtype, ([], []))
             parts.append(buffer[:count] if count < size else buffer)
@@ -181,10 +202,10 @@ def _copies_of(given: Sequence[Rows]) -> _Copies:
         elif rest == 0:
             zeros.setdefault(buffer.dtype, []).append(remaining)
         else:
-            others.append((remaining, number))
+            others.append((remaining, rest))
     grouped = []
     for dtype in {**copies, **indices}:
         parts, numbers = copies.get(dtype, ([], []))
         further = indices.get(dtype, [])
         grouped.append(([*parts, *(part for part, _ in further)], numbers, [values for _, values in further]))
-    return _Copies([rows.buffer for rows in given], grouped, [*zeros.values()], others)
+    return _Copies(grouped, [*zeros.values()], others)

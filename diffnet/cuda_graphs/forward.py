@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from diffnet.cuda_graphs.added_rows import check_added_rows, is_known
-from diffnet.cuda_graphs.buffers import NotCounted, Rows
+from diffnet.cuda_graphs.buffers import NotCounted
 from diffnet.cuda_graphs.calls import kind_of, may_have_graphs, rows_of, uses_graphs
 from diffnet.cuda_graphs.gradients import JoinedParameters
 from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
@@ -381,7 +381,7 @@ class _Replay(torch.autograd.Function):
         if ctx.is_spent:
             replay_again(recording, ctx.state.module, features.device, ctx.random)
         ctx.is_spent = True
-        recording.buffers.fill([Rows(recording.output_grad, grad)])
+        recording.output_grad.fill([grad])
         recording.backward.replay()
         features_grad = None
         if recording.features_grad is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
 from diffnet.cuda_graphs.gradients import Groups, groups_of, runs_of, split
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.random_numbers import forked_random_numbers
@@ -30,26 +30,25 @@ class Recording:
     """The graphs of a network for one size, and the buffers that they read and write.
 
     forward, backward: the graphs; backward is None if nothing needs a gradient
-    features, output, output_grad, features_grad: buffers with the rows of a batch first
+    output, output_grad, features_grad: buffers with the rows of a batch first
     fields: the fields of the operators that the network reads
     gradients: buffers for the gradients of the parameters, one for each group of `learned`
     learned: the numbers of these parameters. Unused parameters have no gradient.
     """
 
     buffers: BatchBuffers
-    features: Tensor
     output: Tensor
     forward: Graph
     fields: Fields
     backward: Graph | None = None
-    output_grad: Tensor | None = None
+    output_grad: Rows | None = None
     features_grad: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
     learned: Groups = ()
 
     def load(self, features: Tensor, operators: Operators) -> None:
         """Copy a batch into the buffers."""
-        self.buffers.load(operators, Rows(self.features, features))
+        self.buffers.load(operators, features)
 
 
 def record_network(
@@ -70,9 +69,10 @@ def record_network(
     Raises NotCounted, see `BatchBuffers`, and NotCapturable if the network can't be recorded.
     """
     arena, rows, channels = lane.arena, ROWS[outputs_at], features.shape[1]
-    static = StaticOperators(BatchBuffers(arena, size, counted, operators))
-    given = arena.take("features", size, lambda s: (s.vertices, channels), features.dtype)
-    fill([Rows(given, features.detach())])
+    buffers = BatchBuffers(arena, size, counted, operators)
+    static = StaticOperators(buffers)
+    given = buffers.add(arena.take("features", size, lambda s: (s.vertices, channels), features.dtype))
+    buffers.load(operators, features)
     leaf = given.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
     tape: list[Tensor] = []
 
@@ -88,7 +88,7 @@ def record_network(
     with lane.stream(), saved_as_usual():
         if fields is None:
             compile_network(network, leaf, static)
-            static.buffers.load(operators)
+            buffers.load(operators, features)
         with trial(), forked_random_numbers(features.device):  # loads kernels; the results are not used
             # Buffers and remembered fields of the operators outlive the trial, so the graphs' memory can't hold them.
             static.read(fields or [])
@@ -116,17 +116,17 @@ def record_network(
 
             functions.append(backward)
             parts = {
-                "output_grad": output_grad,
+                "output_grad": Rows(output_grad),
                 "features_grad": features_grad,
                 "gradients": gradients,
                 "learned": learned,
             }
         graphs = lane.record(functions)
-        static.buffers.complete()
+        buffers.complete()
         if features.is_cuda:
             tape.clear()  # the memory is free for other recordings
         backward_graph = graphs[1] if numbers else None
-        return Recording(static.buffers, given, output, graphs[0], static.fields_read(), backward_graph, **parts)
+        return Recording(buffers, output, graphs[0], static.fields_read(), backward_graph, **parts)
 
 
 def _first_call(replica: Replica, leaf: Tensor, static: StaticOperators, rows: int) -> tuple[Tensor, list[int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from diffnet.cuda_graphs.buffers import BatchBuffers, Read, Rest
+from diffnet.cuda_graphs.buffers import BatchBuffers, Read
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
 from diffnet.geometry.fields import FIELDS, FieldKind
@@ -84,25 +85,29 @@ def _field(static: StaticOperators, name: str, kind: FieldKind) -> Any:
     if kind.optional and basis is None and getattr(buffers.example, name) is None:
         return None
 
-    def read(source: Operators) -> Any:
-        return getattr(source if basis is None else source.prepared(basis), name)
-
     if kind.kind == "pattern":
-        return _pattern(buffers, name, kind.count, read)
+        return _pattern(buffers, name, kind.count, attrgetter(name))
     if kind.kind == "matrix":
-        pattern = _pattern(buffers, name, kind.count, lambda source: read(source).pattern)
-        values = _tensor(buffers, f"{name}.values", lambda source: read(source).values, (*kind.shape, kind.count))
+        pattern = _pattern(buffers, name, kind.count, attrgetter(f"{name}.pattern"))
+        values = _tensor(buffers, f"{name}.values", attrgetter(f"{name}.values"), (*kind.shape, kind.count))
         return SparseMatrix(pattern, values)
-    return _tensor(buffers, f"{name} {basis}" if kind.is_basis else name, read, kind.shape, kind.padding)
+    key = f"{name} {basis}" if kind.is_basis else name
+    return _tensor(buffers, key, attrgetter(name), kind.shape, kind.padding, basis)
 
 
 def _tensor(
-    buffers: BatchBuffers, name: str, read: Read, sizes: Sequence[str | int], padding: float | str = 0
+    buffers: BatchBuffers,
+    name: str,
+    read: Read,
+    sizes: Sequence[str | int],
+    padding: float | str = 0,
+    basis: torch.dtype | None = None,
 ) -> Tensor:
     """A tensor in its buffer.
 
     sizes: its shape. It has added rows in the first dimension that is neither a number nor "K".
     padding: see `FieldKind`
+    basis: see `StaticOperators`
     """
     names: list[Any] = [_COUNTS.get(size, size) for size in sizes]
     dim, count = next((i, each) for i, each in enumerate(names) if isinstance(each, str) and each != "K")
@@ -112,9 +117,9 @@ def _tensor(
         return tuple(known.get(each, each) for each in names)
 
     number = buffers.size.vertices - 1 if padding == "last" else padding  # the last vertex is an added one
-    rest: Rest | None = None if isinstance(number, str) else lambda source: number
+    rest = None if isinstance(number, str) else number
     needs = "" if count in ("meshes", "vertices") else count
-    return buffers.rows(name, read, shape, needs=needs, rest=rest, planes=dim == 1)
+    return buffers.rows(name, read, shape, needs=needs, rest=rest, basis=basis, planes=dim == 1)
 
 
 def _lengths(static: StaticOperators) -> tuple[int, ...] | None:
@@ -166,6 +171,6 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
 _COUNTS: dict[Any, str] = {"B": "meshes", "V": "vertices", "F": "faces", "E": "edges"}
 # Fields of a batch that follow from others.
 _OTHERS: dict[str, Callable[[StaticOperators], Any]] = {
-    "edges": lambda static: _tensor(static.buffers, "edges", lambda source: source.edges, ("E", 2), "last"),
+    "edges": lambda static: _tensor(static.buffers, "edges", attrgetter("edges"), ("E", 2), "last"),
     "lengths": _lengths,
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.cuda_graphs.added_rows import check_added_rows, is_known
-from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted
 from diffnet.cuda_graphs.calls import kind_of, rows_of
 from diffnet.cuda_graphs.lane import Graph, Lane, Recorder
 from diffnet.cuda_graphs.loss_rows import LossRows, loss_rows
@@ -51,22 +51,18 @@ class Expected(NamedTuple):
 class _Captured:
     """The buffers of a step, and its graph once it is recorded.
 
-    added: the target of added rows
     loss: a buffer ()
     """
 
     batch: StepBatch
     operators: StaticOperators
-    added: float
     loss: Tensor
     graph: Graph | None = None
 
     def load(self, batch: StepBatch) -> None:
-        rows = [Rows(self.batch.features, batch.features), Rows(self.batch.targets, batch.targets, self.added)]
-        rows += map(Rows, self.batch.further, batch.further)
         if self.batch.rows is not None:
             self.batch.rows.fill_(len(batch.targets))
-        self.operators.buffers.load(batch.operators, *rows)
+        self.operators.buffers.load(batch.operators, batch.features, batch.targets, *batch.further)
 
 
 @dataclass(eq=False)
@@ -313,20 +309,21 @@ class StepGraphs:
     def _loaded(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> _Captured:
         """Buffers that hold this batch."""
         arena = self._lane.arena
-        operators = StaticOperators(BatchBuffers(arena, size, config.counted, batch.operators))
+        buffers = BatchBuffers(arena, size, config.counted, batch.operators)
+        operators = StaticOperators(buffers)
 
-        def take(name: str, like: Tensor, rows: str) -> Tensor:
-            return arena.take(name, size, lambda s: (getattr(s, rows), *like.shape[1:]), like.dtype)
+        def take(name: str, like: Tensor, rows: str, rest: float = 0) -> Tensor:
+            return buffers.add(arena.take(name, size, lambda s: (getattr(s, rows), *like.shape[1:]), like.dtype), rest)
 
         given = StepBatch(
             take("features", batch.features, "vertices"),
             operators,
-            take("targets", batch.targets, config.rows),
+            take("targets", batch.targets, config.rows, added.target),
             tuple(take(f"further {i}", x, "meshes") for i, x in enumerate(batch.further)),
             arena.take("rows", size, lambda s: (), torch.int64) if added.is_each else None,
         )
         loss = arena.take("loss", NOTHING, lambda size: (), config.loss_dtype)
-        captured = _Captured(given, operators, added.target, loss)
+        captured = _Captured(given, operators, loss)
         captured.load(batch)
         return captured
 
