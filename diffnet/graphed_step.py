@@ -106,6 +106,7 @@ class GraphedStep:
             raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {outputs_at!r}")
         self.graphs = True
         self.recorder: Recorder = record_graph  # tests on the CPU set another one, see `Lane`
+        self.watches = True  # `diffnet train` sets False, because nothing else has its network and its optimizer
         self._model, self._ignore_index, self._outputs_at = model, ignore_index, outputs_at
         weight = partial(_counted, ignore_index=ignore_index) if weight is None else weight
         self._plain = PlainStep(model, optimizer, loss, clip, average, weight)
@@ -191,7 +192,7 @@ class GraphedStep:
     def _graphs_on(self, device: torch.device) -> StepGraphs:
         if self._on_graphs is None or self._on_graphs.device != device:
             self._on_graphs = StepGraphs(
-                self._plain, self._model, self._ignore_index, device, self.recorder, self._expected
+                self._plain, self._model, self._ignore_index, device, self.recorder, self._expected, self.watches
             )
         return self._on_graphs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
 
 Read = Callable[[Operators], Tensor]
-Rest = float | None | Callable[[Operators], float]
+Rest = float | None | Callable[[Any], float]
 MAX_KNOWN = 64  # `_Copies` that buffers remember; each size of a batch has one
 
 
@@ -44,14 +44,14 @@ class _Copies(NamedTuple):
 
     copies: list[tuple[list[Tensor], list[int], list[Tensor]]]
     zeros: list[list[Tensor]]
-    others: list[tuple[Tensor, float | Callable[[Operators], float]]]
+    others: list[tuple[Tensor, float | Callable[[Any], float]]]
 
 
 class Rows:
     """Buffers that are filled together. Each gets values (n, …) in its first rows, and a number in the others."""
 
     def __init__(self, *buffers: Tensor, rest: Rest = 0) -> None:
-        self._buffers = [(buffer, rest) for buffer in buffers]
+        self._destinations = [(buffer, rest) for buffer in buffers]
         self._known: dict[tuple[int, ...], _Copies] = {}  # because slicing takes time
 
     def add(self, buffer: Tensor, rest: Rest = 0) -> Tensor:
@@ -59,7 +59,7 @@ class Rows:
 
         rest: the number for the other rows; with None, these get their indices
         """
-        self._buffers.append((buffer, rest))
+        self._destinations.append((buffer, rest))
         return buffer
 
     def fill(self, values: Sequence[Tensor], source: Operators | None = None) -> None:
@@ -72,7 +72,7 @@ class Rows:
         if found is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            found = self._known[counts] = _copies_of(self._buffers, counts)
+            found = self._known[counts] = _copies_of(self._destinations, counts)
         with torch.no_grad():
             for parts, numbers, further in found.copies:
                 torch._foreach_copy_(parts, [values[i] for i in numbers] + further)
@@ -171,7 +171,7 @@ def _values_of(fields: Sequence[_Field], source: Operators) -> list[Tensor]:
     known: dict[torch.dtype | None, Operators] = {None: source}
     values: list[Tensor] = []
     for read, basis, planes in fields:
-        if basis not in known:
+        if basis is not None and basis not in known:
             known[basis] = source.prepared(basis)
         value = read(known[basis])
         if planes:
@@ -186,7 +186,7 @@ def _copies_of(buffers: Sequence[tuple[Tensor, Rest]], counts: Sequence[int]) ->
     copies: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
     indices: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
-    others: list[tuple[Tensor, float | Callable[[Operators], float]]] = []
+    others: list[tuple[Tensor, float | Callable[[Any], float]]] = []
     for number, ((buffer, rest), count) in enumerate(zip(buffers, counts, strict=True)):
         size = buffer.shape[0]
         if count > 0:

@@ -273,7 +273,9 @@ class GraphedForward:
             self._clear_lanes()
             self._configs.clear()
             self._states.clear()
-        return self._configs.setdefault(key, _Config())
+        if key not in self._configs:
+            self._configs[key] = _Config()
+        return self._configs[key]
 
     def _outputs_at(self) -> str:
         where: str | None = self._settings.outputs_at

@@ -65,6 +65,7 @@ class ModuleState:
         self._readers: list[itemgetter[Any]] = []
         self._views: list[Iterable[Any]] = []  # of dictionaries and containers, which follow every change
         self._tensors: list[Tensor] = []
+        self._empty: list[dict[str, Any]] = []  # stores of modules, such as most of those for buffers
         self._hooks: list[dict[int, Any]] = []
         self._is_complete = True  # a lazy parameter has no memory before its first use
         self._names: list[str] = []  # of the entries of the key
@@ -127,7 +128,8 @@ class ModuleState:
         self._dicts.append(state)
         self._readers.append(itemgetter(*names, *names[:1]))
         stores = module._parameters, module._buffers, module._modules
-        self._views += [store.values() for store in stores]
+        self._views += [store.values() for store in stores if store]
+        self._empty += [store for store in stores if not store]
         self._hooks += (
             module._forward_hooks,
             module._forward_pre_hooks,
@@ -148,7 +150,7 @@ class ModuleState:
 
     def _members(self) -> Iterator[Any]:
         """The values of all attributes, and the entries of containers."""
-        attributes = map(itemgetter.__call__, self._readers, self._dicts)
+        attributes = [read(state) for read, state in zip(self._readers, self._dicts, strict=True)]
         return chain(chain.from_iterable(attributes), chain.from_iterable(self._views))
 
     def _current(self) -> tuple[list[Any], ...]:
@@ -162,7 +164,7 @@ class ModuleState:
 
     def is_current(self) -> bool:
         """Whether nothing has been replaced, added or removed since."""
-        if not self._is_complete:
+        if not self._is_complete or any(self._empty):
             return False
         try:
             members = [*self._members()]

@@ -102,6 +102,7 @@ class StepGraphs:
     ignore_index: see `loss_rows`
     device: that of the network
     expected: the meshes to come, if they are known. The buffers are made for the largest batch of these.
+    watches: whether each call looks for changes of the modules and of the optimizer, which takes time
     """
 
     def __init__(
@@ -112,15 +113,19 @@ class StepGraphs:
         device: torch.device,
         recorder: Recorder,
         expected: Expected | None,
+        watches: bool,
     ) -> None:
         self._step, self._network, self._ignore_index, self._expected = step, network, ignore_index, expected
+        self._watches = watches
         self.device = device
         self._states = KnownStates(step.modules)
         self._configs: dict[Hashable, _Config] = {}
         self._lane: Lane[Any] = Lane(device, recorder)  # a _Captured for each size, and what `update` needs
         self._updates = True  # whether graphs of updates can be recorded
         self._updated: Hashable = None  # the key of the last update without a graph
-        self._is_known: tuple[int, bool] | None = None  # of the last state
+        # What graphs bake in: the numbers of the modules' state and of the optimizer's options, and the settings.
+        self._facts: tuple[int, int, Hashable] | None = None
+        self._is_known = False  # the network of these facts
         self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
         self._too_large = float("inf")
@@ -136,32 +141,19 @@ class StepGraphs:
         Returns the loss (), which the next call overwrites, and why some later steps can't have a graph, if so. The
         loss is None if this step can't have one. Nothing has been changed then.
         """
-        optimizer = self._step.optimizer
-        reason = optimizer.refused()
-        self._step.capturable = reason is None
-        if reason is not None:
-            return None, reason
         self._lane.follow()
-        optimizer.follow_rates(self.device)
+        if self._watches or self._facts is None:
+            reason = self._watched()
+            if reason is not None:
+                return None, reason
+        self._step.optimizer.follow_rates(self.device)
         reason = self._refused(batch, outputs_at)
         if reason is not None:
             return None, reason
-        state, number, changing = self._states.current()
-        if state.has_inner_hooks():
-            return None, "a module has hooks, which a graph would not call"
-        changing = self._changing_option() or changing
-        if changing is not None:
-            return None, changing
-        if optimizer.has_other_state():
-            self._lane.clear()
-            optimizer.note_state()
-        config = self._config(batch, outputs_at, number, adds)
+        config = self._config(batch, outputs_at, adds)
         if batch.operators.num_vertices > self._max_vertices(batch, config):
             return None, None
         if config.refused is None and batch.operators.num_vertices < self._too_large:
-            for p in state.parameters:
-                if p.grad is not None:  # from before the step
-                    p.grad = None
             try:
                 return self._on_buffers(batch, config)
             except NotCapturable as error:
@@ -172,6 +164,36 @@ class StepGraphs:
                 self._lane.clear()
         return None, config.refused or self._no_memory()
 
+    def _watched(self) -> str | None:
+        """Find changes of the modules and of the optimizer, and drop gradients from before the step.
+
+        Returns why no graph can take the step, if so.
+        """
+        optimizer = self._step.optimizer
+        reason = optimizer.refused()
+        self._step.capturable = reason is None
+        if reason is not None:
+            return reason
+        if isinstance(self._network, nn.parallel.DistributedDataParallel):
+            return "DistributedDataParallel exchanges gradients in Python"
+        state, number, changing = self._states.current()
+        if state.has_inner_hooks():
+            return "a module has hooks, which a graph would not call"
+        options = optimizer.settings()
+        changing = self._changing_option(options) or changing
+        if changing is not None:
+            return changing
+        if optimizer.has_other_state():
+            self._lane.clear()
+            optimizer.note_state()
+        for p in state.parameters:
+            if p.grad is not None:
+                p.grad = None
+        if self._facts is None or self._facts[0] != number:
+            self._is_known = is_known(self._network)
+        self._facts = number, options, settings()
+        return None
+
     def update(self) -> Tensor | None:
         """Take the step of `PlainStep.update` by a graph. Returns the loss (), which the next call overwrites.
 
@@ -179,11 +201,16 @@ class StepGraphs:
         and the second one is recorded.
         """
         step, optimizer = self._step, self._step.optimizer
-        if not self._updates or not self._lane.recorded() or optimizer.refused() or optimizer.has_other_state():
+        if not self._updates or not self._lane.recorded():
             return None
+        facts: Hashable = self._facts
+        if self._watches:
+            if optimizer.refused() or optimizer.has_other_state():
+                return None
+            facts = self._states.current()[1], optimizer.settings()
         self._lane.follow()
         optimizer.follow_rates(self.device)
-        key = "update", self._states.current()[1], optimizer.settings()
+        key = "update", facts
         found: tuple[Graph, Tensor] | None = self._lane.get(key)
         if found is None:
             is_first, self._updated = key != self._updated, key
@@ -213,11 +240,8 @@ class StepGraphs:
 
     def _refused(self, batch: StepBatch, outputs_at: str) -> str | None:
         """Why no graph can take this batch."""
-        if isinstance(self._network, nn.parallel.DistributedDataParallel):
-            return "DistributedDataParallel exchanges gradients in Python"
-        meshes = len(batch.operators)
-        given = [(batch.targets, rows_of(outputs_at, batch.operators)), *((x, meshes) for x in batch.further)]
-        for x, rows in given:
+        rows = rows_of(outputs_at, batch.operators)
+        for x in (batch.targets, *batch.further):
             if not isinstance(x, Tensor) or x.shape[:1] != (rows,):
                 what = "the targets" if x is batch.targets else "a further argument"
                 return f"{what} should be a tensor of {rows} rows, got {_described(x)}"
@@ -225,12 +249,13 @@ class StepGraphs:
                 return f"an argument is on {x.device}, and the features are on {self.device}"
             if x.requires_grad:
                 return "the targets or a further argument need a gradient, which a graph would not compute"
+            rows = len(batch.operators)
         return "the features need a gradient, which a graph would not compute" if batch.features.requires_grad else None
 
-    def _changing_option(self) -> str | None:
+    def _changing_option(self, options: int) -> str | None:
         """A reason to run without graphs while the optimizer's options change in every step."""
-        before, self._options = self._options, self._step.optimizer.settings()
-        changed = before is not None and self._options != before
+        before, self._options = self._options, options
+        changed = before is not None and options != before
         self._new_options = self._new_options + 1 if changed else 0
         if self._new_options <= MAX_NEW_STATES:
             return None
@@ -248,17 +273,15 @@ class StepGraphs:
                 self._lane.clear()
         return limit // 2 if self._meets_large else limit
 
-    def _config(self, batch: StepBatch, outputs_at: str, state: int, adds: bool) -> _Config:
+    def _config(self, batch: StepBatch, outputs_at: str, adds: bool) -> _Config:
         if len(self._configs) > MAX_CONFIGS:
             self._lane.clear()
             self._configs.clear()
             self._states.clear()
-        kinds = [(x.dtype, *x.shape[1:]) for x in (batch.features, batch.targets, *batch.further)]
-        if self._is_known is None or self._is_known[0] != state:
-            self._is_known = state, is_known(self._network)
+        kinds = [(x.dtype, x.shape[1:]) for x in (batch.features, batch.targets, *batch.further)]
         # Buffers for several meshes also hold empty meshes, so they are checked on their own.
-        alike = self._is_known[1] or len(batch.operators) == 1
-        key = state, settings(), self._options, outputs_at, adds, kind_of(batch.operators), *kinds, alike
+        alike = self._is_known or len(batch.operators) == 1
+        key = self._facts, outputs_at, adds, alike, kind_of(batch.operators), *kinds
         if key not in self._configs:
             dtype = compute_dtype(batch.features, batch.operators.evecs)
             most = max_vertices(max(self._known[0], batch.operators.k), dtype)
@@ -298,7 +321,7 @@ class StepGraphs:
                     check_output(outputs, getattr(size, config.rows))
                     config.loss_dtype = step.loss_of(outputs, given).dtype
                     outputs = outputs.detach()[: len(batch.targets)]
-                if self._is_known is None or not self._is_known[1]:
+                if not self._is_known:
                     arguments = batch.features, batch.operators, batch.further
                     check_added_rows(self._network, config.rows, size, config.counted, *arguments)
                 with preserved(modules, self.device):

@@ -48,7 +48,8 @@ class TrainingStep:
             average=average,
             weight=task.loss_weight(options) if parts > 1 else None,
         )
-        self._step.graphs = False
+        self._step.graphs = self._step.watches = False
+        self._autocast = autocast(options.precision, device)
 
     def capture(
         self,
@@ -70,12 +71,12 @@ class TrainingStep:
 
         rotations: (B, 3, 3), by which the vectors in the features of each mesh are rotated, or None
         """
-        with autocast(self.options.precision, self.device):
+        with self._autocast:
             return self._step(*_arguments(sample, rotations))
 
     def add(self, sample: Sample, rotations: Tensor | None = None) -> None:
         """Add a part of a batch to the next step, see `GraphedStep.add`."""
-        with autocast(self.options.precision, self.device):
+        with self._autocast:
             self._step.add(*_arguments(sample, rotations))
 
     def update(self, reduce: Callable[[Tensor], Any]) -> Tensor:
