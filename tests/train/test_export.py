@@ -50,13 +50,13 @@ def meshes() -> list[Operators]:
 
 def network_of(**options: Any) -> DiffusionNet:
     torch.manual_seed(0)
-    return DiffusionNet(3, 5, width=16, blocks=2, initial_times="spread", **options)
+    return DiffusionNet(3, 5, **{"width": 16, "blocks": 1, "initial_times": "spread", **options})
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"blocks": 2},
         {"outputs_at": "faces", "mlp_norm": "layer", "last_activation": torch.sigmoid},
         pytest.param({"outputs_at": "edges", "gradient": "sparse"}, marks=pytest.mark.slow),
         pytest.param({"outputs_at": "global_mean", "gradient_rotation": "swapped"}, marks=pytest.mark.slow),
@@ -87,9 +87,8 @@ def test_networks_that_are_refused(meshes: list[Operators], tmp_path: Path) -> N
     with pytest.raises(ValueError, match="implicit diffusion takes a number of steps that depends on the mesh"):
         export_network(network_of(diffusion="implicit"), tmp_path / "net.pt2")
     network = network_of()
-    network.blocks[1].gradient_features = nn.Sequential(
-        network.blocks[1].gradient_features
-    )  # reads the sparse gradient
+    (block,) = network.blocks
+    block.gradient_features = nn.Sequential(block.gradient_features)  # reads the sparse gradient
     with pytest.raises(ValueError, match=r"differ by up to .* whose largest is .*; export a network of other layers"):
         export_network(network, tmp_path / "net.pt2")
     assert not (tmp_path / "net.pt2").exists()
