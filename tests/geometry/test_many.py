@@ -17,7 +17,7 @@ from shapes import ellipsoid
 
 from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
 from diffnet.geometry.phases import take_phases
-from diffnet.geometry.preprocessing import gpu_groups, group, many
+from diffnet.geometry.preprocessing import gpu_groups, group, many, worker
 from diffnet.geometry.preprocessing import one as one_mesh
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
 from diffnet.geometry.preprocessing.options import Options
@@ -260,7 +260,8 @@ def test_the_last_blocks_of_several_ranks_are_smaller(ranks: int, expected: list
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 def test_operators_from_a_gpu_do_not_pass_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "usable_device", torch.device)
-    sources = [ellipsoid(0, 5), ellipsoid(1, 5)]
+    monkeypatch.setattr(worker, "MIN_VERTICES", 600)
+    sources = [ellipsoid(0, 3), ellipsoid(1, 3)]
     first = precompute_all(sources, k=8, jobs=1, device="meta")
     for basis in ("float32", "float16"):
         again = precompute_all(sources, k=8, jobs=1, device="meta", cache_dir=tmp_path, basis=basis)
