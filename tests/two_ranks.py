@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
 from pathlib import Path
 
-import torch
 from command import diffnet
+from copies import ends_of_copies
 
 
 def free_port() -> int:
@@ -75,30 +72,15 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 
 def run_ranks(work: Callable[..., None], *arguments: object, count: int = 2) -> None:
-    """Call work(rank, *arguments) in several processes with the variables that torchrun sets.
-
-    Ranks are copies of this process with what tests have replaced in it, and need not import PyTorch again. With a GPU
-    they are new processes, because CUDA does not work in copies.
-    """
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    """Call work(rank, *arguments) in copies of this process with the variables that torchrun sets."""
     port = free_port()
-    ranks = [context.Process(target=_as_rank, args=(rank, count, port, work, arguments)) for rank in range(count)]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*use of fork")
-        for rank in ranks:
-            rank.start()
-    for rank in ranks:
-        rank.join(120)
-        rank.kill()
-    assert [rank.exitcode for rank in ranks] == [0] * count
+    ends = ends_of_copies(_as_rank, [(rank, count, port, work, arguments) for rank in range(count)])
+    assert ends == [0] * count
 
 
 def _as_rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: Sequence[object]) -> None:
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "localhost", **{name: str(value) for name, value in places.items()}}
-    torch.set_num_threads(1)
-    # The server that forks workers belongs to the process that was copied. There is no public way to start another one.
-    forkserver._forkserver.__init__()  # type: ignore[misc]
     work(rank, *arguments)
 
 

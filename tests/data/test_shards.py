@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from copies import ends_of_copies
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
 
@@ -324,32 +323,25 @@ def test_a_full_disk_loses_no_complete_shard(tmp_path: Path, monkeypatch: pytest
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path[:0] = {path!r}
-from diffnet.data.shards import writing
-import test_shards
-writing.SHARD_BYTES = 100_000
-add, count = writing._Writer.add, iter(range(9))
-def killed(self, item, digest):
-    add(self, item, digest)
-    if next(count) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-writing._Writer.add = killed
-test_shards.written(Path({folder!r}))
-"""
+def killed_writer(folder: Path) -> None:
+    add, count = writing._Writer.add, iter(range(9))  # a private name, whose calls tell which meshes are written
+
+    def killed(self: Any, item: LabeledMesh, digest: int) -> None:
+        add(self, item, digest)
+        if next(count) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    writing._Writer.add = killed
+    written(folder)
 
 
 def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "set"
-    script = KILLED.format(path=[str(Path(__file__).parent), *sys.path], folder=str(folder))
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+    assert ends_of_copies(killed_writer, [(folder,)]) == [-signal.SIGKILL]
     kept = {file: file.stat().st_mtime_ns for file in shards_of(folder)}
     assert len(kept) > 0
-    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
-    found, plain = [], writing._Writer.add  # a private name, whose calls tell which meshes are written
+    found, plain = [], writing._Writer.add
 
     def add(self: Any, item: LabeledMesh, digest: int) -> None:
         found.append(item.name)

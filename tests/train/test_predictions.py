@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 import torch
 import trimesh
 from command import complaint, diffnet, output
+from copies import ends_of_copies
 
 from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_dataset
@@ -413,21 +412,23 @@ def computed(*arguments: object) -> list[str]:
     return seen
 
 
-def kill_at(mesh: int, *arguments: object) -> int:
+def kill_at(mesh: int, *arguments: object) -> int | None:
     """The exit code of a command that is killed while it works on a mesh, counted from 1."""
-    script = (
-        "import os, signal, sys\n"
-        "from diffnet.train.inference import predict\n"
-        "from diffnet.train import cli\n"
-        "forward, calls = predict.network_outputs, []\n"
-        "def killing(*arguments):\n"
-        "    calls.append(1)\n"
-        f"    if len(calls) == {mesh}: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return forward(*arguments)\n"
-        "predict.network_outputs = killing\n"
-        "cli.main()\n"
-    )
-    return subprocess.run([sys.executable, "-c", script, *map(str, arguments)], check=False).returncode
+    (code,) = ends_of_copies(_killed, [(mesh, arguments)])
+    return code
+
+
+def _killed(mesh: int, arguments: tuple[object, ...]) -> None:
+    forward, calls = predict_module.network_outputs, []
+
+    def killing(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == mesh:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return forward(*given)
+
+    predict_module.network_outputs = killing
+    diffnet(*arguments)
 
 
 # ---- input of other kinds ----

@@ -20,7 +20,7 @@ from two_ranks import ended, run_ranks, torchrun, two_machines, wait_for
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import available_cores
 from diffnet.train.device import pick_device
-from diffnet.train.ranks import Place, connected, place
+from diffnet.train.ranks import Place, RankError, connected, place
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -149,13 +149,22 @@ def test_values_and_numbers_are_shared(tmp_path: Path) -> None:
     assert len(first) > 2 * len(second) > 0  # the idle rank takes more
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_failure_ends_all_ranks_with_its_reason(tmp_path: Path, rank: int) -> None:
-    work = f"if rank == {rank}:\n    raise OptionError('no such thing')\ntime.sleep(60)"
-    with two_machines(script(tmp_path, work)) as processes:
-        found = ended(processes)
-    assert "OptionError: no such thing" in found[rank][2]
-    assert found[1 - rank] == (1, "", f"diffnet: rank {rank}: no such thing\n")
+def fail(rank: int, failing: int, folder: Path) -> None:
+    try:
+        with connected():
+            if rank == failing:
+                raise OptionError("no such thing")
+            time.sleep(60)
+    except (OptionError, RankError) as e:
+        (folder / str(rank)).write_text(repr(e))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_ends_all_ranks_with_its_reason(tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffnet.train.ranks.BEAT", 0.2)
+    run_ranks(fail, rank, tmp_path)
+    assert (tmp_path / str(rank)).read_text() == "OptionError('no such thing')"
+    assert (tmp_path / str(1 - rank)).read_text() == f"RankError('rank {rank}: no such thing')"
 
 
 @pytest.mark.slow
