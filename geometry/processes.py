@@ -115,7 +115,7 @@ class WorkerPool:
         try:
             worker = worker or self._take()
             result = worker.call(self._threads, function, arguments)
-            if worker.growth() > MAX_GROWTH:
+            if worker.growth > MAX_GROWTH:
                 self._end(worker)
                 worker = None
             return result
@@ -182,7 +182,8 @@ class _Worker:
         self._imports_from = os.getcwd(), tuple(sys.path)
         self._ready = False
         self._kept_since = 0.0
-        self._first_bytes: int | None = None
+        self._first_bytes: int | None = None  # that the process held after its first call
+        self.growth = 0  # bytes
         self.is_sound = True
         context = _context()
         self._connection, theirs = context.Pipe()
@@ -226,25 +227,13 @@ class _Worker:
         except (EOFError, OSError) as e:
             self.is_sound = False
             raise BrokenProcessPool("a worker process was killed (out of memory?)") from e
-        result, error, trace = pickle.loads(answer)
+        result, error, trace, held = pickle.loads(answer)
+        if self._first_bytes is None:
+            self._first_bytes = held
+        self.growth = held - self._first_bytes
         if error is not None:
             raise error from WorkerTraceback(trace)
         return result
-
-    def growth(self) -> int:
-        """How many bytes more the process holds than when this was called first. 0 where there is no /proc."""
-        held = self._own_bytes()
-        if self._first_bytes is None:
-            self._first_bytes = held
-        return held - self._first_bytes
-
-    def _own_bytes(self) -> int:
-        """The memory that the process doesn't share, in bytes. 0 where there is no /proc."""
-        try:
-            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()
-        except OSError:
-            return 0
-        return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
     def close(self) -> None:
         """Let the process end after its current call, and wait for that."""
@@ -273,10 +262,19 @@ def _serve(connection: Connection) -> None:
             if threads != limit:
                 threadpool_limits(threads)
                 limit = threads
-            answer = pickle.dumps((function(*arguments), None, ""))
+            answer = pickle.dumps((function(*arguments), None, "", _own_bytes()))
         except BaseException as e:
-            answer = pickle.dumps((None, _picklable(e), traceback.format_exc()))
+            answer = pickle.dumps((None, _picklable(e), traceback.format_exc(), _own_bytes()))
         connection.send_bytes(answer)
+
+
+def _own_bytes() -> int:
+    """The memory that this process doesn't share, in bytes. 0 where there is no /proc."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _next_message(connection: Connection) -> bytes:
