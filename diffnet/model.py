@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -36,16 +36,16 @@ class NetworkOptions(BlockDetails, Architecture):
 
     in_channels: int = field(metadata=about("C_in.", least=1))
     out_channels: int = field(metadata=about("C_out.", least=1))
-    _: KW_ONLY
     outputs_at: OutputsAt = field(
         default="vertices",
+        kw_only=True,
         metadata=about(
             "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted "
             "by vertex areas."
         ),
     )
     last_activation: Activation | None = field(
-        default=None, metadata=about("Applied to the outputs, for example `torch.sigmoid`.")
+        default=None, kw_only=True, metadata=about("Applied to the outputs, for example `torch.sigmoid`.")
     )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import canonical_features, vector_channels
@@ -84,10 +84,10 @@ class SharedOptions(Architecture):
     precision: Precision = "auto"
     backend: TrainBackend = "auto"
     seed: int = 0
-    _: KW_ONLY  # the defaults of training that differ from those of `DiffusionNet`
-    width: int = 256
-    initial_times: InitialTimes = "spread"
-    dropout: float = 0.2
+    # The defaults of training that differ from those of `DiffusionNet`.
+    width: int = field(default=256, kw_only=True)
+    initial_times: InitialTimes = field(default="spread", kw_only=True)
+    dropout: float = field(default=0.2, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
