@@ -17,7 +17,7 @@ from diffnet.data.shards.reading import INDEX, is_shards
 from diffnet.geometry.preprocessing import recipe
 from diffnet.train.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 
 def write_set(root: Path, task: str) -> Path:
