@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -13,14 +12,6 @@ from diffnet.__main__ import main
 from diffnet.benchmarks import Benchmark
 from diffnet.benchmarks.harness import registry as registry_module
 from diffnet.benchmarks.harness import run as run_module
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections() -> Iterator[None]:
-    """`measure` collects garbage after each peer. Objects that exist before the tests need not be visited each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
