@@ -139,6 +139,14 @@ def test_own_arrays_are_in_the_shards(tmp_path: Path) -> None:
         other.train.check_options(options)
 
 
+def test_items_are_taken_from_their_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "SHARD_BYTES", 1)
+    data = load_shards(written(tmp_path / "set"))
+    assert len(shards_of(tmp_path / "set")) == 5
+    for item, expected in zip(data.train[::-1], small_set().train[::-1], strict=True):
+        assert_equal_items(item, expected)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_in_a_data_loader(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators come from several shards, and none is computed."""

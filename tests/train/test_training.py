@@ -207,6 +207,16 @@ def test_schedules() -> None:
     assert step.learning_rate_at(1.5) == 1
 
 
+def test_the_rate_changes_in_an_epoch(data: LabeledMeshes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr("diffnet.train.epoch.set_learning_rate", lambda optimizer, rate: rates.append(rate))
+    fit(data, tmp_path, epochs=2, schedule="cosine")
+    steps = len(data.train)  # of one mesh each
+    chosen = options(epochs=2, schedule="cosine")
+    assert rates == pytest.approx([chosen.learning_rate_at(i / steps) for i in range(2 * steps)])
+    assert len(set(rates)) == 2 * steps > 2
+
+
 def test_devices_that_are_not_available() -> None:
     assert pick_device("cpu") == CPU
     for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x", "cpu:7"):
