@@ -28,7 +28,8 @@ _RADIUS = (0.027, 0.031)
 _SPACING = (0.025, 0.029)
 _SCALE = (0.5, 2.0)
 _HOLE = (0.03, 0.045)
-_COUNTS = (800, 1500)  # vertices of adaptive triangulations
+_COUNTS = (1600, 2600)  # vertices of adaptive triangulations
+_SCAN_DAMAGE = 0.15  # see `remesh`; noise and holes of scanned figures would hide the kinds of limbs
 _BEND = 35.0  # degrees, at each of two joints of a limb
 _APART = 65.0  # degrees, between two limbs at least
 _ATTEMPTS = 200
@@ -36,12 +37,12 @@ _ATTEMPTS = 200
 CLASS_SHIFTS = ("builds", "mesher", "missing")  # of those of figures; a mesh with one label has no boundaries
 # Ranges outside those above: (body, length, factor of all radii, degrees at each joint of a limb).
 _BUILDS = (
-    ((0.080, 0.087), (0.36, 0.385), (0.97, 1.03), 40.0),
-    ((0.108, 0.115), (0.255, 0.268), (0.97, 1.03), 30.0),
-    ((0.090, 0.105), (0.36, 0.38), (1.04, 1.08), 40.0),
-    ((0.080, 0.087), (0.262, 0.28), (0.92, 0.96), 40.0),
+    ((0.064, 0.074), (0.41, 0.45), (0.97, 1.03), 50.0),
+    ((0.120, 0.130), (0.235, 0.250), (0.93, 0.98), 30.0),
+    ((0.090, 0.105), (0.37, 0.41), (1.20, 1.30), 50.0),
+    ((0.075, 0.087), (0.262, 0.290), (0.76, 0.82), 50.0),
 )
-_MISSING = (0.75, 0.95)  # radius of a ball without surface, in radii of the body
+_MISSING = (0.2, 0.35)  # radius of a ball without surface, in radii of the body
 
 
 class _Build(NamedTuple):
@@ -73,7 +74,7 @@ def shapes(
     of these kinds, or by several, such as "builds+mesher":
         "builds": bodies and limbs of sizes and bends outside the training range
         "mesher": see `figures`
-        "missing": the side of the body that is farthest from the limbs
+        "missing": a hole in the side of the body that is farthest from the limbs
 
     Raises ValueError for a count out of range and a negative seed, OptionError for an unknown shift.
 
@@ -130,7 +131,8 @@ def _of_source(label: int, rng: np.random.Generator, changes: Shift, number: int
     if "mesher" in changes:
         skin = polygonize(shape)
         mesher = MESHERS[number % len(MESHERS)]
-        surface = None if skin is None else remesh(shape, skin, mesher, int(rng.integers(*_COUNTS)), rng)
+        count = int(rng.integers(*_COUNTS))
+        surface = None if skin is None else remesh(shape, skin, mesher, count, rng, _SCAN_DAMAGE)
     else:
         surface = polygonize(shape, rng.uniform(*_SPACING))
     return _without_a_side(surface, shape, build.body, rng) if surface and "missing" in changes else surface

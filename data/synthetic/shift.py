@@ -77,8 +77,12 @@ def lost_parts(rng: np.random.Generator) -> set[tuple[str, int]]:
     return lost
 
 
-def remesh(shape: Shape, skin: Surface, mesher: str, count: int, rng: np.random.Generator) -> Surface | None:
+def remesh(
+    shape: Shape, skin: Surface, mesher: str, count: int, rng: np.random.Generator, damage: float = 1.0
+) -> Surface | None:
     """A surface by one of the MESHERS. None if that fails.
+
+    damage: factor of the noise and of the radii of the holes of a scan
 
     adaptive: `count` vertices, with triangles whose area is proportional to the square of the thickness of a part
     decimated: 750 vertices, by edge collapses in the order of their quadric error
@@ -90,7 +94,7 @@ def remesh(shape: Shape, skin: Surface, mesher: str, count: int, rng: np.random.
         thickness = shape.radii.mean(axis=1)[bone_distances(shape, skin[0]).argmin(axis=1)]
         return triangulate(shape, skin, "irregular", count, rng, density=thickness**-2.0)
     if mesher == "scan":
-        return _scan(shape, skin, rng)
+        return _scan(shape, skin, rng, damage)
     return coarse_mesh(skin, mesher)
 
 
@@ -105,7 +109,7 @@ def coarse_mesh(skin: Surface, mesher: str) -> Surface:
     return np.asarray(verts, np.float64), np.asarray(faces, np.int64)
 
 
-def _scan(shape: Shape, skin: Surface, rng: np.random.Generator) -> Surface | None:
+def _scan(shape: Shape, skin: Surface, rng: np.random.Generator, damage: float) -> Surface | None:
     angle = rng.uniform(0, 2 * np.pi)
     scanners = [
         np.array([np.cos(a), np.sin(a), rng.uniform(-0.2, 0.5)]) for a in (angle, angle + rng.uniform(1.5, 2.5))
@@ -117,23 +121,25 @@ def _scan(shape: Shape, skin: Surface, rng: np.random.Generator) -> Surface | No
     normals = _normals(shape, sampled[0])
     hidden = 1 / _facing(normals, scanners)
     centers = rng.choice(len(hidden), rng.integers(*_SCAN_HOLES), replace=False, p=hidden / hidden.sum())
-    return _with_noise_and_holes(sampled, normals, centers, rng)
+    return _with_noise_and_holes(sampled, normals, centers, rng, damage)
 
 
-def _with_noise_and_holes(surface: Surface, normals: Floats, centers: Ints, rng: np.random.Generator) -> Surface | None:
+def _with_noise_and_holes(
+    surface: Surface, normals: Floats, centers: Ints, rng: np.random.Generator, damage: float
+) -> Surface | None:
     """The surface without geodesic balls around `centers`, with noise along the normals.
 
     Small pieces that lose their connection are left out. None if they are more than 5 % of the triangles.
     """
     verts, faces = surface
     away = dijkstra(edge_graph(verts, faces), directed=False, indices=centers)
-    inside = (away < rng.uniform(*_SCAN_RADII, size=(len(centers), 1))).any(axis=0)
+    inside = (away < damage * rng.uniform(*_SCAN_RADII, size=(len(centers), 1))).any(axis=0)
     left = faces[~inside[faces].any(axis=1)]
     pieces = connected_components(edge_graph(verts, left), directed=False)[1][left[:, 0]]
     kept = left[pieces == np.bincount(pieces).argmax()]
     if len(kept) < 0.95 * len(left):
         return None
-    noise = rng.uniform(*_SCAN_NOISE) * rng.normal(size=(len(verts), 1))
+    noise = damage * rng.uniform(*_SCAN_NOISE) * rng.normal(size=(len(verts), 1))
     used, compact = np.unique(kept, return_inverse=True)
     return (verts + noise * normals)[used], compact.reshape(-1, 3)
 
