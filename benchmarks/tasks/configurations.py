@@ -59,6 +59,7 @@ NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
     "average": ("average_weights", float),
     "validation": ("validation", float),
     "scale": ("scale_range", float),
+    "jitter": ("jitter", float),
     "decimate": ("decimate", float),
     "cut": ("cut", float),
 }
