@@ -368,7 +368,7 @@ def test_objects_with_vertices_and_faces(convert: Any) -> None:
         ({"face": None, "edge_index": np.zeros((2, 9), int)}, r"edges but no faces .*\(data\.pos, None\)"),
         ({"face": np.array(FAN).T, "num_graphs": 2}, r"a batch of 2 meshes\. .*precompute_all\(batch\.to_data_list"),
         ({"face": np.array(FAN).T + 9}, "vertex indices run from 0 to 4"),
-        ({"face": None, "pos": None}, "vertices"),
+        ({"face": None, "pos": None}, r"no positions \(`pos` is None\)"),
     ],
 )
 def test_objects_that_are_no_mesh(attributes: dict[str, Any], message: str) -> None:
