@@ -13,11 +13,11 @@ import torch
 def ends_of_copies(work: Callable[..., object], arguments: Sequence[tuple[object, ...]]) -> list[int | None]:
     """Call work(*own) in one process for each of `arguments`, at the same time.
 
-    With a GPU they are new processes, because CUDA does not work in copies.
+    They see no GPU, because CUDA does not work in copies.
 
     Returns the exit codes: 1 after an exception, and −9 for a process that is killed.
     """
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    context = multiprocessing.get_context("fork")
     copies = [context.Process(target=_in_copy, args=(work, own)) for own in arguments]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*use of fork")
@@ -32,6 +32,7 @@ def ends_of_copies(work: Callable[..., object], arguments: Sequence[tuple[object
 
 def _in_copy(work: Callable[..., object], arguments: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
+    torch.cuda.is_available = lambda: False
     # The server that forks workers belongs to the process that was copied. There is no public way to start another one.
     forkserver._forkserver.__init__()  # type: ignore[misc]
     work(*arguments)
