@@ -615,6 +615,20 @@ def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:
     )
 
 
+def test_training_with_stretched_copies(room: Path, tmp_path: Path) -> None:
+    arguments = ["--data", room / "data", "--out", tmp_path, "--cache", room / "cache", "--stretch", 0.3]
+    arguments += [*SMALL, "--features", "wks"]
+    out = output("train", "correspondence", *arguments, "--epochs", 1)
+    assert "24 pairs to train on, 3 to test on" in out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["train_pairs"], results["train_meshes"], results["test_meshes"]) == (24, 8, 3)
+    assert results["options"]["stretch"] == 0.3
+    arguments[arguments.index("--stretch") + 1] = 0.2
+    assert "--stretch is 0.2, and the run in" in complaint(
+        "train", "correspondence", *arguments, "--epochs", 1, "--resume"
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
 def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method: str, tmp_path: Path) -> None:

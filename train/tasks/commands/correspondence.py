@@ -11,7 +11,7 @@ from diffnet.train.commands.console import console
 from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
 from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.options.correspondence import OPTIONS, Method
+from diffnet.train.tasks.options.correspondence import MAX_STRETCH, OPTIONS, Method
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 TRAINED_PAIRS = 10_000  # in all epochs together, by default
@@ -43,6 +43,15 @@ AlignOption = Annotated[
         "and the training meshes have different orientations.",
     ),
 ]
+StretchOption = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=MAX_STRETCH,
+        metavar="S",
+        help="Also train on copies of other proportions, each scaled along random axes by exp(−S) to exp(S).",
+    ),
+]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 PairEpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
@@ -69,6 +78,7 @@ def train(
     feature_scale: FeatureScaleOption = 3.0,
     align: AlignOption = None,
     zoomout: ZoomOutOption = False,
+    stretch: StretchOption = 0.0,
     epochs: PairEpochsOption = None,
     batch_meshes: BatchPairsOption = 1,
     **shared: Any,
@@ -84,6 +94,7 @@ def train(
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs, paired_meshes
+        from diffnet.data.pairs.stretched import with_stretched
         from diffnet.train.correspondence.turns import upright_axis
 
         seed, cache = options.seed, shared["cache"]
@@ -94,10 +105,11 @@ def train(
             found = figure_pairs(seed=seed, bodies=bodies or "figures", jobs=shared["jobs"], cache_dir=cache)
         else:
             found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
-        train_pairs = counted(len(found.train_pairs), "pair", "pairs")
+        trained = with_stretched(found, options.stretch) if options.stretch else found
+        train_pairs = counted(len(trained.train_pairs), "pair", "pairs")
         console.print(f"{train_pairs} to train on, {len(found.test_pairs)} to test on")
         if epochs is None and before is None:
-            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
+            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(trained.train_pairs))))
         decides = align is None and before is None and options.aligns
         if decides and (upright := upright_axis(shape.mesh for shape in found.train)):
             console.print(
@@ -109,8 +121,9 @@ def train(
                 options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
             )
         usual = CHANNELS[options.method] if before is None else len(before["label_names"])
-        return Loaded(paired_meshes(found, channels or usual), options)
+        return Loaded(paired_meshes(trained, channels or usual), options)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
-    own |= {"align": align, "zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
+    own |= {"align": align, "zoomout": zoomout, "stretch": stretch, "channels": channels, "epochs": epochs}
+    own["batch_meshes"] = batch_meshes
     run_command("correspondence", load, out, {**own, **shared})

@@ -12,6 +12,7 @@ from diffnet.train.tasks.options.shared import SharedOptions
 from diffnet.train.tasks.options.task_options import RecipeName, TaskOptions
 
 Method: TypeAlias = Literal["supervised", "unsupervised"]
+MAX_STRETCH = 2.0  # sizes that differ by a factor of 50
 
 # Changes for the unsupervised method: of the default, and those of Cao et al. 2023.
 _UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
@@ -26,6 +27,7 @@ class CorrespondenceOptions(SharedOptions):
 
     method, map_k, feature_scale: see `pair_maps`
     zoomout: see `point_map_of`
+    stretch: also train on copies with other proportions, see `with_stretched`; 0 makes none
     upright: `upright_axis` of the training meshes if the network gets their positions as they are. Otherwise empty.
     """
 
@@ -33,12 +35,15 @@ class CorrespondenceOptions(SharedOptions):
     map_k: int = 30
     feature_scale: float = 0.0
     zoomout: bool = False
+    stretch: float = 0.0
     upright: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.feature_scale < math.inf:
             raise OptionError(f"feature_scale should be a finite number of at least 0, got {self.feature_scale}")
+        if not 0 <= self.stretch <= MAX_STRETCH:
+            raise OptionError(f"stretch should be from 0 to {MAX_STRETCH:g}, got {self.stretch}")
         object.__setattr__(self, "upright", tuple(self.upright))  # the only way in a frozen dataclass
         if len(self.upright) not in (0, 3) or not all(map(math.isfinite, self.upright)):
             raise OptionError(f"upright should be empty or three finite numbers, got {self.upright}")
