@@ -97,7 +97,7 @@ def timed(command: list[str]) -> dict[str, Any]:
     started = time.perf_counter()
     with (
         patch.object(run, "train", train),
-        patch.object(loop, "all_reduce", reduce),
+        patch("diffnet.train.epoch.all_reduce", reduce),
         patch.object(sys, "argv", ["diffnet", *command]),
     ):
         try:
