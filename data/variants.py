@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.arrays import own_arrays
+from diffnet.data.content import generator_of
 from diffnet.data.decimation import decimated
 from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.data.options import Variants
@@ -37,7 +37,7 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
         return []
     arrays: Mapping[str, NDArray[Any]] = own_arrays(item.mesh, features, given=item.arrays)
     whole = replace(item, arrays=arrays)
-    rng = np.random.default_rng(zlib.crc32(item.mesh.faces.tobytes(), zlib.crc32(item.mesh.verts.tobytes())))
+    rng = generator_of(item.mesh)
     levels = (np.arange(variants.count) + rng.random((2, variants.count))) / variants.count
     found = []
     for number, (cut, decimate) in enumerate(zip(levels[0], rng.permutation(levels[1]), strict=True), 1):

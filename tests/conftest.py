@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Objects that exist before the tests stay, so collections of garbage need not visit them, which takes 0.3 s."""
+    """A collection of garbage takes 0.3 s less if it doesn't visit the objects that exist before the tests."""
     gc.freeze()
 
 

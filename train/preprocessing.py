@@ -29,7 +29,7 @@ from diffnet.data import (
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
 from diffnet.data.counts import counted
-from diffnet.data.derived import DerivedMeshes, derived, make_all_variants, make_decimated
+from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
 from diffnet.data.on_demand import OnDemand
 from diffnet.data.prepared import PreparedSamples, prepared_samples
 from diffnet.data.stored import StoredMeshes, joined
@@ -147,9 +147,7 @@ def with_max_faces(
         make_decimated, at=at, max_faces=most, features=options.features, cache_dir=cache_dir, to_score=to_score
     )
     about = ("decimated", at, most, options.features, to_score, array_states(items, options.features))
-    with progress_bar(console) as bar:
-        task = bar.add_task("decimation", total=len(items))
-        return derived(items, make, *about, cache_dir=cache_dir, jobs=jobs, advance=lambda: bar.advance(task))
+    return _derived_with_bar("decimation", items, make, about, cache_dir, jobs, console, is_long=True)
 
 
 def _variants(
@@ -171,18 +169,26 @@ def _variants(
     )
     make = partial(make_all_variants, at=at, variants=wanted, features=options.features)
     about = ("variants", at, asdict(wanted), options.features, array_states(items, options.features))
+    # A cut takes less time than sending the mesh to a process, decimation takes more.
+    is_long = wanted.decimate > 0
+    return _derived_with_bar("variants", items, make, about, cache_dir, jobs, console, is_long)
+
+
+def _derived_with_bar(
+    title: str,
+    items: Sequence[LabeledMesh],
+    make: Make,
+    about: Sequence[Any],
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+    is_long: bool,
+) -> DerivedMeshes:
+    """`derived` with a progress bar."""
     with progress_bar(console) as bar:
-        task = bar.add_task("variants", total=len(items))
-        # A cut takes less time than sending the mesh to a process, decimation takes more.
-        return derived(
-            items,
-            make,
-            *about,
-            cache_dir=cache_dir,
-            jobs=jobs,
-            advance=lambda: bar.advance(task),
-            is_long=wanted.decimate > 0,
-        )
+        task = bar.add_task(title, total=len(items))
+        advance = partial(bar.advance, task)
+        return derived(items, make, *about, cache_dir=cache_dir, jobs=jobs, advance=advance, is_long=is_long)
 
 
 def preprocess(

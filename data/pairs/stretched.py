@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from diffnet.data.content import generator_of
 from diffnet.data.pairs.shapes import Ints, MeshPairs, PairShape
+from diffnet.geometry.mesh.normals import unit_normals
 
 
 def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:
@@ -30,14 +31,10 @@ def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:
 
 def _stretched(shape: PairShape, stretch: float) -> PairShape:
     mesh = shape.mesh
-    rng = np.random.default_rng(zlib.crc32(mesh.faces.tobytes(), zlib.crc32(mesh.verts.tobytes())))
+    rng = generator_of(mesh)
     axes, _ = np.linalg.qr(rng.normal(size=(3, 3)))
     factors = np.exp(rng.uniform(-stretch, stretch, 3))
-    normals = mesh.normals
-    if normals is not None:
-        normals = normals @ (axes / factors) @ axes.T
-        lengths = np.linalg.norm(normals, axis=1, keepdims=True)
-        normals = normals / np.where(lengths > 0, lengths, 1)  # a vertex without a normal has 0
+    normals = None if mesh.normals is None else unit_normals(mesh.normals @ (axes / factors) @ axes.T)
     name = f"{shape.name}, stretched"
     verts = mesh.verts @ (axes * factors) @ axes.T
     return replace(shape, name=name, mesh=replace(mesh, verts=verts, normals=normals, name=f"{mesh.name}, stretched"))
