@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import potpourri3d
 
+from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import components, first_at_position, joined_vertices
 from diffnet.geometry.discretize.laplacian import usable_faces
+from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
+from diffnet.geometry.preprocessing.options import Options
 
 
 @dataclass(frozen=True)
@@ -104,4 +107,32 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         unreferenced_vertices=0 if mesh.is_point_cloud else len(mesh.verts) - len(used),
         coincident_vertices=int((place != numbers).sum()),
         joined_by_default=int((joined_vertices(rounded) != numbers).sum()),
+    )
+
+
+def component_warning(mesh: Mesh, arrays: Arrays, options: Options) -> str | None:
+    """The warning of `precompute` that all eigenvalues are the zeros of components, if they are.
+
+    arrays: of a cache entry
+    """
+    k, mass, original = len(arrays["evals"]), arrays["mass"], options.operators == "original"
+    live = mass > (10 * SHIFT * mass.mean() if original else 0)  # the original gives mass to vertices without faces
+    zero = SHIFT / mass[live].min(initial=np.inf) if original else 0  # and shifts eigenvalues, by no more than this
+    if k == 0 or arrays["evals"][-1] > zero:
+        return None
+    indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
+    rows = np.repeat(order if len(order) else np.arange(len(mass)), np.diff(indptr))
+    count = len(np.unique(components(np.stack([rows, indices], axis=1), len(mass))[live]))
+    if count < max(k, 2):  # a single eigenpair is always the constant
+        return None
+    found = diagnose(mesh)
+    hint = ""
+    if 0 < found.joined_components < count:
+        hint = (
+            f'. With join="always", it would have {found.joined_components}: then the {found.coincident_vertices} '
+            "vertices at the position of another would be joined"
+        )
+    return (
+        f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "
+        f"components, and k is {k}. Use k > {count}, or a mesh with fewer components{hint}"
     )

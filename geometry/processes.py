@@ -37,6 +37,7 @@ KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 ver
 # How much a process may grow after its first call, which imports modules. cholespy 2.2 never frees 32 bytes for each
 # vertex of a mesh, and the allocator keeps memory after large meshes.
 MAX_GROWTH = 256 << 20  # bytes
+PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
 _kept: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
 
@@ -220,7 +221,7 @@ class _Worker:
             ) from None
 
     def call(self, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        message = pickle.dumps((threads, function, arguments))
+        message = pickle.dumps((threads, function, arguments), PROTOCOL)
         try:
             self._connection.send_bytes(message)
             answer = self._connection.recv_bytes()
@@ -262,9 +263,9 @@ def _serve(connection: Connection) -> None:
             if threads != limit:
                 threadpool_limits(threads)
                 limit = threads
-            answer = pickle.dumps((function(*arguments), None, "", _own_bytes()))
+            answer = pickle.dumps((function(*arguments), None, "", _own_bytes()), PROTOCOL)
         except BaseException as e:
-            answer = pickle.dumps((None, _picklable(e), traceback.format_exc(), _own_bytes()))
+            answer = pickle.dumps((None, _picklable(e), traceback.format_exc(), _own_bytes()), PROTOCOL)
         connection.send_bytes(answer)
 
 

@@ -10,9 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Bytes. Memory that PyTorch allocates on a GPU has this alignment. Kernels are compiled for aligned and for unaligned
-# pointers, so tensors in a flat buffer have the same.
-ALIGNMENT = 512
+from diffnet.geometry.preprocessing.flat import layout
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
 # so pieces grow to MAX_PIECE.
@@ -32,7 +30,7 @@ def to_gpu(
     non_blocking: whether to return before the GPU has finished. Tensors in pinned memory must not change until then.
     """
     sources = [_converted(x, dtype) for x in tensors]
-    offsets, size = layout(sources)
+    offsets, size = layout(x.nbytes for x in sources)
     flat = torch.empty(size, dtype=torch.uint8, device=device)
     arrays = [_as_bytes(x) for x in sources]
     first = 0
@@ -54,7 +52,7 @@ def pinned(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     Returns the buffer, and contiguous views of it. Raises RuntimeError if PyTorch finds no GPU.
     """
     sources = [_converted(x, None) for x in tensors]
-    offsets, size = layout(sources)
+    offsets, size = layout(x.nbytes for x in sources)
     flat = empty_pinned(size)
     write([_as_bytes(x) for x in sources], offsets, 0, flat)
     return flat, views(flat, sources, offsets)
@@ -81,15 +79,6 @@ def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor
         return _view(typed[x.dtype], x, int(x.storage_offset()))
 
     return copy_of
-
-
-def layout(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Return the offset of each tensor in a flat buffer, in bytes, and the size of the buffer."""
-    offsets, end = [], 0
-    for x in tensors:
-        offsets.append(end)
-        end += -(-x.nbytes // ALIGNMENT) * ALIGNMENT
-    return offsets, end
 
 
 def write(arrays: Sequence[Tensor], offsets: Sequence[int], first: int, out: Tensor) -> None:

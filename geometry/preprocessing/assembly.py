@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS, FieldKind
+from diffnet.geometry.preprocessing.flat import tensor_arrays
 from diffnet.ops import Pattern, SparseMatrix
 
 
@@ -20,21 +22,31 @@ def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = 
     faces: (F, 3)
     backward: see `Pattern.prepare`. Without it, this takes half of the time or less.
     """
-    vertices = len(arrays["mass"])
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return fields_of(tensors_of(tensor_arrays(arrays, faces, backward)), backward)
+
+
+def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
+    """Tensors that share the memory of arrays."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def fields_of(tensors: Mapping[str, Tensor], backward: bool = True) -> dict[str, Any]:
+    """The fields of `Operators` from the tensors of `tensor_arrays`."""
+    vertices = len(tensors["mass"])
     order = tensors["row_order"] if len(tensors["row_order"]) > 0 else None
 
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
         pattern = Pattern(indptr, indices, vertices, order, check=False)
         if backward:
-            pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
+            # Arrays that equal the own ones take memory and are copied to a GPU once.
+            starts = tensors.get(f"{name}_transposed_indptr", indptr)
+            columns = tensors.get(f"{name}_transposed_indices", indices)
+            transposed = Pattern(starts, columns, vertices, order, check=False)
+            pattern = pattern.with_known(transpose=(transposed, tensors[f"{name}_transposed"]))
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
         return SparseMatrix(pattern.prepare(backward=backward), tensors[name])
-
-    def extent(count: int) -> torch.Tensor:
-        return torch.tensor([0, count], dtype=torch.int64)
 
     def stored(name: str, kind: FieldKind) -> Any:
         tensor = tensors[name]
@@ -42,35 +54,11 @@ def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = 
             return None
         if kind.kind == "matrix":
             return sparse(name)
-        if kind.kind == "vertices":
-            return tensor.long()
         if tensor.dtype == torch.uint16:
             tensor = tensor.view(torch.bfloat16)
-        if tensor.dtype != torch.float32:
+        if kind.kind == "values" and tensor.dtype != torch.float32:
             tensor = tensor.float() * tensors[f"{name}_scale"]
-        return tensor[None] if kind.shape[0] == "B" else tensor
+        return tensor
 
     fields = {name: stored(name, kind) for name, kind in FIELDS.items() if kind.stored}
-    return {"ptr": extent(vertices), "faces": torch.from_numpy(faces), "face_ptr": extent(len(faces)), **fields}
-
-
-def _transposed(
-    indptr: torch.Tensor, indices: torch.Tensor, row_order: torch.Tensor | None
-) -> tuple[Pattern, torch.Tensor]:
-    """`Pattern.transpose` of a square pattern, by SciPy.
-
-    SciPy counts entries on this thread. PyTorch sorts them on several threads, which share the cores with the threads
-    of NumPy's BLAS for some milliseconds after an eigenbasis.
-    """
-    rows = len(indptr) - 1
-    positions = np.arange(len(indices), dtype=np.int64)
-    matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows))
-    if row_order is None:
-        matrix = matrix.tocsc()
-    else:
-        order = row_order.numpy()
-        matrix = matrix[np.argsort(order)].tocsc()[:, order]
-    starts, columns = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
-    if torch.equal(starts, indptr) and torch.equal(columns, indices):
-        starts, columns = indptr, indices  # they take memory and are copied to a GPU once
-    return Pattern(starts, columns, rows, row_order, check=False), torch.from_numpy(matrix.data)
+    return {"ptr": tensors["ptr"], "faces": tensors["faces"], "face_ptr": tensors["face_ptr"], **fields}

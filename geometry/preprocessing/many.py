@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Concatenate, TypeVar
 
 import torch
+from torch import Tensor
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import write_later
@@ -24,11 +24,13 @@ from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.phases import add_phases, with_phases
+from diffnet.geometry.preprocessing.assembly import fields_of, tensors_of
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import entry_of
+from diffnet.geometry.preprocessing.flat import Flat
 from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
 from diffnet.geometry.preprocessing.group import Computed
-from diffnet.geometry.preprocessing.one import operators_from, operators_of
+from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -44,10 +46,11 @@ from diffnet.geometry.preprocessing.worker import (
     compute_entry,
     mesh_with_entry,
     source_name,
-    suits_gpu,
 )
 from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
+from diffnet.geometry.transfer import MAX_PIECE, to_gpu, views
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 FEW_POSITIONS = 8  # the smallest block where several ranks share the meshes; a GPU solves small blocks less efficiently
@@ -98,21 +101,62 @@ def precompute_all(
     check_normals_rule(normals)
     job = CacheJob(options, cache_dir, normalize, normals)
 
-    one_small = Lock()
-
-    def load(position: int, found: Known | Computed | Mesh) -> Operators:
+    def load(positions: tuple[int, ...], found: Sequence[Flat] | Computed | Mesh) -> list[Operators]:
         if isinstance(found, Computed):
-            return found.operators
+            return [found.operators]
         if isinstance(found, Mesh):
-            return operators_of(found, options, cache_dir, device)
-        # Threads that make many small tensors would mostly wait for Python's global lock.
-        with nullcontext() if suits_gpu(found.mesh, options) else one_small:
-            return operators_from(*found, options, device)
+            return [operators_of(found, options, cache_dir, device)]
+        return _operators_of_flat(found, device)
 
-    failed, loaded = load_meanwhile(load, lambda ready: _fill(meshes, job, jobs, device, ready, keep=True))
+    def fill(ready: Callable[..., Any]) -> dict[int, str]:
+        group: dict[int, Flat] = {}  # a GPU gets small meshes together
+
+        def load_group() -> None:
+            ready(tuple(group), [*group.values()])
+            group.clear()
+
+        def add(position: int, found: Known | Computed | Mesh) -> None:
+            if not isinstance(found, Known):
+                ready((position,), found)
+                return
+            if found.warning is not None:
+                texts.append(found.warning)
+            group[position] = found.operators
+            if sum(each.buffer.nbytes for each in group.values()) >= MAX_PIECE:
+                load_group()
+
+        failed = _fill(meshes, job, jobs, device, add, keep=True)
+        if group:
+            load_group()
+        return failed
+
+    texts: list[str] = []
+    failed, loaded = load_meanwhile(load, fill)
+    for text in texts:
+        warnings.warn(text, stacklevel=3)  # the caller of `precompute_all`, which is wrapped once
     if failed:
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")
-    return [loaded[i].result() for i in range(len(meshes))]
+    operators = {i: each for group, found in loaded.items() for i, each in zip(group, found.result(), strict=True)}
+    return [operators[i] for i in range(len(meshes))]
+
+
+def _operators_of_flat(found: Sequence[Flat], device: torch.device) -> list[Operators]:
+    """Operators from the buffers of several meshes, on a device. A GPU gets them as one buffer."""
+    tensors = [tensors_of(each.arrays()) for each in found]
+    operators = [Operators(**fields_of(each)) for each in tensors]
+    if device.type == "cpu":
+        return operators
+    buffers = to_gpu([torch.from_numpy(each.buffer) for each in found], device, non_blocking=True)
+
+    def moved(own: Operators, sources: Sequence[Tensor], copies: Sequence[Tensor]) -> Operators:
+        copy_of = {id(x): copy for x, copy in zip(sources, copies, strict=True)}
+        # The buffer lacks a basis that was in half precision, and index arrays that are empty on most meshes.
+        return own.map_tensors(lambda x: copy_of[id(x)] if id(x) in copy_of else x.to(device))
+
+    return [
+        moved(own, [*sources.values()], views(buffer, [*sources.values()], each.offsets))
+        for own, sources, buffer, each in zip(operators, tensors, buffers, found, strict=True)
+    ]
 
 
 def fill_cache(
@@ -289,19 +333,19 @@ def _without_entry(
 
 
 def load_meanwhile(
-    load: Callable[..., T], fill: Callable[[Callable[..., Any]], dict[int, str]]
-) -> tuple[dict[int, str], dict[int, Future[T]]]:
+    load: Callable[Concatenate[K, ...], T], fill: Callable[[Callable[..., Any]], dict[int, str]]
+) -> tuple[dict[int, str], dict[K, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
     fill: a call of `fill_cache`, given its argument `ready`
-    load: called in a thread with each position that is ready, and with what else `ready` gets
+    load: called in a thread with each position that is ready, or several in a tuple, and with what else `ready` gets
 
     Returns the result of `fill`, and the results of `load` by position.
     """
-    loaded = dict[int, Future[T]]()
+    loaded = dict[K, Future[T]]()
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: int, *found: Any) -> None:
+        def ready(position: K, *found: Any) -> None:
             loaded[position] = loader.submit(load, position, *found)
 
         return fill(ready), loaded

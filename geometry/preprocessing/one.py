@@ -8,14 +8,11 @@ import warnings
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays, write_later
-from diffnet.geometry.diagnosis import diagnose
-from diffnet.geometry.discretize.coincident import components
-from diffnet.geometry.discretize.original import SHIFT
+from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
@@ -142,7 +139,9 @@ def computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Comput
 
 def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:
     """Operators from all their arrays, and the warning of `precompute`."""
-    _warn_of_components(mesh, arrays, options)
+    warning = component_warning(mesh, arrays, options)
+    if warning is not None:
+        warnings.warn(warning, stacklevel=5)  # the caller of `precompute`, which is wrapped once
     # Work on this stream follows the copy, and the arrays have left their memory when the call returns.
     return Operators(**assembled_fields(arrays, mesh.faces)).to(device, non_blocking=True)
 
@@ -163,29 +162,3 @@ def _source(mesh: Any, faces: Any) -> MeshLike:
             "with vertices (V, 3)"
         )
     return mesh, faces
-
-
-def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
-    """Warn if all eigenvalues are the zeros of components."""
-    k, mass, original = len(arrays["evals"]), arrays["mass"], options.operators == "original"
-    live = mass > (10 * SHIFT * mass.mean() if original else 0)  # the original gives mass to vertices without faces
-    zero = SHIFT / mass[live].min(initial=np.inf) if original else 0  # and shifts eigenvalues, by no more than this
-    if k == 0 or arrays["evals"][-1] > zero:
-        return
-    indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
-    rows = np.repeat(order if len(order) else np.arange(len(mass)), np.diff(indptr))
-    count = len(np.unique(components(np.stack([rows, indices], axis=1), len(mass))[live]))
-    if count < max(k, 2):  # a single eigenpair is always the constant
-        return
-    found = diagnose(mesh)
-    hint = ""
-    if 0 < found.joined_components < count:
-        hint = (
-            f'. With join="always", it would have {found.joined_components}: then the {found.coincident_vertices} '
-            "vertices at the position of another would be joined"
-        )
-    warnings.warn(
-        f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "
-        f"components, and k is {k}. Use k > {count}, or a mesh with fewer components{hint}",
-        stacklevel=6,  # the caller of `precompute`, which is wrapped once
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from diffnet.geometry.cache import Arrays
+from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.eigen.problem import MIN_VERTICES
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
@@ -16,16 +16,17 @@ from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.normals import NormalsRule
 from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.entry import find_operators, operators_path, stored_arrays
+from diffnet.geometry.preprocessing.flat import Flat, flat, tensor_arrays
 from diffnet.geometry.preprocessing.options import Options, ScaleRule
 
 T = TypeVar("T")
 
 
 class Known(NamedTuple):
-    """All arrays of the operators of a mesh."""
+    """The operators of a mesh, see `tensor_arrays`, and the warning of `precompute`, if there is one."""
 
-    mesh: Mesh
-    arrays: Arrays
+    operators: Flat
+    warning: str | None
 
 
 class Unsolved(NamedTuple):
@@ -68,7 +69,7 @@ def mesh_with_entry(source: MeshLike, job: CacheJob) -> Mesh | None:
 def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:
     """Compute and store the operators of a mesh, unless the cache has them. Returns an error message for a bad mesh.
 
-    keep: whether to return the arrays, too
+    keep: whether to return the operators, too
     for_gpu: whether a mesh that suits a GPU is returned if the cache doesn't have its operators
     """
 
@@ -80,7 +81,9 @@ def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool)
                 return Unsolved(mesh, path)
         else:
             arrays = stored_arrays(mesh, job.options, job.cache_dir)
-        return Known(mesh, arrays) if keep else None
+        if not keep:
+            return None
+        return Known(flat(tensor_arrays(arrays, mesh.faces)), component_warning(mesh, arrays, job.options))
 
     return _error_or_result(compute, source)
 

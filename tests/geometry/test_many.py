@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from operator_checks import assert_same
 from shapes import ellipsoid
 
 from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
 from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import gpu_groups, group, many, worker
 from diffnet.geometry.preprocessing import one as one_mesh
+from diffnet.geometry.preprocessing.flat import ALIGNMENT
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.worker import Unsolved
@@ -273,6 +275,50 @@ def test_operators_from_a_gpu_do_not_pass_through_the_cache(tmp_path: Path, monk
             assert torch.equal(stored.laplacian.values, again[i].laplacian.values)
             assert torch.equal(stored.laplacian.pattern.indices, again[i].laplacian.pattern.indices)
     assert len(operator_entries(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("largest", [1, 200_000, 10**9], ids=["alone", "some", "all"])
+def test_small_meshes_move_to_a_gpu_in_groups(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """The device "meta" stands for a GPU, to which the CPU copies."""
+    groups: list[list[int]] = []
+
+    def to_gpu(buffers: list[torch.Tensor], device: torch.device, *, non_blocking: bool) -> list[torch.Tensor]:
+        groups.append([x.nbytes for x in buffers])
+        return [x.clone() for x in buffers]
+
+    sources = [ellipsoid(i, i % 3 + 1) for i in range(7)]
+    expected = precompute_all(sources, 8, jobs=1)
+    monkeypatch.setattr(many, "usable_device", torch.device)
+    monkeypatch.setattr(many, "MAX_PIECE", largest)
+    monkeypatch.setattr(many, "to_gpu", to_gpu)
+    for a, b in zip(precompute_all(sources, 8, jobs=1, device="meta"), expected, strict=True):
+        assert_same(a, b)
+        for ours, theirs in ((a.laplacian.pattern, b.laplacian.pattern), (a.gradient.pattern, b.gradient.pattern)):
+            assert torch.equal(ours.transpose[1], theirs.transpose[1])
+            assert ours.transpose[0].stored_indices is ours.stored_indices  # so nothing is copied twice
+    assert [len(group) for group in groups] == {1: [1] * 7, 10**9: [7]}.get(largest, [len(group) for group in groups])
+    assert sum(map(len, groups)) == 7
+    assert all(sum(group[:-1]) < largest for group in groups)
+    assert all(sum(group) >= largest for group in groups[:-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("basis", ["float32", "bfloat16"])
+def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
+    sources = [ellipsoid(i, 2) for i in range(9)]
+    expected = precompute_all(sources, 8, jobs=2, basis=basis)
+    for a, b in zip(precompute_all(sources, 8, jobs=2, basis=basis, device="cuda"), expected, strict=True):
+        assert a.mass.is_cuda
+        assert a.frames.data_ptr() % ALIGNMENT == 0
+        assert_same(a.cpu(), b)
+        assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
+
+
+def test_precompute_all_warns_of_components_as_precompute_does() -> None:
+    triangles = np.random.default_rng(0).random((9, 3)), np.arange(9).reshape(3, 3)
+    with pytest.warns(UserWarning, match="every eigenvalue is 0.* 3 components, and k is 2") as found:
+        precompute_all([ellipsoid(0), triangles], 2, jobs=1)
+    assert found[0].filename == __file__
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")

@@ -13,6 +13,7 @@ from operator_checks import tiny_operators
 
 from diffnet import DiffusionNet
 from diffnet.geometry import Operators, collate, operators, transfer
+from diffnet.geometry.preprocessing.flat import ALIGNMENT, layout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,8 +45,8 @@ def assert_equal(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> Non
 @pytest.mark.parametrize("piece", [1, 700, 10**6])
 def test_tensors_survive_a_flat_buffer(piece: int, in_main_thread: bool) -> None:
     tensors = [x.contiguous() for x in mixed_tensors()]
-    offsets, size = transfer.layout(tensors)
-    assert all(offset % transfer.ALIGNMENT == 0 for offset in offsets)
+    offsets, size = layout(x.nbytes for x in tensors)
+    assert all(offset % ALIGNMENT == 0 for offset in offsets)
     flat = torch.full((size,), 255, dtype=torch.uint8)
     arrays = [x.view(-1).view(torch.uint8) for x in tensors]
     step = max(piece, size // 50)  # about 50 pieces at most
@@ -62,7 +63,7 @@ def test_tensors_survive_a_flat_buffer(piece: int, in_main_thread: bool) -> None
 def test_views_of_a_buffer_have_their_own_versions() -> None:
     """Otherwise writing to one field would spoil what autograd has saved of another."""
     tensors = [torch.zeros(3), torch.zeros(4)]
-    offsets, size = transfer.layout(tensors)
+    offsets, size = layout(x.nbytes for x in tensors)
     a, b = transfer.views(torch.zeros(size, dtype=torch.uint8), tensors, offsets)
     a.add_(1)
     # PyTorch has no public name for the counter that autograd compares.
@@ -86,7 +87,7 @@ def test_a_pinned_buffer_is_copied_at_once(no_gpu: None, mode: type) -> None:
         copies = [copy_of(x) for x in sources]
         assert_equal(copies[:-1], tensors)
         assert copy_of(outside) is outside  # it is on that device already
-    assert len(buffer) == transfer.layout([*tensors, with_gradient])[1]
+    assert len(buffer) == layout(x.nbytes for x in [*tensors, with_gradient])[1]
     (of_sources,) = {x.untyped_storage().data_ptr() for x in sources}
     (of_copies,) = {x.untyped_storage().data_ptr() for x in copies}
     assert of_sources == buffer.data_ptr() != of_copies
@@ -168,7 +169,7 @@ def test_operators_on_a_gpu_share_one_buffer(monkeypatch: pytest.MonkeyPatch, pi
     packed = collate(tiny_operators())
     moved = (packed.pin_memory() if pin else packed).to("cuda", non_blocking=non_blocking)
     assert len({x.untyped_storage().data_ptr() for x in (moved.mass, moved.evecs, moved.frames)}) == 1
-    assert moved.evecs.data_ptr() % transfer.ALIGNMENT == 0
+    assert moved.evecs.data_ptr() % ALIGNMENT == 0
     assert same_on_gpu(moved, packed)
     wide = packed.to("cuda", torch.float64)
     assert wide.evecs.dtype == wide.laplacian.values.dtype == torch.float64
