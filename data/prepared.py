@@ -20,6 +20,7 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
+from diffnet.data.read_again import PinnedSample, Reading, reading_of
 from diffnet.data.samples import Interpolation, Sample, make_sample
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
@@ -72,6 +73,7 @@ class PreparedSamples(Sequence[Sample]):
         self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
         self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
+        self._readings: dict[int, Reading | None] = {}  # of those that have been read
         self._lock = Lock()
         self.facts: list[SampleFacts] = []
 
@@ -94,9 +96,28 @@ class PreparedSamples(Sequence[Sample]):
             return make_sample(self._items[i], self._options, self._cache_dir, self._statistics)
         return self._kept.get(i) or self._read(i) or self.make(i)[1]
 
+    def pinned(self, i: int) -> Sample | PinnedSample:
+        """A sample in pinned memory, from which `.to` copies it to a GPU."""
+        found = self._read_again(i)
+        if found is not None:
+            return found
+        sample: Sample = self[i]
+        _, entry, operators, *_ = self.facts[i]
+        # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
+        if entry and not self.backward and self._options.basis == "float32":
+            self._readings[i] = reading_of(sample, [self._path(entry, "sample"), self._path(operators, "operators")])
+        return self._read_again(i) or sample.pin_memory()
+
+    def _read_again(self, i: int) -> PinnedSample | None:
+        reading = self._readings.get(i)
+        return None if reading is None else reading.pinned()
+
+    def _path(self, entry: str, kind: str) -> Path:
+        return entry_path(self._cache_dir, entry, kind)
+
     def _read(self, i: int) -> Sample | None:
         name, entry, operators, vertices, *_ = self.facts[i]
-        arrays = read_entry(entry_path(self._cache_dir, entry, "sample"))
+        arrays = read_entry(self._path(entry, "sample"))
         if arrays is None:
             return None
         faces = arrays["faces"].astype(np.int64)
@@ -132,10 +153,10 @@ class PreparedSamples(Sequence[Sample]):
             arrays["verts"] = verts
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
         entry = cache_key(arrays, operators=name)
-        path = entry_path(self._cache_dir, entry, "sample")
+        path = self._path(entry, "sample")
         if not path.is_file():
             write_entry(path, arrays)
-        if not (path.is_file() and entry_path(self._cache_dir, name, "operators").is_file()):
+        if not (path.is_file() and self._path(name, "operators").is_file()):
             self._keep(i, sample, path)
         edges = len(operators.edges) if self._labels_at == "edges" else 0
         sizes = len(mesh.verts), len(mesh.faces), edges, operators.gradient.pattern.nnz

@@ -14,11 +14,12 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,8 @@ WRITERS = 4  # threads
 ABANDONED = 86_400  # seconds since the last write to a temporary file
 BLOCK = 4096  # bytes; the checksum adds up the words of each block
 
-# The files whose checksum this process has found right: device, inode, size and time of modification. A file that
-# changes twice within a few milliseconds can keep its time of modification, so files become settled first.
+# The files whose checksum and content this process has found right: device, inode, size and time of modification. A
+# file that changes twice within a few milliseconds can keep its time of modification, so files become settled first.
 FileState: TypeAlias = tuple[int, int, int, int]
 _sound: set[FileState] = set()
 SETTLED = 1_000_000_000  # nanoseconds
@@ -74,12 +75,11 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
             raise ValueError(f"its format is {metadata.get('format', '5 or older')}, not {FORMAT}")
         if metadata["key"] != path.name:
             raise ValueError(f"it was written as {metadata['key']}")
-        if file not in _sound:
-            if metadata["checksum"] != str(checksum(arrays)):
-                raise ValueError("the checksum differs")
-            if time.time_ns() - file[-1] > SETTLED:
-                _sound.add(file)
+        if file not in _sound and metadata["checksum"] != str(checksum(arrays)):
+            raise ValueError("the checksum differs")
         check(arrays)
+        if time.time_ns() - file[-1] > SETTLED:
+            _sound.add(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     # Damage can cause any of these.
@@ -87,6 +87,58 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         warnings.warn(f"cache entry {path} can't be read and is computed again ({type(e).__name__}: {e})", stacklevel=2)
         return None
     return arrays
+
+
+class Layout(NamedTuple):
+    """Where the arrays of an entry lie in its file.
+
+    begin: the byte at which the first one begins
+    arrays: name, dtype, shape and bytes of each, in the order in which they follow each other
+    """
+
+    path: Path
+    file: FileState
+    begin: int
+    arrays: list[tuple[str, np.dtype[Any], tuple[int, ...], int]]
+
+
+def layout_of(path: Path) -> Layout | None:
+    """The layout of an entry that `read_entry` has found sound. None if it hasn't, or if the file has changed since."""
+    try:
+        with path.open("rb") as file:
+            state = _state(file)
+            if state not in _sound:
+                return None
+            size = file.read(8)
+            header = json.loads(file.read(int.from_bytes(size, "little")))
+            begin = file.tell()
+    except OSError:
+        return None
+    header.pop("__metadata__", None)
+    spans = sorted((*about["data_offsets"], name) for name, about in header.items())
+    if any(last != first for (_, last, _), (first, _, _) in pairwise(spans)):
+        return None  # nothing says that arrays must follow each other
+    arrays = [
+        (name, np.dtype(_DTYPES[header[name]["dtype"]]), tuple(header[name]["shape"]), last - first)
+        for first, last, name in spans
+    ]
+    return Layout(path, state, begin, arrays)
+
+
+def read_again(layout: Layout, pieces: Sequence[memoryview]) -> bool:
+    """Read the arrays of an entry into pieces of memory. Returns whether the file is still there, unchanged."""
+    try:
+        with open(layout.path, "rb", buffering=0) as file:
+            if _state(file) != layout.file:
+                return False
+            if hasattr(os, "preadv"):  # one call, which gives up Python's global lock once
+                count = os.preadv(file.fileno(), pieces, layout.begin)
+            else:
+                file.seek(layout.begin)
+                count = sum(file.readinto(piece) for piece in pieces)
+    except OSError:
+        return False
+    return count == sum(map(len, pieces))
 
 
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -113,10 +165,14 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
     The safetensors library opens a file twice by name. Another process may replace the entry in between.
     """
     with path.open("rb") as file:
-        stat = os.fstat(file.fileno())
+        state = _state(file)
         buffer = map_file(file)
-    arrays, metadata = parsed(buffer)
-    return arrays, metadata, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return *parsed(buffer), state
+
+
+def _state(file: BinaryIO) -> FileState:
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def parsed(buffer: memoryview) -> tuple[Arrays, dict[str, str]]:

@@ -392,11 +392,12 @@ class Operators(Fields):
     def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
         """These operators with another basis. Nothing else is packed for it."""
         known = self._known()
-        if not self._unpacked:
+        if not (self._unpacked or can_remember()):
             return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **known)
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
         fields |= {"evecs": evecs, "gradient_evecs": gradient_evecs}
-        return _packed_later(fields, {n: later for n, later in self._unpacked.items() if n not in fields}, known)
+        later = {name: value for name, value in (self._unpacked or {}).items() if name not in fields}
+        return _packed_later(fields, later, known)
 
     def with_lengths(self, lengths: Sequence[int], face_lengths: Sequence[int]) -> Operators:
         """These operators, for which `lengths` and `face_lengths` are known and need not be read from the GPU."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from diffnet.geometry.preprocessing.flat import layout
 # so pieces grow to MAX_PIECE.
 MIN_PIECE = 4 * 2**20
 MAX_PIECE = 16 * 2**20
+
+# The dtype, shape, strides and first element of a tensor in a flat buffer.
+Place: TypeAlias = tuple[torch.dtype, Sequence[int], Sequence[int], int]
 
 
 def to_gpu(
@@ -76,7 +80,7 @@ def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor
             return x.to(device, non_blocking=True)
         if x.dtype not in typed:
             typed[x.dtype] = flat.view(x.dtype)
-        return _view(typed[x.dtype], x, int(x.storage_offset()))
+        return _view(typed[x.dtype], x.shape, x.stride(), int(x.storage_offset()))
 
     return copy_of
 
@@ -110,13 +114,19 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
     """Return the tensors that lie in a flat buffer, with the shapes, strides and dtypes of `like`."""
-    typed = {x.dtype: flat.view(x.dtype) for x in like}
-    return [_view(typed[x.dtype], x, offset // x.itemsize) for x, offset in zip(like, offsets, strict=True)]
+    places = [(x.dtype, x.shape, x.stride(), offset // x.itemsize) for x, offset in zip(like, offsets, strict=True)]
+    return tensors_at(flat, places)
 
 
-def _view(typed: Tensor, like: Tensor, offset: int) -> Tensor:
+def tensors_at(flat: Tensor, places: Collection[Place]) -> list[Tensor]:
+    """Return the tensors at these places of a flat buffer."""
+    typed = {dtype: flat.view(dtype) for dtype in {place[0] for place in places}}
+    return [_view(typed[dtype], shape, stride, first) for dtype, shape, stride, first in places]
+
+
+def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
     # `.data`, because views share a version counter: autograd could not use the others after a write to one of them.
-    return typed.as_strided(like.shape, like.stride(), offset).data
+    return typed.as_strided(shape, stride, first).data
 
 
 def own_memory(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, size_of
 from diffnet.data import Sample
 from diffnet.data.prepared import PreparedSamples
+from diffnet.data.read_again import PinnedSample
 from diffnet.geometry.processes import available_cores
 
 MEMORY = 2.0  # GiB of host memory for samples, by default
@@ -162,8 +163,8 @@ class _Store:
             self._pinned = np.full(len(samples), False)
         self._most_ahead = memory // 4
         self._kept: dict[int, Sample] = {}
-        self._waiting: dict[int, Sample] = {}  # in pinned memory
-        self._reading: dict[int, Future[Sample]] = {}
+        self._waiting: dict[int, Sample | PinnedSample] = {}  # in pinned memory
+        self._reading: dict[int, Future[Sample | PinnedSample]] = {}
         self._lock = Lock()
         self._readers = ThreadPoolExecutor(min(READERS, available_cores()))
 
@@ -200,22 +201,25 @@ class _Store:
                 reading.cancel()
             self._reading.clear()
 
-    def _read(self, number: int) -> Sample:
+    def _read(self, number: int) -> Sample | PinnedSample:
         """The sample on the CPU, for a GPU in pinned memory."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             return waiting
-        sample = self.samples[number]
-        if self._device.type != "cuda" or sample.operators.device.type != "cpu":
-            return sample
-        sample = sample.pin_memory()  # PyTorch reuses the memory of earlier samples
+        if isinstance(self.samples, PreparedSamples) and self._device.type == "cuda":
+            sample = self.samples.pinned(number)  # PyTorch reuses the memory of earlier samples
+        else:
+            sample = self.samples[number]
+            if self._device.type != "cuda" or sample.operators.device.type != "cpu":
+                return sample
+            sample = sample.pin_memory()
         if self._pinned[number]:
             self._waiting[number] = sample
         return sample
 
-    def _moved(self, sample: Sample) -> Sample:
+    def _moved(self, sample: Sample | PinnedSample) -> Sample:
         """The sample on the device, in the order of the current stream."""
-        if self._device.type != "cuda":
+        if isinstance(sample, Sample) and self._device.type != "cuda":
             return sample
         moved = sample.to(self._device, non_blocking=True)
         return replace(moved, operators=moved.operators.with_gradient_evecs().with_basis_dtype(self._dtype))

@@ -30,10 +30,13 @@ def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def fields_of(tensors: Mapping[str, Tensor], backward: bool = True) -> dict[str, Any]:
-    """The fields of `Operators` from the tensors of `tensor_arrays`."""
-    vertices = len(tensors["mass"])
-    order = tensors["row_order"] if len(tensors["row_order"]) > 0 else None
+def fields_of(tensors: Mapping[str, Tensor], backward: bool = True, even: bool = False) -> dict[str, Any]:
+    """The fields of `Operators` from the tensors of `tensor_arrays`.
+
+    even: whether no row is long and products take the rows as they are stored, which a GPU would have to be asked for
+    """
+    vertices = tensors["mass"].shape[0]
+    order = tensors["row_order"] if tensors["row_order"].shape[0] > 0 else None
 
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
@@ -44,13 +47,16 @@ def fields_of(tensors: Mapping[str, Tensor], backward: bool = True) -> dict[str,
             columns = tensors.get(f"{name}_transposed_indices", indices)
             transposed = Pattern(starts, columns, vertices, order, check=False)
             pattern = pattern.with_known(transpose=(transposed, tensors[f"{name}_transposed"]))
+        if even:
+            rows = indices.new_empty(0) if order is None else None
+            pattern = pattern.with_known(long_pieces=indices.new_empty(0, 4, dtype=torch.int64), rows_by_length=rows)
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
         return SparseMatrix(pattern.prepare(backward=backward), tensors[name])
 
     def stored(name: str, kind: FieldKind) -> Any:
         tensor = tensors[name]
-        if kind.optional and len(tensor) == 0:
+        if kind.optional and tensor.shape[0] == 0:
             return None
         if kind.kind == "matrix":
             return sparse(name)

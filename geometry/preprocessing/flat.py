@@ -80,7 +80,7 @@ def tensor_arrays(arrays: Arrays, faces: NDArray[np.int64], backward: bool = Tru
             found[name] = arrays[name].astype(np.int64)
         elif kind.stored and kind.kind == "matrix" and backward:
             found |= _transposed(name, arrays)
-        elif kind.stored and kind.shape[0] == "B":
+        elif kind.stored and kind.shape[:1] == ("B",):
             found[name] = arrays[name][None]
     return found
 

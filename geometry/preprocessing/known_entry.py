@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diffnet.geometry.cache import entry_path
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembly import assembled_fields
+from diffnet.geometry.preprocessing.assembly import assembled_fields, fields_of
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.packing import unpacked
@@ -47,3 +49,21 @@ def operators_named(
     if entry is None:
         return None
     return Operators(**assembled_fields(entry if verts is None else unpacked(entry, verts), faces, backward))
+
+
+def operators_of_tensors(tensors: Mapping[str, Tensor]) -> Operators:
+    """The operators of a mesh with even rows, see `have_even_rows`, on the device of the tensors.
+
+    tensors: of its entry, and `ptr`, `faces` and `face_ptr`
+    """
+    final = {name: tensors[name].long() for name in ("faces", "joined")} | {"evals": tensors["evals"][None]}
+    return Operators(**fields_of({**tensors, **final}, backward=False, even=True))
+
+
+def have_even_rows(operators: Operators) -> bool:
+    """Whether products take the rows as they are stored. A GPU would have to be waited for, so ask on the CPU."""
+    patterns = operators.laplacian.pattern, operators.gradient.pattern
+    return all(
+        len(pattern.long_pieces) == 0 and (pattern.row_order is not None or len(pattern.rows_by_length) == 0)
+        for pattern in patterns
+    )

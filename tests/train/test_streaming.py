@@ -6,6 +6,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from operator_checks import tiny_operators
+from operator_checks import assert_same, tiny_operators
 from rich.console import Console
-from shapes import ellipsoid
+from shapes import arrays, ellipsoid, soup
 
 from diffnet.data import (
     DataError,
+    LabeledMesh,
     LabeledMeshes,
     Sample,
     figure_pairs,
@@ -27,14 +29,18 @@ from diffnet.data import (
     index_dataset,
     index_targets,
     paired_meshes,
+    read_again,
 )
 from diffnet.data.prepared import PreparedSamples
-from diffnet.data.stored import StoredMeshes
-from diffnet.geometry import cache, load_mesh
+from diffnet.data.stored import StoredMeshes, joined
+from diffnet.geometry import Mesh, cache, load_mesh, make_mesh, transfer
+from diffnet.geometry.discretize import vertex_order
+from diffnet.ops.sparse import pattern
 from diffnet.train import batches, resident
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.checkpoint_checks import Checkpoint
 from diffnet.train.options import TrainOptions
+from diffnet.train.preprocessing import preprocess, with_max_faces
 from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
 from diffnet.train.run import run_training
 from diffnet.train.tasks.network import DataOptions
@@ -208,6 +214,85 @@ def test_entries_that_are_gone_are_made_again(tmp_path: Path, kind: str, how: Ca
     again = set(entries(tmp_path, kind))
     assert again
     assert again <= set(gone)  # variants that no epoch has drawn are not there
+
+
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> PreparedSamples:
+    """Samples of several kinds of meshes. Ordinary memory stands for pinned memory."""
+    for module in (transfer, read_again):
+        monkeypatch.setattr(module, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+    monkeypatch.setattr(cache, "SETTLED", -(10**10))  # entries that have just been written are settled
+    points = np.random.default_rng(0).random((30, 3))
+    shapes: list[Any] = [
+        ellipsoid(0),
+        ellipsoid(1, 2),
+        make_mesh(*soup(arrays(trimesh.creation.box()))),
+        (points, None),
+    ]
+    meshes = [each if isinstance(each, Mesh) else make_mesh(*each) for each in shapes]
+    items = [LabeledMesh(f"m{i}", mesh, np.arange(len(mesh.verts)) % 2) for i, mesh in enumerate(meshes)]
+    quiet = Console(file=io.StringIO())
+    options = TrainOptions(**{**SMALL, **given})
+    scored = with_max_faces(items[:2], "vertices", options, tmp_path, 1, quiet, to_score=True)
+    found = preprocess(joined([scored, items[2:]]), options.preprocessing, {}, "vertices", tmp_path, 1, quiet, CPU)
+    found.backward = False
+    return found
+
+
+@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
+@pytest.mark.parametrize("given", [{}, {"max_faces": 200}, {"basis": "float16"}], ids=str)
+def test_samples_in_pinned_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, given: dict[str, Any]
+) -> None:
+    """They are equal when they are read for the first time, when they are read again, and on the CPU."""
+    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    samples = prepared(tmp_path, monkeypatch, **given)
+    plain = PreparedSamples.__getitem__
+    whole: list[int] = []
+    monkeypatch.setattr(PreparedSamples, "__getitem__", lambda self, i: whole.append(i) or plain(self, i))
+    for i in range(len(samples)):
+        expected = plain(samples, i)
+        for _ in range(2):
+            found = samples.pinned(i).to(CPU)
+            assert_same(found.operators, expected.operators)
+            assert found.names == expected.names
+            pairs = [(found.features, expected.features), (found.labels, expected.labels)]
+            if expected.interpolation is not None:
+                assert found.interpolation is not None
+                pairs += zip(vars(found.interpolation).values(), vars(expected.interpolation).values(), strict=True)
+            for a, b in pairs:
+                assert (a.dtype, a.data_ptr() % 64) == (b.dtype, 0)  # 64 bytes: of PyTorch's memory on the CPU
+                assert torch.equal(a, b)
+            for name in ("laplacian", "gradient"):
+                pattern, same = (getattr(each.operators, name).pattern for each in (found, expected))
+                assert torch.equal(pattern.long_pieces, same.long_pieces)
+                assert torch.equal(pattern.rows_by_length, same.rows_by_length)
+    assert whole == [i for i in range(len(samples)) for _ in range(2 if "basis" in given else 1)]
+
+
+@pytest.mark.parametrize("kind", ["sample", "operators"])
+@pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "missing"])
+def test_entries_that_change_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: Callable[[Path], Any]
+) -> None:
+    samples = prepared(tmp_path, monkeypatch)
+    expected = samples.pinned(1).to(CPU)
+    for path in tmp_path.rglob(f"*.{kind}.safetensors"):
+        how(path)
+    with pytest.warns(UserWarning, match="can't be read") if how is damage else nullcontext():
+        found = samples.pinned(1).to(CPU)
+    assert_same(found.operators, expected.operators)
+    assert torch.equal(found.features, expected.features)
+
+
+def test_uneven_rows_are_found_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = prepared(tmp_path, monkeypatch)
+    monkeypatch.setattr(pattern, "PIECE", 5)
+    expected = samples[0].operators.gradient.pattern
+    assert len(expected.long_pieces)
+    for _ in range(2):
+        found = samples.pinned(0)
+        assert isinstance(found, Sample)
+        assert torch.equal(found.operators.gradient.pattern.long_pieces, expected.long_pieces)
 
 
 def disappearing(monkeypatch: pytest.MonkeyPatch, file: Path, also: list[Path]) -> None:
