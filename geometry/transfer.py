@@ -121,7 +121,8 @@ def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[
 def tensors_at(flat: Tensor, places: Collection[Place]) -> list[Tensor]:
     """Return the tensors at these places of a flat buffer."""
     typed = {dtype: flat.view(dtype) for dtype in {place[0] for place in places}}
-    return [_view(typed[dtype], shape, stride, first) for dtype, shape, stride, first in places]
+    begin = {dtype: int(x.storage_offset()) for dtype, x in typed.items()}  # 0 unless it is a part of a larger buffer
+    return [_view(typed[dtype], shape, stride, begin[dtype] + first) for dtype, shape, stride, first in places]
 
 
 def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:

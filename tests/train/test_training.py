@@ -799,6 +799,7 @@ def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backen
     device = torch.device("cuda")
     chosen = options(backend=backend, precision="bf16", epochs=1)
     samples = on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
+    _ = [samples[i] for i in range(len(samples))]  # moved to the GPU, where a kernel computes gradients of the basis
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device)
     kernels = {event.key for event in profile.key_averages()}
