@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import _inductor as inductor  # AOTInductor has no public name yet
-from torch.export.passes import move_to_device_pass
 
 from diffnet.benchmarks.harness.peers import first_made
 from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
@@ -48,6 +46,10 @@ def _eager(work: Workload) -> Step:
 
 
 def _exported(work: Workload, compile: bool = False) -> Step:
+    # Imported here, because PyTorch's compiler takes seconds. AOTInductor has no public name yet.
+    from torch import _inductor as inductor
+    from torch.export.passes import move_to_device_pass
+
     network, sample = work.network("auto").eval(), work.samples[0]
     with tempfile.TemporaryDirectory() as folder:
         export_network(network, Path(folder) / "net.pt2")
