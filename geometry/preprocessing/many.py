@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Concatenate, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ from diffnet.geometry.preprocessing.worker import (
 from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
 from diffnet.geometry.transfer import MAX_PIECE, to_gpu, views
 
-K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 FEW_POSITIONS = 8  # the smallest block where several ranks share the meshes; a GPU solves small blocks less efficiently
@@ -136,8 +135,8 @@ def precompute_all(
         warnings.warn(text, stacklevel=3)  # the caller of `precompute_all`, which is wrapped once
     if failed:
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")
-    operators = {i: each for group, found in loaded.items() for i, each in zip(group, found.result(), strict=True)}
-    return [operators[i] for i in range(len(meshes))]
+    result = {i: each for group, found in loaded.items() for i, each in zip(group, found.result(), strict=True)}
+    return [result[i] for i in range(len(meshes))]
 
 
 def _operators_of_flat(found: Sequence[Flat], device: torch.device) -> list[Operators]:
@@ -333,8 +332,8 @@ def _without_entry(
 
 
 def load_meanwhile(
-    load: Callable[Concatenate[K, ...], T], fill: Callable[[Callable[..., Any]], dict[int, str]]
-) -> tuple[dict[int, str], dict[K, Future[T]]]:
+    load: Callable[..., T], fill: Callable[[Callable[..., Any]], dict[int, str]]
+) -> tuple[dict[int, str], dict[Any, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
     fill: a call of `fill_cache`, given its argument `ready`
@@ -342,10 +341,10 @@ def load_meanwhile(
 
     Returns the result of `fill`, and the results of `load` by position.
     """
-    loaded = dict[K, Future[T]]()
+    loaded = dict[Any, Future[T]]()
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: K, *found: Any) -> None:
+        def ready(position: int | tuple[int, ...], *found: Any) -> None:
             loaded[position] = loader.submit(load, position, *found)
 
         return fill(ready), loaded
