@@ -6,11 +6,12 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -84,7 +85,8 @@ def precompute_all(
     normals: None, "file" or "geometry"; see `precompute`. `make_mesh` makes meshes with own normals, which count as
         those of the file.
     device: the device that the operators are on, and that computes those of large meshes; the cores compute the others.
-        A GPU takes up to 32 meshes of the list at once, and rounding depends on which these are.
+        A GPU takes up to 32 meshes of the list at once, and rounding depends on which these are. Meshes that it gets
+        together share memory there, which is freed when none of their operators is used any more.
     jobs: number of worker processes; by default one for each core. They stay for a minute, for later calls.
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
@@ -371,21 +373,24 @@ def _in_processes(
     """Call done(position, work(source)) for each waiting position. Worker processes do the work."""
     lost: list[int] = []
     running: dict[Future[tuple[T | str, dict[str, float]]], int] = {}
+    ended = SimpleQueue[Future[tuple[T | str, dict[str, float]]]]()
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         while True:
             # At most one call for each process, because results wait here while `done` waits for a GPU.
             for position in islice(waiting, jobs - len(running)):
-                running[pool.submit(with_phases, work, sources[position])] = position
+                future = pool.submit(with_phases, work, sources[position])
+                running[future] = position
+                future.add_done_callback(ended.put)
             if not running:
                 break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                position = running.pop(future)
-                try:
-                    result = _taken(future)
-                except BrokenProcessPool:
-                    lost.append(position)
-                else:
-                    done(position, result)
+            future = ended.get()
+            position = running.pop(future)
+            try:
+                result = _taken(future)
+            except BrokenProcessPool:
+                lost.append(position)
+            else:
+                done(position, result)
     if not lost:
         return
     # A mesh that killed its process gets another try, with all cores and all memory for itself.
