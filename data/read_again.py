@@ -16,7 +16,7 @@ from diffnet.data.samples import Interpolation, Sample
 from diffnet.geometry.cache import Layout, layout_of, read_again
 from diffnet.geometry.preprocessing.flat import layout
 from diffnet.geometry.preprocessing.known_entry import have_even_rows, operators_of_tensors
-from diffnet.geometry.transfer import Place, empty_pinned, tensors_at
+from diffnet.geometry.transfer import Place, TensorsAt, empty_pinned
 
 EXTENTS = ("ptr", "face_ptr")  # of a batch of one mesh; entries don't hold them
 
@@ -64,10 +64,10 @@ class PinnedSample(NamedTuple):
         """The sample on a device. See `Operators.to`."""
         flat = self.buffer.to(device, non_blocking=non_blocking)
         places = self.reading.places
-        tensors = dict(zip(places, tensors_at(flat, places.values()), strict=True))
-        features, labels, operators = tensors["features"], tensors["labels"], operators_of_tensors(tensors)
-        back = Interpolation(tensors["elements"], tensors["weights"].float()) if "weights" in tensors else None
-        return Sample((self.reading.name,), features, labels, operators, back)
+        tensors = TensorsAt(flat, places)
+        back = Interpolation(tensors["elements"], tensors["weights"].float()) if "weights" in places else None
+        operators = operators_of_tensors(tensors, *self.reading.counts)
+        return Sample((self.reading.name,), tensors["features"], tensors["labels"], operators, back)
 
 
 def reading_of(sample: Sample, paths: list[Path]) -> Reading | None:

@@ -397,7 +397,7 @@ class Operators(Fields):
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
         fields |= {"evecs": evecs, "gradient_evecs": gradient_evecs}
         later = {name: value for name, value in (self._unpacked or {}).items() if name not in fields}
-        return _packed_later(fields, later, known)
+        return packed_later(fields, later, known)
 
     def with_lengths(self, lengths: Sequence[int], face_lengths: Sequence[int]) -> Operators:
         """These operators, for which `lengths` and `face_lengths` are known and need not be read from the GPU."""
@@ -433,7 +433,9 @@ class Operators(Fields):
             return x.to(device=target, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
 
         if target is None or target.type != "cuda" or self.device.type != "cpu":
-            return self if all(move(x) is x for x in _real_tensors(self)) else self.map_tensors(move)
+            # Fields that are not packed yet stay so: all of them are on one device.
+            asked = [self.mass] if dtype is None else _real_tensors(self)
+            return self if all(move(x) is x for x in asked) else self.map_tensors(move)
         if self._pinned is not None and dtype is None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
@@ -563,7 +565,7 @@ def pack(batch: Sequence[Operators]) -> Operators:
     known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _are_plain(pieces)):
         return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
-    packed = _packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
+    packed = packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
     return remember(packed, _preparations=_pack_preparations(batch, packed))
 
 
@@ -583,7 +585,7 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
     known = operators._known()
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **known)
-    return _packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)
+    return packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)
 
 
 def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:
@@ -621,7 +623,7 @@ def has_room(size: int, device: torch.device) -> bool:
     return free - size >= FREE_SHARE * total
 
 
-def _packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
+def packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
     """Operators without the fields in `later`, which are packed when they are first read."""
     return remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_unpacked": later, **known})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -114,15 +114,22 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
     """Return the tensors that lie in a flat buffer, with the shapes, strides and dtypes of `like`."""
-    places = [(x.dtype, x.shape, x.stride(), offset // x.itemsize) for x, offset in zip(like, offsets, strict=True)]
-    return tensors_at(flat, places)
+    typed = {x.dtype: flat.view(x.dtype) for x in like}
+    begin = int(flat.storage_offset())  # 0 unless it is a part of a larger buffer
+    items = zip(like, offsets, strict=True)
+    return [_view(typed[x.dtype], x.shape, x.stride(), (begin + offset) // x.itemsize) for x, offset in items]
 
 
-def tensors_at(flat: Tensor, places: Collection[Place]) -> list[Tensor]:
-    """Return the tensors at these places of a flat buffer."""
-    typed = {dtype: flat.view(dtype) for dtype in {place[0] for place in places}}
-    begin = {dtype: int(x.storage_offset()) for dtype, x in typed.items()}  # 0 unless it is a part of a larger buffer
-    return [_view(typed[dtype], shape, stride, begin[dtype] + first) for dtype, shape, stride, first in places]
+class TensorsAt(dict[str, Tensor]):
+    """The tensors at these places of a whole buffer. Each is made when it is first read."""
+
+    def __init__(self, flat: Tensor, places: Mapping[str, Place]) -> None:
+        self._flat, self._places = flat, places
+
+    def __missing__(self, name: str) -> Tensor:
+        dtype, shape, stride, first = self._places[name]
+        tensor = self[name] = _view(self._flat.view(dtype), shape, stride, first)
+        return tensor
 
 
 def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.geometry.cache import entry_path
+from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import mesh_for_operators
-from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembly import assembled_fields, fields_of
+from diffnet.geometry.operators import Operators, packed_later
+from diffnet.geometry.preprocessing.assembly import GIVEN, assembled_fields, field_of
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.packing import unpacked
+from diffnet.ops.common.memo import Later
 
 
 def entry_name(mesh: Mesh, options: Options) -> tuple[str, NDArray[np.float64]]:
@@ -51,13 +54,17 @@ def operators_named(
     return Operators(**assembled_fields(entry if verts is None else unpacked(entry, verts), faces, backward))
 
 
-def operators_of_tensors(tensors: Mapping[str, Tensor]) -> Operators:
+def operators_of_tensors(tensors: Mapping[str, Tensor], vertices: int, faces: int) -> Operators:
     """The operators of a mesh with even rows, see `have_even_rows`, on the device of the tensors.
+
+    Large fields are made when they are first read. Networks don't read all of them.
 
     tensors: of its entry, and `ptr`, `faces` and `face_ptr`
     """
-    final = {name: tensors[name].long() for name in ("faces", "joined")} | {"evals": tensors["evals"][None]}
-    return Operators(**fields_of({**tensors, **final}, backward=False, even=True))
+    make = {name: partial(field_of, tensors, name, backward=False, even=True) for name in GIVEN}
+    later = {name: Later(make.pop(name)) for name in GIVEN if FIELDS[name].packed_later}
+    fields = {name: make[name]() if name in make else None for name in FIELDS if name not in later}
+    return packed_later(fields, later, {"_lengths": (vertices,), "_face_lengths": (faces,)})
 
 
 def have_even_rows(operators: Operators) -> bool:
