@@ -36,6 +36,13 @@ class Unsolved(NamedTuple):
     path: Path | None
 
 
+class Stored(NamedTuple):
+    """A mesh that has a cache entry, whose content has not been checked, and the path of the entry."""
+
+    mesh: Mesh
+    path: Path
+
+
 @dataclass(frozen=True)
 class CacheJob:
     """The options that decide the cache entry of each mesh, and the folder of the cache, if there is one.
@@ -55,15 +62,16 @@ class CacheJob:
             return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
 
 
-def mesh_with_entry(source: MeshLike, job: CacheJob) -> Mesh | None:
-    """The mesh, if the cache has an entry for it. The content of the entry isn't checked."""
+def stored_mesh(source: MeshLike, job: CacheJob) -> Stored | None:
+    """The mesh, if the cache has an entry for it."""
     if job.cache_dir is None:
         return None
     try:
         mesh = job.read(source)
     except MeshError:
         return None  # `compute_entry` reports the error
-    return mesh if operators_path(mesh, job.options, job.cache_dir).is_file() else None
+    path = operators_path(mesh, job.options, job.cache_dir)
+    return Stored(mesh, path) if path.is_file() else None
 
 
 def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:
