@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TypeVar
 
 import torch
 
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
 from diffnet.train.resident import ReadAhead, read_ahead
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def packed(
@@ -22,7 +17,7 @@ def packed(
 ) -> Iterator[Sample]:
     """Batches of samples, or of pairs of them, on the device.
 
-    If samples must be moved to a GPU, threads read them, and one packs and moves a batch while the GPU works on the one
+    If samples must be moved to a GPU, threads read them, and a batch is packed and moved while the GPU works on the one
     before. A batch may be used until the next one is asked for. The GPU may still work on it then.
 
     samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
@@ -37,26 +32,21 @@ def packed(
     if device.type != "cuda" or _are_there(samples):
         yield from (pack(batch).to(device) for batch in batches)
         return
-    # On the stream of the training steps, copies would wait for these steps.
-    copies = copy_stream(device)
-    copies.wait_stream(torch.cuda.current_stream(device))  # memory of earlier batches may still be read
-    steps: deque[torch.cuda.Event] = deque()
-
-    def load(numbered: tuple[int, list[int]]) -> Sample:
-        number, batch = numbered
-        if number >= 2:
-            # Its memory may be that of the last batch but one, so the step on that one must have ended. This also
-            # bounds the memory of waiting batches.
-            steps.popleft().synchronize()
+    # On the stream of the training steps, copies would wait for these steps. One thread does all of this: PyTorch gives
+    # up Python's global lock in every operation, and a second thread would make each of them wait for it.
+    copies, stream = copy_stream(device), torch.cuda.current_stream(device)
+    copies.wait_stream(stream)  # memory of earlier batches may still be read
+    steps: deque[tuple[Sample, torch.cuda.Event]] = deque()
+    for batch in batches:
+        if len(steps) == 2:
+            # The memory of this batch is used again. This also bounds the memory of waiting batches.
+            steps.popleft()[1].synchronize()
         with torch.cuda.stream(copies):
             # Samples of `on_device` are moved when they are taken.
-            sample = pack(batch).to(device)
-            copies.synchronize()
-        return sample
-
-    for sample in computed_ahead(load, enumerate(batches)):
+            sample = pack(batch).to(device, non_blocking=True)
+        stream.wait_stream(copies)
         yield sample
-        steps.append(torch.cuda.current_stream(device).record_event())
+        steps.append((sample, stream.record_event()))
 
 
 def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
@@ -70,14 +60,3 @@ def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which batches are moved to a GPU. PyTorch caches memory for each stream, so there is only one."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def computed_ahead(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """The results of a function of each item, in order. A thread computes the next one while the last one is used."""
-    computed: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(1) as pool:
-        for item in items:
-            computed.append(pool.submit(function, item))
-            if len(computed) > 1:
-                yield computed.popleft().result()
-        yield from (future.result() for future in computed)

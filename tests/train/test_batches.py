@@ -27,7 +27,7 @@ def test_a_batch_waits_for_the_last_but_one(monkeypatch: pytest.MonkeyPatch) -> 
     """Streams and events are replaced by a list of what happens."""
     happened: list[str] = []
 
-    def moved(sample: Sample, device: torch.device) -> Sample:
+    def moved(sample: Sample, device: torch.device, *, non_blocking: bool) -> Sample:
         happened.append(f"move {sample.names[0]}")
         return sample
 
@@ -36,18 +36,21 @@ def test_a_batch_waits_for_the_last_but_one(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(synchronize=lambda: happened.append(f"wait {step}"))
 
     monkeypatch.setattr(samples.Sample, "to", moved)
-    copies = SimpleNamespace(wait_stream=lambda stream: happened.append("wait for all"), synchronize=lambda: None)
+    copies = SimpleNamespace(wait_stream=lambda stream: happened.append("wait for all"))
+    steps = SimpleNamespace(record_event=recorded, wait_stream=lambda stream: happened.append("wait for copies"))
     monkeypatch.setattr(batches, "copy_stream", lambda device: copies)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=recorded))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: steps)
     for sample in packed(numbered(6), [[i] for i in range(6)], GPU):
         happened.append(f"step {sample.names[0]}")
     assert [each for each in happened if each.startswith("step")] == [f"step {i}" for i in range(6)]
-    for i in range(2, 6):
-        at = [happened.index(what) for what in (f"step {i - 2}", f"wait {i - 2}", f"move {i}", f"step {i}")]
-        assert at == sorted(at)
+    for i in range(6):
+        moved_at = happened.index(f"move {i}")
+        assert happened[moved_at + 1 : moved_at + 3] == ["wait for copies", f"step {i}"]
+        if i >= 2:
+            assert happened[moved_at - 1] == f"wait {i - 2}"
     assert happened[0] == "wait for all"
-    assert len(happened) == 1 + 6 + 4 + 6
+    assert len(happened) == 1 + 6 * 3 + 4
 
 
 @pytest.mark.gpu
@@ -65,7 +68,8 @@ def test_a_busy_gpu_reads_the_right_batch(pin: bool) -> None:
 
 @pytest.mark.gpu
 def test_moving_a_batch_does_not_wait_for_the_step_before() -> None:
-    moved = packed(numbered(3), [[0], [1], [2]], GPU)
+    moved = packed(numbered(4), [[0], [1], [2], [3]], GPU)
+    next(moved)
     next(moved)
     next(moved)
     done = torch.cuda.Event()

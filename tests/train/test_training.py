@@ -24,7 +24,6 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, epoch
 from diffnet.train import evaluate as evaluate_module
-from diffnet.train.batches import computed_ahead
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.epoch import TrainingError
@@ -823,27 +822,6 @@ def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> N
         chosen = options(epochs=epochs)
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device, resume=epochs == 4, capture=True)
     assert len(rows(tmp_path)) == 4
-
-
-def test_results_are_computed_ahead_in_order() -> None:
-    def read(number: int) -> int:
-        if number == 2:
-            raise OSError("the cache is gone")
-        return 10 * number
-
-    results = computed_ahead(read, range(4))
-    assert [next(results), next(results)] == [0, 10]
-    with pytest.raises(OSError, match="the cache is gone"):
-        next(results)
-
-
-def test_at_most_one_result_is_computed_ahead() -> None:
-    asked = []
-    results = computed_ahead(asked.append, range(100))
-    next(results)
-    next(results)
-    results.close()
-    assert asked == [0, 1, 2]
 
 
 def test_adam_is_adam_of_pytorch() -> None:
