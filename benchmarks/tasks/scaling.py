@@ -60,7 +60,9 @@ PARTS = ("training", "preprocessing", "resume")
 NOISE = 0.01  # of the mean edge
 PER_RANK = 4  # meshes, for weak scaling
 BATCHES = (8, 32)  # meshes, for strong scaling
-WARM = 3  # epochs in which graphs are recorded
+# Epochs before the measured ones, for each rank. Graphs are recorded in them. A rank moves a mesh to its GPU when it
+# meets it first, and it meets one of N meshes in each epoch: after 5 N epochs, all but 0.7 %.
+WARM = 5
 WARM_MESHES = 32  # for each rank, as a GPU takes at once
 WRITERS = 16  # processes; each takes seconds to start
 TIMEOUT = 60.0  # seconds for each command, and for the start and the end of all ranks
@@ -87,9 +89,9 @@ class Host(NamedTuple):
     def precompute(self, cache: Path, *paths: object) -> list[str]:
         return [*_words("precompute", *paths, "--cache", cache, "--k", self.k, "--device", self.device)]
 
-    def train(self, out: Path, batch: int, *more: object) -> list[str]:
+    def train(self, out: Path, batch: int, ranks: int, *more: object) -> list[str]:
         steps = -(-self.train_meshes // batch)
-        epochs = WARM - (-self.steps // steps)
+        epochs = WARM * ranks - (-self.steps // steps)
         own = ["--data", self.work / "set", "--out", out, "--cache", self.work / "cache", "--k", self.k]
         own += ["--device", self.device, "--batch-meshes", batch, "--epochs", epochs, "--eval-every", epochs]
         return _words("train", "segmentation", *own, *self.options, *more)
@@ -190,7 +192,7 @@ def measure_training(host: Host, ranks: Sequence[int], batches: Sequence[int]) -
         for launcher in ("plain", "torchrun") if count == 1 else ("torchrun",):
             own = wanted if launcher == "plain" or count > 1 else [PER_RANK]
             runs = [host.work / f"{launcher}-{count}-{batch}" for batch in own]
-            commands = [host.train(run, batch) for run, batch in zip(runs, own, strict=True)]
+            commands = [host.train(run, batch, count) for run, batch in zip(runs, own, strict=True)]
             found, error = attempted(host, count, commands, launcher)
             for i, (batch, run) in enumerate(zip(own, runs, strict=True)):
                 row = {"ranks": count, "launcher": launcher, "batch": batch, **dict.fromkeys(MEASURED), "error": ""}
@@ -218,13 +220,14 @@ MEASURED = (
 def training_row(host: Host, batch: int, run: Path, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The measured columns of a row. found: what each rank has written"""
     steps = -(-host.train_meshes // batch)
-    epochs = [rank["epochs"][WARM:] for rank in found]
+    warm = WARM * len(found)
+    epochs = [rank["epochs"][warm:] for rank in found]
     seconds = median(fmean(epoch["steps"]) for epoch in epochs[0] if epoch["steps"])
     # (ranks, epochs, steps). In the first step of an epoch, ranks wait for rank 0, which tests and writes files.
     exchanges = np.array([[epoch["exchanges"][1:] for epoch in rank] for rank in epochs])
     sums = exchanges.min(axis=0, initial=np.inf) if exchanges.size else np.zeros((1, 1))
     waiting = (exchanges - sums).mean(axis=(0, 2)) if exchanges.size else np.zeros(1)
-    whole = [float(row["seconds"]) for row in read_csv(run / "metrics.csv")[WARM:-1]]  # the last one tests
+    whole = [float(row["seconds"]) for row in read_csv(run / "metrics.csv")[warm:-1]]  # the last one tests
     return {
         "steps_per_second": _short(1 / seconds),
         "vertices_per_second": _short(host.vertices / steps / seconds),
@@ -287,7 +290,7 @@ def measure_resume(host: Host) -> None:
     for name in ("whole", "killed", "resumed"):
         ranks = few if name == "resumed" else host.ranks
         run = host.work / ("whole" if name == "whole" else "killed")
-        command = host.train(run, batch, *more, *(["--resume"] if name == "resumed" else []))
+        command = host.train(run, batch, 1, *more, *(["--resume"] if name == "resumed" else []))
         begun = time.perf_counter()
         if name == "killed":
             rank, error = killed_run(host, command, run)

@@ -39,8 +39,8 @@ def test_times_of_steps_and_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_row_of_two_ranks(tmp_path: Path) -> None:
     """Steps of 0.1 s. Rank 1 arrives 0.03 s after rank 0, and then the sum takes 0.01 s."""
-    (tmp_path / "metrics.csv").write_text("epoch,seconds\n" + "1,0.4\n" * (WARM + 3))
-    slow = [{"steps": [9.0], "exchanges": [9.0, 9.0]}] * WARM  # first epochs don't count
+    (tmp_path / "metrics.csv").write_text("epoch,seconds\n" + "1,0.4\n" * (2 * WARM + 3))
+    slow = [{"steps": [9.0], "exchanges": [9.0, 9.0]}] * 2 * WARM  # first epochs don't count
     found: list[dict[str, Any]] = [
         {"epochs": slow + [{"steps": [0.1], "exchanges": [own, own]}] * 3, "sent": 40, "seconds": 5.0}
         for own in (0.04, 0.01)
