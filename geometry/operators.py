@@ -433,9 +433,7 @@ class Operators(Fields):
             return x.to(device=target, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
 
         if target is None or target.type != "cuda" or self.device.type != "cpu":
-            # Fields that are not packed yet stay so: all of them are on one device.
-            asked = [self.mass] if dtype is None else _real_tensors(self)
-            return self if all(move(x) is x for x in asked) else self.map_tensors(move)
+            return self if all(move(x) is x for x in _real_tensors(self)) else self.map_tensors(move)
         if self._pinned is not None and dtype is None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
