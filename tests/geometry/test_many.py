@@ -283,8 +283,9 @@ def test_small_meshes_move_to_a_gpu_in_groups(monkeypatch: pytest.MonkeyPatch, l
     groups: list[list[int]] = []
 
     def to_gpu(buffers: list[torch.Tensor], device: torch.device, *, non_blocking: bool) -> list[torch.Tensor]:
-        groups.append([x.nbytes for x in buffers])
-        return list(torch.cat(buffers).split(groups[-1]))  # parts of one buffer, as on a GPU
+        sizes = [x.nbytes for x in buffers]
+        groups.append(sizes)  # in the order of the threads
+        return list(torch.cat(buffers).split(sizes))  # parts of one buffer, as on a GPU
 
     sources = [ellipsoid(i, i % 3 + 1) for i in range(7)]
     expected = precompute_all(sources, 8, jobs=1)
