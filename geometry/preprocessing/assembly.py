@@ -15,8 +15,10 @@ from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.preprocessing.flat import tensor_arrays
 from diffnet.ops import Pattern, SparseMatrix
 
-# The fields that a mesh gets from its entry and its faces.
-GIVEN = [name for name, kind in FIELDS.items() if kind.stored or not kind.optional]
+
+def given_fields() -> list[str]:
+    """The names of the fields that a mesh gets from its entry and its faces."""
+    return [name for name, kind in FIELDS.items() if kind.stored or not kind.optional]
 
 
 def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = True) -> dict[str, Any]:
@@ -35,11 +37,11 @@ def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
 
 def fields_of(tensors: Mapping[str, Tensor], backward: bool = True) -> dict[str, Any]:
     """The fields of `Operators` from the tensors of `tensor_arrays`."""
-    return {name: field_of(tensors, name, backward) for name in GIVEN}
+    return {name: field_of(tensors, name, backward) for name in given_fields()}
 
 
 def field_of(tensors: Mapping[str, Tensor], name: str, backward: bool = True, even: bool = False) -> Any:
-    """One of the fields GIVEN from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
+    """One of `given_fields` from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
 
     even: whether no row is long and products take the rows as they are stored, which a GPU would have to be asked for
     """

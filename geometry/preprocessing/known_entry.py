@@ -16,7 +16,7 @@ from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators, packed_later
-from diffnet.geometry.preprocessing.assembly import GIVEN, assembled_fields, field_of
+from diffnet.geometry.preprocessing.assembly import assembled_fields, field_of, given_fields
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.packing import unpacked
@@ -61,8 +61,8 @@ def operators_of_tensors(tensors: Mapping[str, Tensor], vertices: int, faces: in
 
     tensors: of its entry, and `ptr`, `faces` and `face_ptr`
     """
-    make = {name: partial(field_of, tensors, name, backward=False, even=True) for name in GIVEN}
-    later = {name: Later(make.pop(name)) for name in GIVEN if FIELDS[name].packed_later}
+    make = {name: partial(field_of, tensors, name, backward=False, even=True) for name in given_fields()}
+    later = {name: Later(make.pop(name)) for name in [*make] if FIELDS[name].packed_later}
     fields = {name: make[name]() if name in make else None for name in FIELDS if name not in later}
     return packed_later(fields, later, {"_lengths": (vertices,), "_face_lengths": (faces,)})
 
