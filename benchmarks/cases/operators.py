@@ -21,8 +21,9 @@ MESHES = 4  # in a batch
 def collate_cases(options: Options) -> Iterator[Case]:
     """Packing four meshes that lie on the device.
 
-    `collate` leaves fields that networks may not need for later. The second peer reads all of them, the third does what
-    a step in bf16 needs. The last one copies the tensors of all fields without making them operators.
+    `collate` leaves fields that networks may not need for later. The second peer reads all of them, the third does so
+    with a batch of PyTorch Geometric, and the fourth does what a step in bf16 needs. The last one copies the tensors of
+    all fields without making them operators.
     """
     k = options.k or 128
     for v in options.vertices or (10_000,):
@@ -34,6 +35,7 @@ def collate_cases(options: Options) -> Iterator[Case]:
         peers: dict[str, Run] = {
             "collate": partial(collate, meshes),
             "collate, all fields read": partial(_collate_and_read, meshes),
+            "PyTorch Geometric, all fields read": _geometric_batches(meshes),
             "collate and prepared": partial(_collate_and_prepare, prepared),
             "torch.cat of every field": partial(_concatenate, [_tensors(o) for o in meshes]),
         }
@@ -71,8 +73,26 @@ def _tensors(operators: Operators) -> list[Tensor]:
 
 
 def _collate_and_read(meshes: Sequence[Operators]) -> list[object]:
-    batch = collate(meshes)
-    return [getattr(batch, field.name) for field in fields(batch)]
+    return _all_fields(collate(meshes))
+
+
+def _geometric_batches(meshes: Sequence[Operators]) -> Run:
+    try:
+        from torch_geometric.data import Batch  # takes more than a second
+    except ImportError:
+        return _not_installed
+    from diffnet.data.pyg import DataWithOperators
+
+    data = [DataWithOperators(pos=o.mass.new_zeros(o.num_vertices, 3), operators=o) for o in meshes]
+    return lambda: _all_fields(Batch.from_data_list(data).operators)
+
+
+def _not_installed() -> None:
+    raise Unavailable("PyTorch Geometric is not installed")
+
+
+def _all_fields(operators: Operators) -> list[object]:
+    return [getattr(operators, field.name) for field in fields(operators)]
 
 
 def _collate_and_prepare(meshes: Sequence[Operators]) -> Operators:

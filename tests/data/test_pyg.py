@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -17,13 +14,12 @@ import torch
 import torch_geometric.transforms as T
 from operator_checks import assert_same
 from shapes import ellipsoid
-from torch_geometric.data import Batch, Data, InMemoryDataset
+from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import Sequential, SimpleConv, global_mean_pool
 from torch_geometric.utils import get_mesh_laplacian, to_dense_adj
 
-from diffnet import DiffusionNet, DiffusionNetBlock, MeshError, Operators, collate, gradient, precompute
-from diffnet.benchmarks.harness.synthetic import synthetic_operators
+from diffnet import DiffusionNet, DiffusionNetBlock, MeshError, collate, gradient, precompute
 from diffnet.data import LabeledMesh, Preprocessing, figure, make_sample
 from diffnet.data.pyg import AddOperators, DataWithOperators, from_data, to_data
 
@@ -59,23 +55,6 @@ def test_a_batch_has_packed_operators(outputs_at: Any) -> None:
     assert torch.equal(*results)
     grads = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in results]
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-def test_a_batch_takes_at_most_twice_the_time_of_collate() -> None:
-    """The time of one CPU, for all fields of four meshes of a common size."""
-    meshes = [synthetic_operators(10_000, 128, torch.device("cpu")) for _ in range(4)]
-    data = [DataWithOperators(pos=torch.zeros(10_000, 3), y=torch.tensor([0]), operators=o) for o in meshes]
-
-    def seconds(packed: Callable[[], Operators]) -> float:
-        start = process_time()
-        operators = packed()
-        for field in fields(operators):
-            getattr(operators, field.name)
-        return process_time() - start
-
-    ways = (lambda: collate(meshes), lambda: Batch.from_data_list(data).operators)
-    first, second = (min(seconds(way) for _ in range(5)) for way in ways)
-    assert second < 2 * first
 
 
 def test_a_batch_is_taken_apart() -> None:
