@@ -24,29 +24,33 @@ def packed(
     """
     batches = read_ahead(samples, batches)
 
-    def pack(batch: list[int]) -> Sample:
+    def pack(batch: list[int]) -> tuple[Sequence[Sample | PairSample], Sample]:
         chosen = [samples[i] for i in batch]
         pairs = [sample for sample in chosen if isinstance(sample, PairSample)]
-        return collate_pairs(pairs) if pairs else collate_samples([s for s in chosen if isinstance(s, Sample)])
+        sample = collate_pairs(pairs) if pairs else collate_samples([s for s in chosen if isinstance(s, Sample)])
+        tensors = sample.features, sample.labels, sample.operators.mass
+        if any(x.device.type != device.type for x in tensors):
+            sample = sample.to(device, non_blocking=True)
+        return chosen, sample
 
     if device.type != "cuda" or _are_there(samples):
-        yield from (pack(batch).to(device) for batch in batches)
+        yield from (pack(batch)[1] for batch in batches)
         return
     # On the stream of the training steps, copies would wait for these steps. One thread does all of this: PyTorch gives
     # up Python's global lock in every operation, and a second thread would make each of them wait for it.
     copies, stream = copy_stream(device), torch.cuda.current_stream(device)
     copies.wait_stream(stream)  # memory of earlier batches may still be read
-    steps: deque[tuple[Sample, torch.cuda.Event]] = deque()
+    # Fields that a network doesn't read are not packed. For those that it reads, the samples must still be there.
+    steps: deque[tuple[torch.cuda.Event, object]] = deque()
     for batch in batches:
         if len(steps) == 2:
             # The memory of this batch is used again. This also bounds the memory of waiting batches.
-            steps.popleft()[1].synchronize()
+            steps.popleft()[0].synchronize()
         with torch.cuda.stream(copies):
-            # Samples of `on_device` are moved when they are taken.
-            sample = pack(batch).to(device, non_blocking=True)
+            used = pack(batch)  # samples of `on_device` are moved when they are taken
         stream.wait_stream(copies)
-        yield sample
-        steps.append((sample, stream.record_event()))
+        yield used[1]
+        steps.append((stream.record_event(), used))
 
 
 def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
