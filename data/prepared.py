@@ -20,12 +20,12 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.read_again import PinnedSample, Reading, reading_of
+from diffnet.data.read_again import PinnedSample, read_again
 from diffnet.data.samples import Interpolation, Sample, make_sample
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
-from diffnet.geometry.preprocessing.known_entry import entry_name, operators_named
+from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_named
 from diffnet.geometry.preprocessing.options import Options
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
@@ -73,7 +73,7 @@ class PreparedSamples(Sequence[Sample]):
         self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
         self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
-        self._readings: dict[int, Reading | None] = {}  # of those that have been read
+        self._whole: set[int] = set()  # those that have been read, and whose entries hold all that a GPU needs
         self._lock = Lock()
         self.facts: list[SampleFacts] = []
 
@@ -98,19 +98,17 @@ class PreparedSamples(Sequence[Sample]):
 
     def pinned(self, i: int) -> Sample | PinnedSample:
         """A sample in pinned memory, from which `.to` copies it to a GPU."""
-        found = self._read_again(i)
-        if found is not None:
-            return found
+        name, entry, operators, vertices, faces, *_ = self.facts[i]
+        if i in self._whole:
+            paths = [self._path(entry, "sample"), self._path(operators, "operators")]
+            found = read_again(name, paths, (vertices, faces))
+            if found is not None:
+                return found
         sample: Sample = self[i]
-        _, entry, operators, *_ = self.facts[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
-        if entry and not self.backward and self._options.basis == "float32":
-            self._readings[i] = reading_of(sample, [self._path(entry, "sample"), self._path(operators, "operators")])
-        return self._read_again(i) or sample.pin_memory()
-
-    def _read_again(self, i: int) -> PinnedSample | None:
-        reading = self._readings.get(i)
-        return None if reading is None else reading.pinned()
+        if entry and not self.backward and self._options.basis == "float32" and have_even_rows(sample.operators):
+            self._whole.add(i)
+        return sample.pin_memory()
 
     def _path(self, entry: str, kind: str) -> Path:
         return entry_path(self._cache_dir, entry, kind)

@@ -55,7 +55,7 @@ def cache_key(arrays: Arrays, **options: Any) -> str:
 
 def entry_path(folder: str | os.PathLike[str], key: str, kind: str) -> Path:
     """The file of an entry of some kind, such as "mesh" or "operators"."""
-    return Path(folder) / key[:2] / f"{key}.{kind}.safetensors"
+    return Path(os.path.join(folder, key[:2], f"{key}.{kind}.safetensors"))  # in half of the time of Path / str
 
 
 def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None) -> Arrays | None:
@@ -89,56 +89,46 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     return arrays
 
 
-class Layout(NamedTuple):
-    """Where the arrays of an entry lie in its file.
+class SoundEntry(NamedTuple):
+    """An open entry that `read_entry` has found sound.
 
-    begin: the byte at which the first one begins
+    begin: the byte at which its first array begins
     arrays: name, dtype, shape and bytes of each, in the order in which they follow each other
     """
 
-    path: Path
-    file: FileState
+    file: BinaryIO
     begin: int
     arrays: list[tuple[str, np.dtype[Any], tuple[int, ...], int]]
 
-
-def layout_of(path: Path) -> Layout | None:
-    """The layout of an entry that `read_entry` has found sound. None if it hasn't, or if the file has changed since."""
-    try:
-        with path.open("rb") as file:
-            state = _state(file)
-            if state not in _sound:
-                return None
-            size = file.read(8)
-            header = json.loads(file.read(int.from_bytes(size, "little")))
-            begin = file.tell()
-    except OSError:
-        return None
-    header.pop("__metadata__", None)
-    spans = sorted((*about["data_offsets"], name) for name, about in header.items())
-    if any(last != first for (_, last, _), (first, _, _) in pairwise(spans)):
-        return None  # nothing says that arrays must follow each other
-    arrays = [
-        (name, np.dtype(_DTYPES[header[name]["dtype"]]), tuple(header[name]["shape"]), last - first)
-        for first, last, name in spans
-    ]
-    return Layout(path, state, begin, arrays)
+    def read(self, pieces: Sequence[memoryview]) -> bool:
+        """Read the arrays into pieces of memory. Returns whether the file has them all."""
+        if hasattr(os, "preadv"):  # one call, which gives up Python's global lock once
+            count = os.preadv(self.file.fileno(), pieces, self.begin)
+        else:
+            self.file.seek(self.begin)
+            count = sum(self.file.readinto(piece) for piece in pieces)  # type: ignore[attr-defined]
+        return count == sum(map(len, pieces))
 
 
-def read_again(layout: Layout, pieces: Sequence[memoryview]) -> bool:
-    """Read the arrays of an entry into pieces of memory. Returns whether the file is still there, unchanged."""
-    try:
-        with open(layout.path, "rb", buffering=0) as file:
-            if _state(file) != layout.file:
-                return False
-            if hasattr(os, "preadv"):  # one call, which gives up Python's global lock once
-                count = os.preadv(file.fileno(), pieces, layout.begin)
-            else:
-                file.seek(layout.begin)
-                count = sum(file.readinto(piece) for piece in pieces)
-    except OSError:
-        return False
-    return count == sum(map(len, pieces))
+def open_again(path: Path) -> SoundEntry | None:
+    """Open an entry that `read_entry` has found sound. None if it hasn't, or if the file has changed since.
+
+    Raises OSError.
+    """
+    file = path.open("rb", buffering=0)
+    if _state(file) in _sound:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        spans = sorted((*about["data_offsets"], name) for name, about in header.items())
+        if all(last == first for (_, last, _), (first, _, _) in pairwise(spans)):  # nothing says that it must be so
+            arrays = [
+                (name, np.dtype(_DTYPES[header[name]["dtype"]]), tuple(header[name]["shape"]), last - first)
+                for first, last, name in spans
+            ]
+            return SoundEntry(file, 8 + size, arrays)
+    file.close()
+    return None
 
 
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +20,7 @@ from diffnet.geometry.preprocessing.flat import layout
 MIN_PIECE = 4 * 2**20
 MAX_PIECE = 16 * 2**20
 
-# The dtype, shape, strides and first element of a tensor in a flat buffer.
-Place: TypeAlias = tuple[torch.dtype, Sequence[int], Sequence[int], int]
+Place: TypeAlias = tuple["np.dtype[Any]", tuple[int, ...], int]  # dtype, shape and first byte in a flat buffer
 
 
 def to_gpu(
@@ -127,9 +128,15 @@ class TensorsAt(dict[str, Tensor]):
         self._flat, self._places = flat, places
 
     def __missing__(self, name: str) -> Tensor:
-        dtype, shape, stride, first = self._places[name]
-        tensor = self[name] = _view(self._flat.view(dtype), shape, stride, first)
+        dtype, shape, first = self._places[name]
+        part = self._flat[first : first + math.prod(shape) * dtype.itemsize]
+        tensor = self[name] = part.view(_torch_dtype(dtype)).view(shape).data  # see `_view`
         return tensor
+
+
+@cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
