@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
@@ -28,6 +29,12 @@ def ends_of_copies(work: Callable[..., object], arguments: Sequence[tuple[object
         copy.kill()
         copy.join()
     return [copy.exitcode for copy in copies]
+
+
+def forget(package: str) -> None:
+    """Let the next import of a package load it again. In a copy, because objects of both would not fit together."""
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+        del sys.modules[name]
 
 
 def _in_copy(work: Callable[..., object], arguments: tuple[object, ...]) -> None:

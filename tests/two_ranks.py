@@ -16,6 +16,8 @@ from pathlib import Path
 from command import diffnet
 from copies import ends_of_copies
 
+from diffnet.__main__ import main
+
 
 def free_port() -> int:
     with socket.socket() as at:
@@ -33,6 +35,27 @@ def torchrun(*arguments: object, ranks: int = 2) -> subprocess.CompletedProcess[
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += map(str, arguments)
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+
+
+def command_under_torchrun(*arguments: object, ranks: int = 2) -> None:
+    """What `torchrun -m diffnet` does, with copies of this process as ranks. They print their exit codes.
+
+    Call this in a copy, too, because torchrun replaces the handlers of signals.
+    """
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # takes a while to load
+
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
+    config = LaunchConfig(1, 1, ranks, **place, max_restarts=0, start_method="fork")
+    elastic_launch(config, _as_command)(*map(str, arguments))
+
+
+def _as_command(*arguments: str) -> None:
+    sys.argv = sys.orig_argv = ["diffnet", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        print(f"exit code: {end.code}\n", end="")
+        raise
 
 
 @contextmanager

@@ -15,7 +15,8 @@ import pytest
 import torch
 import trimesh
 from command import complaint, diffnet
-from two_ranks import ended, run_ranks, torchrun, two_machines, wait_for
+from copies import ends_of_copies
+from two_ranks import command_under_torchrun, ended, run_ranks, torchrun, two_machines, wait_for
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import available_cores
@@ -53,7 +54,7 @@ def arrays_of(cache: Path) -> dict[str, dict[str, bytes]]:
 # ---- diffnet precompute ----
 
 
-def test_ranks_share_meshes_and_list_failures_once(tmp_path: Path) -> None:
+def test_ranks_share_meshes_and_list_failures_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = write_balls(tmp_path / "data", 6)
     for name in ("0-a.off", "0-b.off", "03c.off"):  # each rank takes one of the first two
         (data / name).write_text(BAD)
@@ -61,14 +62,14 @@ def test_ranks_share_meshes_and_list_failures_once(tmp_path: Path) -> None:
     code, _, err = diffnet("precompute", data, "--cache", tmp_path / "one", "--jobs", 2, *options)
     assert code == 1
     assert len(err.splitlines()) == 3
-    shared = ["-m", "diffnet", "precompute", data, "--cache", tmp_path / "two", *options]
-    ran = torchrun(*shared)
-    assert ran.returncode == 1
-    assert [line for line in ran.stderr.splitlines() if line.startswith("diffnet: ")] == err.splitlines()
-    assert re.findall(r"exitcode +: (\S+)", ran.stderr) == ["1", "1"]
-    assert f"6 of 9 meshes are in {tmp_path / 'two'}" in ran.stdout.replace("\n", " ")
-    assert ran.stdout.count("meshes are in") == ran.stdout.count("9/9") == ran.stdout.count("added up over") == 1
-    assert "solve" in ran.stdout
+    shared = ["precompute", data, "--cache", tmp_path / "two", *options]
+    assert ends_of_copies(command_under_torchrun, [shared]) == [1]
+    printed, complaints = capfd.readouterr()
+    assert [line for line in complaints.splitlines() if line.startswith("diffnet: ")] == err.splitlines()
+    assert re.findall(r"exit code: (\S+)", printed) == ["1", "1"]
+    assert f"6 of 9 meshes are in {tmp_path / 'two'}" in printed.replace("\n", " ")
+    assert printed.count("meshes are in") == printed.count("9/9") == printed.count("added up over") == 1
+    assert "solve" in printed
     assert arrays_of(tmp_path / "two") == arrays_of(tmp_path / "one")
 
 

@@ -6,10 +6,9 @@ The first test copies a task under another name. The second one adds a task with
 from __future__ import annotations
 
 import csv
+import importlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,9 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from copies import ends_of_copies, forget
 from rich.console import Console
-from rooms import ROOMS, ROOT
+from rooms import ROOT
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairedMeshes, PairShape, paired_meshes
@@ -202,35 +202,28 @@ class Heights(Regression):
 
 TASK = Heights()
 """
-RUN = """
-import json, sys
-from matplotlib.figure import Figure
-from diffnet.train import TrainOptions, cli
-
-Figure.savefig = lambda figure, out, **options: out.write(b"a chart")
-
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["diffnet", *arguments]
-    try:
-        cli.main()
-    except SystemExit as end:
-        assert not end.code, arguments
-try:
-    TrainOptions(tolerance=0.5)
-except ValueError as error:
-    print(error)
-"""
 
 
-def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path: Path) -> None:
-    """The files are added to a copy of the package, and the name of the task and its options to the list of tasks."""
-    (tmp_path / "copy").mkdir()
-    for room in ROOMS:
-        if room in ("diffnet", "train"):  # the package finds the other rooms beside this one
-            shutil.copytree(ROOT / room, tmp_path / "copy" / room)
-        else:
-            (tmp_path / "copy" / room).symlink_to(ROOT / room)
-    tasks = tmp_path / "copy" / "train" / "tasks"
+def run_with_new_task(room: Path, commands: list[list[object]]) -> None:
+    """With the room "train" of another folder."""
+    forget("diffnet.train")
+    forget("command")
+    sys.modules["diffnet"].__path__.insert(0, str(room.parent))
+    command = importlib.import_module("command")
+    for arguments in commands:
+        print(command.output(*arguments))
+    options = importlib.import_module("diffnet.train").TrainOptions
+    with pytest.raises(ValueError, match="tolerance is for heights, and the task is segmentation"):
+        options(tolerance=0.5)
+
+
+def test_a_new_task_is_files_in_the_folder_of_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The files are added to a copy of the room, and the name of the task and its options to the list of tasks."""
+    monkeypatch.setenv("COLUMNS", "120")
+    room = shutil.copytree(ROOT / "train", tmp_path / "copy" / "train")
+    tasks = room / "tasks"
     for name, text in {"options/heights.py": OPTIONS, "commands/heights.py": COMMAND, "heights.py": TASK}.items():
         (tasks / name).write_text(text)
     for file, old, new in (
@@ -262,17 +255,10 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path: Path) -> None:
         ["evaluate", *checkpoint, *where, "--out", tmp_path / "scores"],
         ["predict", data / "m0.ply", *checkpoint, "--out", tmp_path / "m0.npy", "--device", "cpu"],
     ]
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps([[str(part) for part in command] for command in commands])],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "copy"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Errors up to this don't count." in ran.stdout
-    assert "trained with tolerance 0.25" in ran.stdout
-    assert "tolerance is for heights, and the task is segmentation" in ran.stdout
+    assert ends_of_copies(run_with_new_task, [(room, commands)]) == [0]
+    printed = capfd.readouterr().out
+    assert "Errors up to this don't count." in printed
+    assert "trained with tolerance 0.25" in printed
     results = json.loads((run / "results.json").read_text())
     assert (results["task"], results["judged_epoch"]) == ("heights", 3)
     assert (results["options"]["tolerance"], results["options"]["remarks"]) == (0.25, ["a"])

@@ -70,7 +70,8 @@ for i in range(MESHES):
         serial += [model(diffnet.hks(operators, 4), operators) for model in made] + [operators.edges]
 for outputs in results.values():
     for a, b in zip(outputs, serial, strict=True):
-        torch.testing.assert_close(a, b)
+        assert a.shape == b.shape
+        assert torch.allclose(a, b, rtol=1.3e-6, atol=1e-5)  # torch.testing takes most of a second to import
 print(len(results))
 """
 
