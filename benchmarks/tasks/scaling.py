@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_atomically(given.out / "run.json", json.dumps(record, indent=2) + "\n")
         print(f"{name}: {record['seconds'][name]} s", flush=True)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a killed rank may still write
         work = Path(folder)
         with noted("meshes"):
             largest = max(PER_RANK * max(ranks), *given.batches)
