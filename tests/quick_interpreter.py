@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter three to four times as fast, without a change to what it computes."""
+"""Makes Triton's interpreter about four times as fast, without a change to what it computes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _share_shapes(core: Any) -> None:
     of_tensors: dict[tuple[int, ...], tuple[Any, ...]] = {}
 
     def new_type(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = tuple([getattr(size, "value", size) for size in shape])
+        sizes = tuple([getattr(size, "value", size) for size in getattr(shape, "values", shape)])
         if sizes in of_types:
             self.element_ty = element_ty
             self.shape, self.numel, name = of_types[sizes]
@@ -101,7 +101,7 @@ def _skip_conversions(core: Any, semantic: Any) -> None:
         unwrap, plain = core._unwrap_if_constexpr, {core.tensor, int, float, bool, str, type(None)}
 
         def unwrap_if_needed(o: Any) -> Any:
-            return o if type(o) in plain else unwrap(o)
+            return o if type(o) in plain else o.value if type(o) is core.constexpr else unwrap(o)
 
         core._unwrap_if_constexpr = unwrap_if_needed
 
@@ -109,6 +109,39 @@ def _skip_conversions(core: Any, semantic: Any) -> None:
         broadcast = semantic.broadcast_impl_value
 
         def broadcast_if_needed(lhs: Any, rhs: Any) -> Any:
-            return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(lhs, rhs)
+            if lhs.shape is rhs.shape:
+                return lhs, rhs
+            if lhs.type.is_block() and rhs.type.is_block() and len(lhs.shape) == len(rhs.shape):
+                shapes = lhs.type.shape.values, rhs.type.shape.values
+                common = [*map(max, *shapes)]
+                if all(size in (1, most) for sizes in shapes for size, most in zip(sizes, common, strict=True)):
+                    return tuple(
+                        x if x.type.shape.values == common else semantic.broadcast_impl_shape(x, common)
+                        for x in (lhs, rhs)
+                    )
+            return broadcast(lhs, rhs)
 
         semantic.broadcast_impl_value = broadcast_if_needed
+
+    if hasattr(semantic, "binary_op_type_checking_impl"):
+        convert, integers = semantic.binary_op_type_checking_impl, {"int32", "int64"}
+
+        def takes_type(number: Any, x: Any, on_bits: bool) -> bool:
+            kind, name = type(number), x.dtype.name
+            if on_bits or (kind is int and not -(2**31) <= number < 2**31):
+                return False
+            return kind in (int, float) if name == "fp32" else kind is int and name in integers
+
+        def convert_if_needed(lhs: Any, rhs: Any, *options: bool, **named: bool) -> Any:
+            if not named and type(lhs) is core.tensor and type(rhs) is core.tensor:
+                name = rhs.dtype.name
+                is_same = name == lhs.dtype.name and (name in integers or name in ("fp32", "int1"))
+                if is_same or (name in integers and options == (True, True) and lhs.dtype.is_ptr()):
+                    return semantic.broadcast_impl_value(lhs, rhs)
+            elif not named and type(lhs) is core.tensor and takes_type(rhs, lhs, not all(options[2:3])):
+                return semantic.broadcast_impl_value(lhs, semantic.scalar_constant(rhs, lhs.dtype))
+            elif not named and type(rhs) is core.tensor and takes_type(lhs, rhs, not all(options[2:3])):
+                return semantic.broadcast_impl_value(semantic.scalar_constant(lhs, rhs.dtype), rhs)
+            return convert(lhs, rhs, *options, **named)
+
+        semantic.binary_op_type_checking_impl = convert_if_needed
