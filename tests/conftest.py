@@ -28,6 +28,8 @@ from threadpoolctl import threadpool_limits
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     quick_interpreter.install()
+    # `torch.manual_seed` would record two stack traces in each call, for the time when a GPU is there.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
 
 # A background process of a shell script ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from diffnet.cuda_graphs.forward import Settings, graphed, use_graphs
 
@@ -23,6 +23,10 @@ class Operation(NamedTuple):
     results: list[Any]
 
 
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else type(x)(map(_detached, x)) if isinstance(x, (list, tuple)) else x
+
+
 class _Recorder(TorchDispatchMode):
     """Records operations. It undoes their changes of older tensors afterwards, because CUDA runs nothing meanwhile."""
 
@@ -31,12 +35,17 @@ class _Recorder(TorchDispatchMode):
         self.operations: list[Operation] = []
         self._before: list[tuple[Tensor, Tensor]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise each operation would go through the compiler of PyTorch
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
             raise RuntimeError("operation not permitted when stream is capturing")
-        arguments, options = tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}))
+        arguments = tuple(map(_detached, args))
+        options = {name: _detached(value) for name, value in (kwargs or {}).items()}
         for i, parameter in enumerate(func._schema.arguments):
             if parameter.alias_info is not None and parameter.alias_info.is_write:
                 written = args[i] if i < len(args) else (kwargs or {}).get(parameter.name)

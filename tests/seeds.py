@@ -31,10 +31,7 @@ def seed_globally(name: str) -> int:
     The seed depends on the name alone, so the draws of a test do not depend on the tests that ran before it.
     """
     seed = (zlib.crc32(name.encode()) + base_seed()) % 2**32
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:  # `torch.manual_seed` would record a stack trace of each call for the time when a GPU is there
-        torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (trimesh draws from NumPy's global generator)
     random.seed(seed)
     return seed

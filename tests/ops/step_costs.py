@@ -46,6 +46,10 @@ class DeviceOperations(TorchDispatchMode):
         self.launched: Counter[str] = Counter()
         self.empty = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operation would import the compiler of PyTorch, which takes seconds
+
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = op._schema.name.removeprefix("aten::")
         views = [r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns]

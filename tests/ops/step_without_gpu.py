@@ -52,6 +52,10 @@ class Autocast:
 class OnlyThere(TorchDispatchMode):
     """Runs the real implementations of our operators instead of the fake ones, and lets nothing touch the CPU."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operation would import the compiler of PyTorch, which takes seconds
+
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if op.namespace == "diffnet":
             with self:
