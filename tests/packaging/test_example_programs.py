@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from copies import ends_of_copies, forget
 from rooms import ROOT
 from two_ranks import free_port
 
-from diffnet import DiffusionNet, data
+from diffnet import DiffusionNet, data, viz
 from diffnet.data.synthetic import dataset
 from diffnet.train import predict_labels
 
@@ -120,7 +120,7 @@ def test_classification(line: Any) -> None:
 
 
 def test_siamese(line: Any) -> None:
-    equal, other = numbers("mean cosine N of equal kinds, N of others", line("siamese", steps=30, k=16))
+    equal, other = numbers("mean cosine N of equal kinds, N of others", line("siamese", steps=15, k=16))
     assert equal > 0.5 > other
 
 
@@ -194,7 +194,8 @@ def test_sparse_transformer(line: Any) -> None:
     assert accuracy > without + 0.1
 
 
-def test_viewing(line: Any, tmp_path: Path) -> None:
+def test_viewing(line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viz, "picture", partial(viz.picture, size=(250, 250)))
     assert line("viewing", str(tmp_path)) == f"wrote signs.png, view.html, wave.ply, wave.png to {tmp_path}"
     assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
 

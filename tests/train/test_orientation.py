@@ -53,7 +53,7 @@ def test_shapes_that_stand_alike(meshes: list[Mesh], expected: bool) -> None:
 
 
 def test_training_figures_stand_alike_and_test_figures_do_not() -> None:
-    data = figures(8, 8)
+    data = figures(8, 5)
     assert stand_alike([item.mesh for item in data.train])
     assert not stand_alike([item.mesh for item in data.test])
 
