@@ -676,12 +676,15 @@ def test_steps_wait_for_nothing_on_a_gpu(meshes: list[Operators]) -> None:
 
 
 def test_the_compiler_of_pytorch_stays_out() -> None:
-    """Importing it takes seconds. The check of a loss runs in a mode that PyTorch keeps from it by importing it."""
+    """Importing it takes seconds. Checks run in modes that PyTorch keeps from it by importing it."""
     program = (
         "import sys, torch\n"
         "from diffnet.cuda_graphs.loss_rows import _IndicesOnCPU\n"
         "with _IndicesOnCPU():\n"
         "    torch.nn.functional.cross_entropy(torch.zeros(2, 3), torch.zeros(2).long())\n"
+        "from diffnet.cuda_graphs.random_numbers import same_random_numbers\n"
+        "with same_random_numbers(torch.device('cpu')):\n"
+        "    torch.nn.functional.dropout(torch.ones(2), 0.5)\n"
         "print('torch._dynamo' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
