@@ -1,14 +1,21 @@
-"""A sequence whose items are computed whenever they are asked for."""
+"""Sequences whose items are computed whenever they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
-class OnDemand(Sequence[T]):
+class LazySequence(Sequence[T]):
+    """A sequence whose items are computed. `Sequence` takes an IndexError of the computation for the end."""
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.__getitem__, range(len(self)))
+
+
+class OnDemand(LazySequence[T]):
     """N items, of which none is kept in memory.
 
     compute: the item of a number from 0 to N - 1

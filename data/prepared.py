@@ -19,6 +19,7 @@ from diffnet.data.derived import DerivedMeshes
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
+from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
 from diffnet.data.read_again import PinnedSample, read_again
 from diffnet.data.samples import Interpolation, Sample, make_sample
@@ -49,7 +50,7 @@ class SampleFacts(NamedTuple):
     entries: int
 
 
-class PreparedSamples(Sequence[Sample]):
+class PreparedSamples(LazySequence[Sample]):
     """The samples of meshes, see `prepared_samples`. Each is read from the cache when it is asked for, on the CPU.
 
     facts: of each sample

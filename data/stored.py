@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
 from diffnet.data.labeled import LabeledMesh
-from diffnet.data.on_demand import OnDemand
+from diffnet.data.on_demand import LazySequence, OnDemand
 from diffnet.data.options import Preprocessing
 from diffnet.data.parallel import CHUNK, computed_for_all, computed_in_chunks
 from diffnet.geometry import MeshLike
@@ -34,7 +34,7 @@ class OperatorFacts(NamedTuple):
     entries: int
 
 
-class StoredMeshes(Sequence[LabeledMesh]):
+class StoredMeshes(LazySequence[LabeledMesh]):
     """Labeled meshes that are read each time they are asked for. Objects are small, so worker processes can get them.
 
     vertex_counts, face_counts: (N,) int64, of the meshes

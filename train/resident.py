@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, size_of
 from diffnet.data import Sample
+from diffnet.data.on_demand import LazySequence
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.read_again import PinnedSample
 from diffnet.geometry.processes import available_cores
@@ -27,7 +28,7 @@ READERS = 8  # threads; reading and copying work without Python's global lock
 S = TypeVar("S", covariant=True)
 
 
-class ReadAhead(Sequence[S]):
+class ReadAhead(LazySequence[S]):
     """Samples that are read when they are asked for, or in threads before that.
 
     vertex_counts: (N,) int64, of the samples

@@ -25,6 +25,7 @@ from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import fingerprint
 from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
 from diffnet.data.shards.reading import INDEX, SUFFIX
 from diffnet.data.shards.records import Settings, mesh_arrays, options_of
@@ -45,7 +46,7 @@ ALIGNMENT = 64  # bytes
 WRITING = f".writing{SUFFIX}"  # the name of a shard that isn't complete
 
 
-class MeshFiles(Sequence[LabeledMesh]):
+class MeshFiles(LazySequence[LabeledMesh]):
     """Meshes without labels, which are read from their files when they are needed."""
 
     def __init__(self, paths: Sequence[Path], cache_dir: str | os.PathLike[str]) -> None:

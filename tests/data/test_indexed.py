@@ -30,6 +30,7 @@ from diffnet.data import (
 from diffnet.data.folders import index
 from diffnet.data.folders.index import index_path
 from diffnet.data.folders.indexed import IndexedMeshes
+from diffnet.data.on_demand import OnDemand
 from diffnet.geometry import mesh_edges
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -268,3 +269,8 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
             torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0)
         torch.testing.assert_close(batch.operators.evecs, expected.operators.evecs, rtol=0, atol=0)
     assert len(list(cache.rglob("*.operators.*"))) == 3  # those were used
+
+
+def test_an_index_error_of_an_item_is_not_the_end() -> None:
+    with pytest.raises(IndexError, match="list index"):
+        list(OnDemand(2, lambda i: [1][i]))
