@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 from diffnet.cuda_graphs.forward import Settings, graphed, use_graphs
 
 M = TypeVar("M", bound=nn.Module)
@@ -27,17 +27,13 @@ def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else type(x)(map(_detached, x)) if isinstance(x, (list, tuple)) else x
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Records operations. It undoes their changes of older tensors afterwards, because CUDA runs nothing meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self._before: list[tuple[Tensor, Tensor]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise each operation would go through the compiler of PyTorch
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 from diffnet.cuda_graphs.plain_step import Loss
 from diffnet.cuda_graphs.random_numbers import same_random_numbers
 from diffnet.cuda_graphs.recording import trial
@@ -116,16 +116,11 @@ def _differs(found: Tensor, expected: Tensor) -> bool:
     return not torch.allclose(found, expected, rtol=0, atol=MAX_DIFFERENCE * float(expected.norm()), equal_nan=True)
 
 
-class _IndicesOnCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _IndicesOnCPU(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs PyTorch's operations on indices on the CPU, which raises an error for one out of range.
 
     A GPU would stop, and refuse all later work of the process.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # PyTorch would wrap the method so that its first call imports the compiler, which takes 5 seconds.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 from diffnet.ops.common.cuda_graph import NotCapturable
 
 _aten = torch.ops.aten
 
 
-class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SameRandomNumbers(DispatchMode):
     """Random operations of PyTorch give the same numbers in every such block.
 
     Those with one number for each element compute it from its place in the tensor and from the count of operations
@@ -29,10 +29,6 @@ class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._count = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the first operation would import the compiler of PyTorch, which takes seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import trimesh
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from diffnet import DiffusionNet, collate, precompute
 from diffnet.benchmarks.absent_gpu import AbsentGPU
+from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 from diffnet.ops import cross_entropy
 from diffnet.ops.common import launcher
 from diffnet.ops.common.launcher import compile_ahead
@@ -38,17 +38,13 @@ K, WIDTH, BLOCKS, CLASSES = 128, 128, 4, 8
 ALLOCATIONS = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 
 
-class DeviceOperations(TorchDispatchMode):
+class DeviceOperations(DispatchMode):
     """Counts operations that launch a kernel, which are all but views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()
         self.launched: Counter[str] = Counter()
         self.empty = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the first operation would import the compiler of PyTorch, which takes seconds
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = op._schema.name.removeprefix("aten::")

@@ -20,11 +20,11 @@ from no_gpu import compile_only
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction, MockTensor
 
 from diffnet import DiffusionNet, collate, precompute
+from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 
 NETWORKS: tuple[dict[str, Any], ...] = (
     {},
@@ -49,12 +49,8 @@ class Autocast:
         Autocast.on = self.before
 
 
-class OnlyThere(TorchDispatchMode):
+class OnlyThere(DispatchMode):
     """Runs the real implementations of our operators instead of the fake ones, and lets nothing touch the CPU."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the first operation would import the compiler of PyTorch, which takes seconds
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if op.namespace == "diffnet":
