@@ -1,12 +1,13 @@
-"""Samples that are read again: from their entries into pinned memory, and their tensors are made on the GPU.
+"""Reads samples again: the bytes of their entries go to pinned memory, and their tensors are made on the GPU.
 
-Making tensors takes Python's global lock, for which threads wait. Reading bytes doesn't.
+Threads that make tensors wait for Python's global lock. Threads that read bytes don't.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,23 +51,24 @@ def read_again(name: str, paths: Sequence[Path], counts: tuple[int, int]) -> Pin
     """
     with ExitStack() as files:
         try:
-            entries = [entry for entry in map(open_again, paths) if entry and files.enter_context(entry.file)]
-            if len(entries) < len(paths):
-                return None
+            entries = []
+            for path in paths:
+                entry = open_again(path)
+                if entry is None:
+                    return None
+                files.enter_context(entry.file)
+                entries.append(entry)
             arrays = [array for entry in entries for array in entry.arrays]
             arrays += [(extent, np.dtype(np.int64), (2,), 16) for extent in EXTENTS]
             offsets, size = layout(count for *_, count in arrays)
             buffer = empty_pinned(size)
             content = buffer.numpy().data
-            pieces = [content[at : at + count] for (*_, count), at in zip(arrays, offsets, strict=True)]
-            first = 0
-            for entry in entries:
-                if not entry.read(pieces[first : first + len(entry.arrays)]):
-                    return None
-                first += len(entry.arrays)
+            pieces = iter([content[at : at + count] for (*_, count), at in zip(arrays, offsets, strict=True)])
+            if not all(entry.read([*islice(pieces, len(entry.arrays))]) for entry in entries):
+                return None
         except OSError:
             return None
-    for piece, count in zip(pieces[first:], counts, strict=True):
+    for piece, count in zip(pieces, counts, strict=True):
         piece[:] = np.array([0, count]).data.cast("B")
     places = {own: (dtype, shape, at) for (own, dtype, shape, _), at in zip(arrays, offsets, strict=True)}
     return PinnedSample(name, buffer, places, counts)

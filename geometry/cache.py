@@ -118,14 +118,9 @@ def open_again(path: Path) -> SoundEntry | None:
     file = path.open("rb", buffering=0)
     if _state(file) in _sound:
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        spans = sorted((*about["data_offsets"], name) for name, about in header.items())
-        if all(last == first for (_, last, _), (first, _, _) in pairwise(spans)):  # nothing says that it must be so
-            arrays = [
-                (name, np.dtype(_DTYPES[header[name]["dtype"]]), tuple(header[name]["shape"]), last - first)
-                for first, last, name in spans
-            ]
+        found = sorted(_described(file.read(size))[0])
+        if all(one[1] == other[0] for one, other in pairwise(found)):  # the format allows gaps
+            arrays = [(name, dtype, shape, last - first) for first, last, name, dtype, shape in found]
             return SoundEntry(file, 8 + size, arrays)
     file.close()
     return None
@@ -171,15 +166,22 @@ def parsed(buffer: memoryview) -> tuple[Arrays, dict[str, str]]:
     Damage raises ValueError, RuntimeError, LookupError, TypeError or AttributeError, or gives other arrays.
     """
     begin = 8 + int.from_bytes(buffer[:8], "little")
-    header = json.loads(bytes(buffer[8:begin]))
-    metadata = header.pop("__metadata__", {})
+    found, metadata = _described(bytes(buffer[8:begin]))
     arrays = {}
-    for name, about in header.items():
-        first, last = about["data_offsets"]
-        dtype = np.dtype(_DTYPES[about["dtype"]])
+    for first, last, name, dtype, shape in found:
         content = np.frombuffer(buffer, np.uint8, last - first, begin + first)
-        arrays[name] = content.view(dtype).reshape(about["shape"])
+        arrays[name] = content.view(dtype).reshape(shape)
     return arrays, metadata
+
+
+def _described(header: bytes) -> tuple[list[tuple[int, int, str, np.dtype[Any], tuple[int, ...]]], dict[str, str]]:
+    """First byte, end, name, dtype and shape of each array of a safetensors file, and its metadata. See `parsed`."""
+    described = json.loads(header)
+    metadata = described.pop("__metadata__", {})
+    return [
+        (*about["data_offsets"], name, np.dtype(_DTYPES[about["dtype"]]), tuple(about["shape"]))
+        for name, about in described.items()
+    ], metadata
 
 
 def write_entry(path: Path, arrays: Arrays) -> None:
