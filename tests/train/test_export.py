@@ -56,7 +56,8 @@ def network_of(**options: Any) -> DiffusionNet:
 @pytest.mark.parametrize(
     "options",
     [
-        {"blocks": 2, "outputs_at": "faces", "mlp_norm": "layer", "last_activation": torch.sigmoid},
+        {"blocks": 2},
+        {"outputs_at": "faces", "mlp_norm": "layer", "last_activation": torch.sigmoid},
         pytest.param({"outputs_at": "edges", "gradient": "sparse"}, marks=pytest.mark.slow),
         pytest.param({"outputs_at": "global_mean", "gradient_rotation": "swapped"}, marks=pytest.mark.slow),
         pytest.param({"gradient_features": False}, marks=pytest.mark.slow),
