@@ -9,7 +9,10 @@ T = TypeVar("T", covariant=True)
 
 
 class LazySequence(Sequence[T]):
-    """A sequence whose items are computed. `Sequence` takes an IndexError of the computation for the end."""
+    """A sequence whose items are computed. An IndexError of a computation is raised when one iterates over it.
+
+    Over a plain `Sequence`, the iteration would end there, as if there were no more items.
+    """
 
     def __iter__(self) -> Iterator[T]:
         return map(self.__getitem__, range(len(self)))

@@ -40,17 +40,17 @@ def packed(
     # up Python's global lock in every operation, and a second thread would make each of them wait for it.
     copies, stream = copy_stream(device), torch.cuda.current_stream(device)
     copies.wait_stream(stream)  # memory of earlier batches may still be read
-    # Fields that a network doesn't read are not packed. For those that it reads, the samples must still be there.
-    steps: deque[tuple[torch.cuda.Event, object]] = deque()
+    # A field is packed when the network reads it, so the samples stay until the step on their batch has ended.
+    steps: deque[tuple[torch.cuda.Event, Sequence[Sample | PairSample], Sample]] = deque()
     for batch in batches:
         if len(steps) == 2:
             # The memory of this batch is used again. This also bounds the memory of waiting batches.
             steps.popleft()[0].synchronize()
         with torch.cuda.stream(copies):
-            used = pack(batch)  # samples of `on_device` are moved when they are taken
+            chosen, sample = pack(batch)  # samples of `on_device` are moved when they are taken
         stream.wait_stream(copies)
-        yield used[1]
-        steps.append((stream.record_event(), used))
+        yield sample
+        steps.append((stream.record_event(), chosen, sample))
 
 
 def _are_there(samples: Sequence[Sample | PairSample]) -> bool:

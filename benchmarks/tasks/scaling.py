@@ -61,7 +61,7 @@ NOISE = 0.01  # of the mean edge
 PER_RANK = 4  # meshes, for weak scaling
 BATCHES = (8, 32)  # meshes, for strong scaling
 # Epochs before the measured ones, for each rank. Graphs are recorded in them. A rank moves a mesh to its GPU when it
-# meets it first, and it meets one of N meshes in each epoch: after 5 N epochs, all but 0.7 %.
+# first gets the mesh. Each of N ranks gets 1 / N of the meshes in an epoch, so after 5 N epochs it has all but 0.7 %.
 WARM = 5
 WARM_MESHES = 32  # for each rank, as a GPU takes at once
 WRITERS = 16  # processes; each takes seconds to start

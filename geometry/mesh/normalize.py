@@ -18,8 +18,8 @@ from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule
 if TYPE_CHECKING:
     from torch import Tensor
 
-FAR = 64  # float32 would lose 6 of its 24 bits to an offset of so many sizes of the mesh
-SOME = 100  # faces
+MAX_OFFSET = 64  # sizes of the mesh; float32 would lose 6 of its 24 bits to it
+SAMPLED_FACES = 100  # about
 
 Positions = TypeVar("Positions", "Tensor", NDArray[np.float64])
 
@@ -103,15 +103,17 @@ def round_positions(mesh: Mesh) -> Mesh:
     Raises MeshError for positions that float32 can't hold.
     """
     verts = mesh.verts
-    # Looking at all used vertices takes longer than the rest. Some of them mostly show that the mesh isn't far.
-    some = verts if mesh.is_point_cloud else verts[mesh.faces[:: len(mesh.faces) // SOME + 1].reshape(-1)]
-    if np.abs(verts).max() > FAR * np.ptp(some, axis=0).max():
+    # Finding all used vertices takes longer than the rest. The mesh is at least as large as some of its faces together,
+    # which mostly shows that its offset is small.
+    step = len(mesh.faces) // SAMPLED_FACES + 1
+    sampled = verts if mesh.is_point_cloud else verts[mesh.faces[::step].reshape(-1)]
+    if np.abs(verts).max() > MAX_OFFSET * np.ptp(sampled, axis=0).max():
         used = np.full(len(verts), mesh.is_point_cloud)
         used[mesh.faces] = True
         surface = np.ascontiguousarray(verts[used].T)  # NumPy is slow along the long axis of (V, 3)
         low, high = surface.min(axis=1), surface.max(axis=1)
         center = (low + high) / 2
-        if np.abs(center).max() > FAR * (high - low).max():
+        if np.abs(center).max() > MAX_OFFSET * (high - low).max():
             verts = verts - center
     with np.errstate(over="ignore"):
         verts = verts.astype(np.float32).astype(np.float64)

@@ -43,7 +43,7 @@ def fields_of(tensors: Mapping[str, Tensor], backward: bool = True) -> dict[str,
 def field_of(tensors: Mapping[str, Tensor], name: str, backward: bool = True, even: bool = False) -> Any:
     """One of `given_fields` from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
 
-    even: whether no row is long and products take the rows as they are stored, which a GPU would have to be asked for
+    even: whether products are known to take the rows as they are stored, see `have_even_rows`
     """
     kind, tensor = FIELDS[name], tensors[name]
     if kind.optional and tensor.shape[0] == 0:

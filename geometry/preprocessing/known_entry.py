@@ -68,7 +68,7 @@ def operators_of_tensors(tensors: Mapping[str, Tensor], vertices: int, faces: in
 
 
 def have_even_rows(operators: Operators) -> bool:
-    """Whether products take the rows as they are stored. A GPU would have to be waited for, so ask on the CPU."""
+    """Whether products take the rows as they are stored. Call this on the CPU: on a GPU, the CPU would wait for it."""
     patterns = operators.laplacian.pattern, operators.gradient.pattern
     return all(
         len(pattern.long_pieces) == 0 and (pattern.row_order is not None or len(pattern.rows_by_length) == 0)
