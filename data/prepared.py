@@ -21,13 +21,13 @@ from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
-from diffnet.data.read_again import PinnedSample, read_again
-from diffnet.data.samples import Interpolation, Sample, make_sample
+from diffnet.data.samples import Interpolation, PinnedSample, Sample, make_sample
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_named
 from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.read_again import read_again
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
 
@@ -101,10 +101,10 @@ class PreparedSamples(LazySequence[Sample]):
         """A sample in pinned memory, from which `.to` copies it to a GPU."""
         name, entry, operators, vertices, faces, *_ = self.facts[i]
         if i in self._whole:
-            paths = [self._path(entry, "sample"), self._path(operators, "operators")]
-            found = read_again(name, paths, (vertices, faces))
+            paths = self._path(entry, "sample"), self._path(operators, "operators")
+            found = read_again(dict.fromkeys(paths), (vertices, faces))
             if found is not None:
-                return found
+                return PinnedSample(name, found, (vertices, faces))
         sample: Sample = self[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
         if entry and not self.backward and self._options.basis == "float32" and have_even_rows(sample.operators):

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
 from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Operators, collate
+from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
+from diffnet.geometry.preprocessing.read_again import PinnedEntries
 from diffnet.geometry.transfer import pinned
 
 
@@ -102,6 +104,25 @@ class Sample:
         else:
             _, (features, labels) = pinned([features, labels])
         return replace(self, features=features, labels=labels, operators=self.operators.pin_memory())
+
+
+class PinnedSample(NamedTuple):
+    """A sample in a buffer of pinned memory.
+
+    counts: of vertices and of faces
+    """
+
+    name: str
+    entries: PinnedEntries
+    counts: tuple[int, int]
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Sample:
+        """The sample on a device. See `Operators.to`."""
+        tensors = self.entries.to(device, non_blocking=non_blocking)
+        has_back = "weights" in self.entries.places
+        back = Interpolation(tensors["elements"], tensors["weights"].float()) if has_back else None
+        operators = operators_of_tensors(tensors, *self.counts)
+        return Sample((self.name,), tensors["features"], tensors["labels"], operators, back)
 
 
 def make_sample(

@@ -14,7 +14,7 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import pairwise
@@ -37,10 +37,9 @@ WRITERS = 4  # threads
 ABANDONED = 86_400  # seconds since the last write to a temporary file
 BLOCK = 4096  # bytes; the checksum adds up the words of each block
 
-# The files whose checksum and content this process has found right: device, inode, size and time of modification. A
-# file that changes twice within a few milliseconds can keep its time of modification, so files become settled first.
-FileState: TypeAlias = tuple[int, int, int, int]
-_sound: set[FileState] = set()
+# Device, inode, size and times of change and of modification.
+FileState: TypeAlias = tuple[int, int, int, int, int]
+_sound: set[FileState] = set()  # the files whose checksum and content this process has found right
 SETTLED = 1_000_000_000  # nanoseconds
 
 
@@ -78,7 +77,7 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         if file not in _sound and metadata["checksum"] != str(checksum(arrays)):
             raise ValueError("the checksum differs")
         check(arrays)
-        if time.time_ns() - file[-1] > SETTLED:
+        if _is_settled(file):
             _sound.add(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -92,8 +91,8 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
 class SoundEntry(NamedTuple):
     """An open entry that `read_entry` has found sound.
 
-    begin: the byte at which its first array begins
-    arrays: name, dtype, shape and bytes of each, in the order in which they follow each other
+    begin: the byte at which the first of its arrays that are wanted begins
+    arrays: name, dtype, shape and bytes of each of these, in the order in which they follow each other
     """
 
     file: BinaryIO
@@ -110,18 +109,20 @@ class SoundEntry(NamedTuple):
         return count == sum(map(len, pieces))
 
 
-def open_again(path: Path) -> SoundEntry | None:
+def open_again(path: Path, wanted: Collection[str] | None = None) -> SoundEntry | None:
     """Open an entry that `read_entry` has found sound. None if it hasn't, or if the file has changed since.
+
+    wanted: the names of the arrays to read, by default all
 
     Raises OSError.
     """
     file = path.open("rb", buffering=0)
-    if _state(file) in _sound:
+    if _state(os.fstat(file.fileno())) in _sound:
         size = int.from_bytes(file.read(8), "little")
-        found = sorted(_described(file.read(size))[0])
-        if all(one[1] == other[0] for one, other in pairwise(found)):  # the format allows gaps
+        found = sorted(each for each in _described(file.read(size))[0] if wanted is None or each[2] in wanted)
+        if found and all(one[1] == other[0] for one, other in pairwise(found)):  # the format allows gaps
             arrays = [(name, dtype, shape, last - first) for first, last, name, dtype, shape in found]
-            return SoundEntry(file, 8 + size, arrays)
+            return SoundEntry(file, 8 + size + found[0][0], arrays)
     file.close()
     return None
 
@@ -150,14 +151,27 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
     The safetensors library opens a file twice by name. Another process may replace the entry in between.
     """
     with path.open("rb") as file:
-        state = _state(file)
+        state = _state(os.fstat(file.fileno()))
         buffer = map_file(file)
     return *parsed(buffer), state
 
 
-def _state(file: BinaryIO) -> FileState:
-    stat = os.fstat(file.fileno())
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+def settled_state(path: Path) -> FileState | None:
+    """A value that will change with the content of a file. None if the file has just changed, or is missing."""
+    try:
+        state = _state(os.stat(path))
+    except (OSError, ValueError):
+        return None
+    return state if _is_settled(state) else None
+
+
+def _state(stat: os.stat_result) -> FileState:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns, stat.st_mtime_ns
+
+
+def _is_settled(state: FileState) -> bool:
+    """Whether a further change will change the state: two within some milliseconds can have the same times."""
+    return time.time_ns() - state[-1] > SETTLED
 
 
 def parsed(buffer: memoryview) -> tuple[Arrays, dict[str, str]]:

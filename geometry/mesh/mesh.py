@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, settled_state, write_entry
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
@@ -127,7 +127,7 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         an object with `vertices` (V, 3) and `faces` (F, 3), or with `pos` (V, 3) and `face` (3, F) and perhaps
         `normal` (V, 3), as PyTorch Geometric's `Data` has them
     cache_dir: a folder for parsed files, identified by their content, so that a file is parsed only once; see
-        `precompute`
+        `precompute`. A process takes a file for unchanged if its inode, size and times are those of the last call.
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
     fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
@@ -151,7 +151,11 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     if isinstance(source, Mesh):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return _read(Path(source), cache_dir)
+        path = Path(source)
+        if cache_dir is not None:
+            return load_parsed(path, cache_dir)[0]
+        suffix, data = read_content(path)
+        return replace(_parse(data, suffix, str(path)), path=str(path))
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
     try:
@@ -276,21 +280,41 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     return corners[np.sort(first)]
 
 
-def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
+def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Path]:
+    """`load_mesh` of a file, and the entry that holds the parsed file, unless it can't be written."""
+    name = str(path)
+    known = parsed_entry(path, cache_dir)
+    if known is not None and (mesh := parsed_mesh(known, name)) is not None:
+        return mesh, known
+    state = settled_state(path)
     suffix, data = read_content(path)
-    if cache_dir is None:
-        return replace(_parse(data, suffix, str(path)), path=str(path))
     # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
     more = {"normals": True} if mentions_normals(data, suffix) else {}
-    entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more), "mesh")
-    stored = read_entry(entry, _check_stored)
-    if stored is None:
-        mesh = replace(_parse(data, suffix, str(path)), path=str(path))
+    key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more)
+    if state is not None and state == settled_state(path) and suffix != ".gltf":  # which consists of several files
+        _keys[name, state] = key
+    entry = entry_path(cache_dir, key, "mesh")
+    mesh = parsed_mesh(entry, name) if entry != known else None
+    if mesh is None:
+        mesh = replace(_parse(data, suffix, name), path=name)
         write_entry(entry, _as_arrays(mesh))
-        stored = read_entry(entry, _check_stored)  # mapped files don't count as memory of a process
-        if stored is None:
-            return mesh
-    return _from_arrays(stored, str(path))
+        mesh = parsed_mesh(entry, name) or mesh  # mapped files don't count as memory of a process
+    return mesh, entry
+
+
+_keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
+
+
+def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
+    """The entry of a parsed file, if this process has hashed the file before and it hasn't changed since."""
+    key = _keys.get((str(path), settled_state(path)))
+    return None if key is None else entry_path(cache_dir, key, "mesh")
+
+
+def parsed_mesh(entry: Path, name: str) -> Mesh | None:
+    """The mesh of a file from its entry. None as in `read_entry`."""
+    stored = read_entry(entry, _check_stored)
+    return None if stored is None else _from_arrays(stored, name)
 
 
 def read_content(path: Path) -> tuple[str, bytes]:

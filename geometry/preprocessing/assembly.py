@@ -14,6 +14,7 @@ from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.preprocessing.flat import tensor_arrays
 from diffnet.ops import Pattern, SparseMatrix
+from diffnet.ops.sparse.pattern import transposed_entries
 
 
 def given_fields() -> list[str]:
@@ -35,13 +36,15 @@ def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def fields_of(tensors: Mapping[str, Tensor], backward: bool = True) -> dict[str, Any]:
-    """The fields of `Operators` from the tensors of `tensor_arrays`."""
-    return {name: field_of(tensors, name, backward) for name in given_fields()}
+def fields_of(tensors: Mapping[str, Tensor], backward: bool = True, even: bool = False) -> dict[str, Any]:
+    """The fields of `Operators` from these tensors, see `field_of`."""
+    return {name: field_of(tensors, name, backward, even) for name in given_fields()}
 
 
 def field_of(tensors: Mapping[str, Tensor], name: str, backward: bool = True, even: bool = False) -> Any:
     """One of `given_fields` from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
+
+    The patterns of such an entry are transposed on the device of the tensors, and should be symmetric.
 
     even: whether products are known to take the rows as they are stored, see `have_even_rows`
     """
@@ -68,10 +71,12 @@ def _pattern(tensors: Mapping[str, Tensor], name: str, backward: bool, even: boo
         starts = tensors.get(f"{name}_transposed_indptr", indptr)
         columns = tensors.get(f"{name}_transposed_indices", indices)
         transposed = Pattern(starts, columns, rows, row_order, check=False)
-        pattern = pattern.with_known(transpose=(transposed, tensors[f"{name}_transposed"]))
+        key = f"{name}_transposed"
+        entries = tensors[key] if key in tensors else transposed_entries(pattern)
+        pattern = pattern.with_known(transpose=(transposed, entries))
     if even:
         by_length = indices.new_empty(0) if row_order is None else None
-        return pattern.with_known(long_pieces=indices.new_empty(0, 4, dtype=torch.int64), rows_by_length=by_length)
+        pattern = pattern.with_known(long_pieces=indices.new_empty(0, 4, dtype=torch.int64), rows_by_length=by_length)
     # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps that
     # may be compiled or captured.
     return pattern.prepare(backward=backward)

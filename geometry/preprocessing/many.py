@@ -24,14 +24,13 @@ from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.phases import add_phases, phase, with_phases
+from diffnet.geometry.phases import add_phases, with_phases
 from diffnet.geometry.preprocessing.assembly import fields_of, tensors_of
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import entry_of, read_operators
+from diffnet.geometry.preprocessing.entry import entry_of
 from diffnet.geometry.preprocessing.flat import Flat
 from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
 from diffnet.geometry.preprocessing.group import Computed
-from diffnet.geometry.preprocessing.one import operators_from, operators_of
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -40,15 +39,13 @@ from diffnet.geometry.preprocessing.options import (
     Options,
     ScaleRule,
 )
-from diffnet.geometry.preprocessing.packing import unpacked
+from diffnet.geometry.preprocessing.stored import Reader, stored_operators
 from diffnet.geometry.preprocessing.worker import (
     CacheJob,
     Known,
-    Stored,
     Unsolved,
     compute_entry,
     source_name,
-    stored_mesh,
 )
 from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
 from diffnet.geometry.transfer import MAX_PIECE, to_gpu, views
@@ -104,11 +101,11 @@ def precompute_all(
     check_normals_rule(normals)
     job = CacheJob(options, cache_dir, normalize, normals)
 
-    def load(positions: tuple[int, ...], found: Sequence[Flat] | Computed | Stored) -> list[Operators]:
+    def load(positions: tuple[int, ...], found: Sequence[Flat] | Computed | Reader) -> list[Operators]:
         if isinstance(found, Computed):
             return [found.operators]
-        if isinstance(found, Stored):
-            return [_operators_stored(found, options, cache_dir, device)]
+        if callable(found):
+            return [found(device)]
         return _operators_of_flat(found, device)
 
     def fill(ready: Callable[..., Any]) -> dict[int, str]:
@@ -118,7 +115,7 @@ def precompute_all(
             ready(tuple(group), [*group.values()])
             group.clear()
 
-        def add(position: int, found: Known | Computed | Stored) -> None:
+        def add(position: int, found: Known | Computed | Reader) -> None:
             if not isinstance(found, Known):
                 ready((position,), found)
                 return
@@ -141,18 +138,6 @@ def precompute_all(
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")
     result = {i: each for group, found in loaded.items() for i, each in zip(group, found.result(), strict=True)}
     return [result[i] for i in range(len(meshes))]
-
-
-def _operators_stored(
-    found: Stored, options: Options, cache_dir: str | os.PathLike[str] | None, device: torch.device
-) -> Operators:
-    """Operators from a cache entry. If it can't be used, they are computed."""
-    mesh, path = found
-    with phase("check"):
-        entry = read_operators(path, len(mesh.verts), options)
-    if entry is None:
-        return operators_of(mesh, options, cache_dir, device)
-    return operators_from(mesh, unpacked(entry, mesh.verts), options, device)
 
 
 def _operators_of_flat(found: Sequence[Flat], device: torch.device) -> list[Operators]:
@@ -228,7 +213,7 @@ def _fill(
     jobs = min(jobs or available_cores(), len(sources))
     failed: dict[int, str] = {}
 
-    def done(position: int, result: Known | Computed | Stored | str | None) -> None:
+    def done(position: int, result: Known | Computed | Reader | str | None) -> None:
         if isinstance(result, str):
             failed[position] = result
         else:
@@ -322,7 +307,7 @@ def in_blocks(
 
 
 def _without_entry(
-    sources: Sequence[MeshLike], job: CacheJob, waiting: Iterator[int], done: Callable[[int, Stored], None]
+    sources: Sequence[MeshLike], job: CacheJob, waiting: Iterator[int], done: Callable[[int, Reader], None]
 ) -> Iterator[int]:
     """The positions of the meshes for which workers should look into the cache. Calls done for the others.
 
@@ -335,12 +320,12 @@ def _without_entry(
         together = 1
         while looked_at := list(islice(waiting, together)):
             missing = []
-            meshes = threads.map(lambda i: stored_mesh(sources[i], job), looked_at)
-            for position, mesh in zip(looked_at, meshes, strict=True):
-                if mesh is None:
+            found = threads.map(lambda i: stored_operators(sources[i], job), looked_at)
+            for position, reader in zip(looked_at, found, strict=True):
+                if reader is None:
                     missing.append(position)
                 else:
-                    done(position, mesh)
+                    done(position, reader)
             if missing:
                 return chain(missing, waiting)
             together = LOOKED_AT_TOGETHER

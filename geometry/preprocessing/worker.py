@@ -15,7 +15,7 @@ from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.normals import NormalsRule
 from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.entry import find_operators, operators_path, stored_arrays
+from diffnet.geometry.preprocessing.entry import find_operators, stored_arrays
 from diffnet.geometry.preprocessing.flat import Flat, flat, tensor_arrays
 from diffnet.geometry.preprocessing.options import Options, ScaleRule
 
@@ -36,13 +36,6 @@ class Unsolved(NamedTuple):
     path: Path | None
 
 
-class Stored(NamedTuple):
-    """A mesh that has a cache entry, whose content has not been checked, and the path of the entry."""
-
-    mesh: Mesh
-    path: Path
-
-
 @dataclass(frozen=True)
 class CacheJob:
     """The options that decide the cache entry of each mesh, and the folder of the cache, if there is one.
@@ -60,18 +53,6 @@ class CacheJob:
         """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
         with phase("read"):
             return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
-
-
-def stored_mesh(source: MeshLike, job: CacheJob) -> Stored | None:
-    """The mesh, if the cache has an entry for it."""
-    if job.cache_dir is None:
-        return None
-    try:
-        mesh = job.read(source)
-    except MeshError:
-        return None  # `compute_entry` reports the error
-    path = operators_path(mesh, job.options, job.cache_dir)
-    return Stored(mesh, path) if path.is_file() else None
 
 
 def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:

@@ -559,6 +559,17 @@ def _pack_orders(orders: Sequence[Tensor | None], patterns: Sequence[Pattern], o
     return cat_shifted(own, offsets)
 
 
+def transposed_entries(pattern: Pattern) -> Tensor:
+    """Return the position in a pattern of each entry of its transpose, (nnz,). It doesn't wait for a GPU."""
+    (rows, columns), row_order = pattern.shape, pattern.row_order
+    if row_order is None:
+        return torch.sort(pattern.stored_indices, stable=True).indices
+    column = pattern.stored_indices.long()
+    if rows == columns:
+        column = inverse_order(row_order)[column]
+    return torch.sort(column * rows + pattern.row_indices).indices
+
+
 @not_compiled
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
@@ -566,15 +577,9 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
         counts = torch.zeros(columns, dtype=torch.int64, device="meta")  # bincount is not implemented there
     else:
         counts = torch.bincount(pattern.stored_indices, minlength=columns)
-    if row_order is None:
-        order = torch.sort(pattern.stored_indices, stable=True).indices
-    else:
-        column = pattern.stored_indices.long()
-        if rows == columns:
-            column, counts = inverse_order(row_order)[column], counts[row_order]
-        else:
-            row_order = None
-        order = torch.sort(column * rows + pattern.row_indices).indices
+    order = transposed_entries(pattern)
+    if row_order is not None:
+        counts, row_order = (counts[row_order], row_order) if rows == columns else (counts, None)
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.stored_indptr.dtype)
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,21 @@ import numpy as np
 import pytest
 import torch
 from operator_checks import assert_same
-from shapes import ellipsoid
+from shapes import ellipsoid, soup
 
-from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
+from diffnet.geometry import MeshError, cache, load_mesh, precompute, precompute_all
+from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.mesh import mesh
 from diffnet.geometry.phases import take_phases
-from diffnet.geometry.preprocessing import gpu_groups, group, many, worker
+from diffnet.geometry.preprocessing import gpu_groups, group, many, read_again, stored, worker
 from diffnet.geometry.preprocessing import one as one_mesh
 from diffnet.geometry.preprocessing.flat import ALIGNMENT
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
 from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.read_again import PinnedEntries
 from diffnet.geometry.preprocessing.worker import Unsolved
+from diffnet.geometry.transfer import TensorsAt
+from diffnet.ops.sparse import pattern
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,8 +95,8 @@ def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
     meshes = [ellipsoid(i) for i in range(3)]
     meshes[1] = replace(meshes[1], verts=3 * meshes[1].verts)
     expected = [precompute(mesh, k=8, laplacian="cotan", basis="float16") for mesh in meshes]
-    for cache, jobs in ((None, 1), (tmp_path, 2)):
-        found = precompute_all(meshes, 8, "cotan", cache, basis="float16", jobs=jobs)
+    for folder, jobs in ((None, 1), (tmp_path, 2)):
+        found = precompute_all(meshes, 8, "cotan", folder, basis="float16", jobs=jobs)
         for a, b in zip(found, expected, strict=True):
             assert torch.equal(a.faces, b.faces)
             torch.testing.assert_close(a.mass, b.mass)
@@ -332,6 +339,127 @@ def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(many, "POSITIONS", 1)
     with pytest.raises(ZeroDivisionError, match="a fault"):
         fill_cache([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
+
+
+def write_off(path: Path, verts: np.ndarray, faces: np.ndarray) -> Path:
+    rows = [*(f"{x} {y} {z}" for x, y, z in verts.tolist()), *(f"3 {a} {b} {c}" for a, b, c in faces)]
+    path.write_text("\n".join([f"OFF\n{len(verts)} {len(faces)} 0", *rows]))
+    return path
+
+
+def write_files(folder: Path) -> list[Path]:
+    """Meshes. Two can't be read again on a GPU: one has joined vertices, and one has a long row."""
+    shapes = [ellipsoid(0), ellipsoid(1, 2)]
+    circle = np.array([[np.cos(a), np.sin(a), 0.1 * (i % 2)] for i, a in enumerate(np.linspace(0, 6, 40))])
+    meshes = [
+        *((each.verts, each.faces) for each in shapes),
+        soup((shapes[0].verts, shapes[0].faces)),
+        (np.concatenate([np.zeros((1, 3)), circle]), np.array([[0, i, i % 40 + 1] for i in range(1, 41)])),
+        (np.random.default_rng(0).random((30, 3)), np.zeros((0, 3), np.int64)),
+    ]
+    return [write_off(folder / f"{i}.off", *mesh) for i, mesh in enumerate(meshes)]
+
+
+@pytest.fixture
+def pinned_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device "meta" stands for a GPU. What this process computes or reads again stays in ordinary memory."""
+    monkeypatch.setattr(many, "usable_device", torch.device)
+    monkeypatch.setattr(read_again, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+    monkeypatch.setattr(PinnedEntries, "to", lambda self, *_, **__: TensorsAt(*self))
+    monkeypatch.setattr(many, "to_gpu", lambda buffers, *_, **__: buffers)
+    monkeypatch.setattr(cache, "SETTLED", -(10**10))  # files that have just been written are settled
+
+
+@pytest.mark.usefixtures("pinned_on_the_cpu")
+@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
+@pytest.mark.parametrize("basis", ["float32", "float16"])
+def test_operators_are_equal_when_they_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any
+) -> None:
+    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    monkeypatch.setattr(pattern, "PIECE", 30)
+    files, folder = write_files(tmp_path), tmp_path / "cache"
+    expected = [precompute(file, k=8, basis=basis, normalize=True, cache_dir=folder) for file in files]
+    load = partial(precompute_all, files, 8, basis=basis, normalize=True, cache_dir=folder, jobs=2)
+    parsed: list[str] = []
+    plain = mesh.read_content
+    monkeypatch.setattr(mesh, "read_content", lambda path: parsed.append(path.name) or plain(path))
+    for device in ("cpu", "cpu", "meta"):
+        found = load(device=device)
+        on_cpu = [i for i, each in enumerate(found) if not each.mass.is_meta]
+        assert on_cpu == (list(range(5)) if device == "cpu" else [0, 1, 4] if basis == "float32" else [])
+        for i in on_cpu:
+            assert_same(found[i], expected[i])
+            for name in ("laplacian", "gradient"):
+                ours, theirs = (getattr(each, name).pattern for each in (found[i], expected[i]))
+                assert ours._transpose is not None  # a private name: it is known, so products need not sort
+                assert torch.equal(ours.transpose[1], theirs.transpose[1])
+                assert torch.equal(ours.transpose[0].stored_indptr, theirs.transpose[0].stored_indptr)
+                assert torch.equal(ours.transpose[0].stored_indices, theirs.transpose[0].stored_indices)
+                assert torch.equal(ours.long_pieces, theirs.long_pieces)
+                assert torch.equal(ours.rows_by_length, theirs.rows_by_length)
+    assert parsed == []
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.usefixtures("pinned_on_the_cpu")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", ["mesh", "operators"])
+@pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "missing"])
+def test_entries_that_change_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any
+) -> None:
+    monkeypatch.setattr(stored, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
+    files, folder = write_files(tmp_path)[:2], tmp_path / "cache"
+    expected = [precompute(file, k=8, cache_dir=folder) for file in files]
+    for _ in range(2):
+        precompute_all(files, 8, cache_dir=folder, jobs=2)
+    for path in folder.rglob(f"*.{kind}.safetensors"):
+        how(path)
+    with pytest.warns(UserWarning, match="can't be read") if how is damage else nullcontext():
+        found = precompute_all(files, 8, cache_dir=folder, jobs=2, device=device)
+    for a, b in zip(found, expected, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.usefixtures("pinned_on_the_cpu")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
+    """Also if their size and their time of modification stay."""
+    files, folder = write_files(tmp_path)[:2], tmp_path / "cache"
+    before, content = files[0].stat(), load_mesh(files[0])
+    for _ in range(3):
+        precompute_all(files, 8, cache_dir=folder, jobs=2)
+    write_off(files[0], content.verts, content.faces[::-1])
+    os.utime(files[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert files[0].stat().st_size == before.st_size
+    for where in ("cpu", "cpu", device):  # computed, read and read again
+        first, _ = precompute_all(files, 8, cache_dir=folder, jobs=2, device=where)
+        assert torch.equal(first.faces, torch.from_numpy(content.faces[::-1].copy()))
+    files[0].unlink()
+    with pytest.raises(MeshError, match=r"0\.off: no such file"):
+        precompute_all(files, 8, cache_dir=folder, jobs=2, device=device)
+
+
+@pytest.mark.gpu
+def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SETTLED", -(10**10))
+    files, again = write_files(tmp_path), []
+    plain = stored.read_again
+    monkeypatch.setattr(stored, "read_again", lambda *args: again.append(1) or plain(*args))
+    expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
+    for count in (0, 3, 6):
+        for a, b in zip(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected, strict=True):
+            assert a.mass.is_cuda
+            assert a.frames.data_ptr() % ALIGNMENT == 0
+            assert_same(a.cpu(), b)
+            assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
+        assert len(again) == count
 
 
 @pytest.mark.gpu

@@ -29,12 +29,12 @@ from diffnet.data import (
     index_dataset,
     index_targets,
     paired_meshes,
-    read_again,
 )
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import Mesh, cache, load_mesh, make_mesh, transfer
 from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.preprocessing import read_again
 from diffnet.ops.sparse import pattern
 from diffnet.train import batches, resident
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
