@@ -33,6 +33,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hks-wks": {"features": "log-hks+wks"},
     "curvature": {"features": "curvature+log-hks"},
     "diffused": {"features": "diffused-curvature+log-hks"},
+    "curvatures": {"features": "curvature+diffused-curvature+log-hks"},
     "diffused-wks": {"features": "diffused-curvature+wks"},
     "curvature-wks": {"features": "curvature+wks"},
     "curvature-hks-wks": {"features": "curvature+log-hks+wks"},
