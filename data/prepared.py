@@ -55,6 +55,7 @@ class PreparedSamples(LazySequence[Sample]):
 
     facts: of each sample
     vertex_counts: (N,) int64
+    whole: the samples that have been read, and whose entries hold all that a GPU needs, so `pinned` copies bytes
 
     A sample whose entries are missing or damaged is made again from its mesh. Raises the errors of that mesh, and
     DataError if the cache can't be written and the samples that it should hold exceed `memory`.
@@ -74,7 +75,7 @@ class PreparedSamples(LazySequence[Sample]):
         self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
         self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
-        self._whole: set[int] = set()  # those that have been read, and whose entries hold all that a GPU needs
+        self.whole: set[int] = set()
         self._lock = Lock()
         self.facts: list[SampleFacts] = []
 
@@ -100,7 +101,7 @@ class PreparedSamples(LazySequence[Sample]):
     def pinned(self, i: int) -> Sample | PinnedSample:
         """A sample in pinned memory, from which `.to` copies it to a GPU."""
         name, entry, operators, vertices, faces, *_ = self.facts[i]
-        if i in self._whole:
+        if i in self.whole:
             paths = self._path(entry, "sample"), self._path(operators, "operators")
             found = read_again(dict.fromkeys(paths), (vertices, faces))
             if found is not None:
@@ -108,7 +109,7 @@ class PreparedSamples(LazySequence[Sample]):
         sample: Sample = self[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
         if entry and not self.backward and self._options.basis == "float32" and have_even_rows(sample.operators):
-            self._whole.add(i)
+            self.whole.add(i)
         return sample.pin_memory()
 
     def _path(self, entry: str, kind: str) -> Path:

@@ -24,6 +24,7 @@ from diffnet.geometry.processes import available_cores
 MEMORY = 2.0  # GiB of host memory for samples, by default
 REST = 500  # bytes for each vertex of a sample besides its eigenvectors, mostly sparse matrices
 READERS = 8  # threads; reading and copying work without Python's global lock
+COPIERS = 3  # threads for samples whose bytes are only copied; threads that sleep long wake up late
 
 S = TypeVar("S", covariant=True)
 
@@ -167,7 +168,7 @@ class _Store:
         self._waiting: dict[int, Sample | PinnedSample] = {}  # in pinned memory
         self._reading: dict[int, Future[Sample | PinnedSample]] = {}
         self._lock = Lock()
-        self._readers = ThreadPoolExecutor(min(READERS, available_cores()))
+        self._readers, self._copiers = (ThreadPoolExecutor(min(n, available_cores())) for n in (READERS, COPIERS))
 
     def get(self, number: int) -> Sample:
         kept = self._kept.get(number)
@@ -187,8 +188,9 @@ class _Store:
     def prefetch(self, numbers: Sequence[int]) -> None:
         with self._lock:
             for number in numbers:
-                if number not in self._kept and number not in self._reading:
-                    self._reading[number] = self._readers.submit(self._read, number)
+                if not any(number in known for known in (self._kept, self._waiting, self._reading)):
+                    threads = self._copiers if self._is_copied(number) else self._readers
+                    self._reading[number] = threads.submit(self._read, number)
 
     @property
     def is_busy(self) -> bool:
@@ -201,6 +203,10 @@ class _Store:
             for reading in self._reading.values():
                 reading.cancel()
             self._reading.clear()
+
+    def _is_copied(self, number: int) -> bool:
+        """Whether the bytes of a sample are copied without further work."""
+        return isinstance(self.samples, PreparedSamples) and number in self.samples.whole
 
     def _read(self, number: int) -> Sample | PinnedSample:
         """The sample on the CPU, for a GPU in pinned memory."""
