@@ -32,6 +32,7 @@ from diffnet.geometry.phases import phase
 FORMAT = 9  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
+_Place: TypeAlias = "tuple[str, np.dtype[Any], tuple[int, ...], int]"  # name, dtype, shape and bytes of an array
 
 WRITERS = 4  # threads
 ABANDONED = 86_400  # seconds since the last write to a temporary file
@@ -88,6 +89,11 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     return arrays
 
 
+# What `open_again` has found in a file in some state.
+_places: dict[tuple[FileState, tuple[str, ...] | None], tuple[int, list[_Place]]] = {}
+MAX_PLACES = 4096  # files, of about 3 kB each
+
+
 class SoundEntry(NamedTuple):
     """An open entry that `read_entry` has found sound.
 
@@ -97,7 +103,7 @@ class SoundEntry(NamedTuple):
 
     file: BinaryIO
     begin: int
-    arrays: list[tuple[str, np.dtype[Any], tuple[int, ...], int]]
+    arrays: list[_Place]
 
     def read(self, pieces: Sequence[memoryview]) -> bool:
         """Read the arrays into pieces of memory. Returns whether the file has them all."""
@@ -109,7 +115,7 @@ class SoundEntry(NamedTuple):
         return count == sum(map(len, pieces))
 
 
-def open_again(path: Path, wanted: Collection[str] | None = None) -> SoundEntry | None:
+def open_again(path: Path, wanted: tuple[str, ...] | None = None) -> SoundEntry | None:
     """Open an entry that `read_entry` has found sound. None if it hasn't, or if the file has changed since.
 
     wanted: the names of the arrays to read, by default all
@@ -117,14 +123,27 @@ def open_again(path: Path, wanted: Collection[str] | None = None) -> SoundEntry 
     Raises OSError.
     """
     file = path.open("rb", buffering=0)
-    if _state(os.fstat(file.fileno())) in _sound:
-        size = int.from_bytes(file.read(8), "little")
-        found = sorted(each for each in _described(file.read(size))[0] if wanted is None or each[2] in wanted)
-        if found and all(one[1] == other[0] for one, other in pairwise(found)):  # the format allows gaps
-            arrays = [(name, dtype, shape, last - first) for first, last, name, dtype, shape in found]
-            return SoundEntry(file, 8 + size + found[0][0], arrays)
+    state = _state(os.fstat(file.fileno()))
+    if state in _sound:
+        found = _places.get((state, wanted))
+        if found is None:
+            if len(_places) >= MAX_PLACES:
+                _places.clear()
+            found = _places[state, wanted] = _places_in(file, wanted)
+        begin, arrays = found
+        if arrays:
+            return SoundEntry(file, begin, arrays)
     file.close()
     return None
+
+
+def _places_in(file: BinaryIO, wanted: Collection[str] | None) -> tuple[int, list[_Place]]:
+    """See `SoundEntry`. There are no arrays if they don't follow each other: the format allows gaps."""
+    size = int.from_bytes(file.read(8), "little")
+    found = sorted(each for each in _described(file.read(size))[0] if wanted is None or each[2] in wanted)
+    if not found or any(one[1] != other[0] for one, other in pairwise(found)):
+        return 0, []
+    return 8 + size + found[0][0], [(name, dtype, shape, last - first) for first, last, name, dtype, shape in found]
 
 
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

@@ -24,7 +24,7 @@ from diffnet.geometry.processes import available_cores
 MEMORY = 2.0  # GiB of host memory for samples, by default
 REST = 500  # bytes for each vertex of a sample besides its eigenvectors, mostly sparse matrices
 READERS = 8  # threads; reading and copying work without Python's global lock
-COPIERS = 3  # threads for samples whose bytes are only copied; threads that sleep long wake up late
+COPIERS = 3  # threads for samples whose bytes are only copied; with 8, steps take longer
 
 S = TypeVar("S", covariant=True)
 

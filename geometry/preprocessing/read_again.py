@@ -5,7 +5,7 @@ Threads that make tensors wait for Python's global lock. Threads that read bytes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ class PinnedEntries(NamedTuple):
         return TensorsAt(self.buffer.to(device, non_blocking=non_blocking), self.places)
 
 
-def read_again(entries: Mapping[Path, Collection[str] | None], counts: tuple[int, int]) -> PinnedEntries | None:
+def read_again(entries: Mapping[Path, tuple[str, ...] | None], counts: tuple[int, int]) -> PinnedEntries | None:
     """The arrays in entries that have been read before, and EXTENTS. None if an entry is gone or has changed.
 
     entries: with the names of the arrays that are wanted, None for all
