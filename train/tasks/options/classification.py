@@ -7,6 +7,6 @@ from diffnet.train.tasks.options.labels import LABELED
 OPTIONS = replace(
     LABELED,
     generated="shapes",
-    recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
+    recipe={"width": 128, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
     original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
 )

@@ -67,6 +67,7 @@ OPTIONS = TaskOptions(
     prediction=("method", "map_k", "feature_scale", "upright"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     recipe={
+        "features": "curvature+log-hks",
         "k": 128,
         "map_k": 100,
         "feature_scale": 3.0,

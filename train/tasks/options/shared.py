@@ -53,7 +53,7 @@ class SharedOptions(Architecture):
     """
 
     task: TaskName = "segmentation"
-    features: str = "curvature+log-hks"
+    features: str = "curvature+diffused-curvature+log-hks"
     k: int = 128
     laplacian: LaplacianKind | None = None
     basis: BasisPrecision = "float32"
@@ -87,7 +87,6 @@ class SharedOptions(Architecture):
     # The defaults of training that differ from those of `DiffusionNet`.
     width: int = field(default=256, kw_only=True)
     initial_times: InitialTimes = field(default="spread", kw_only=True)
-    dropout: float = field(default=0.2, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
