@@ -147,7 +147,6 @@ _SHAPES = (
     f"curvature+{_OF_CLASSES}+k-128",
 )
 
-# The second configuration is the default recipe of regression at this size.
 _REGRESSION = (
     BASE,
     "curvature+cosine+dropout-0+times",
