@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffnet.options import Architecture
-from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
 from diffnet.train.tasks.options.shared import TaskName
 from diffnet.train.tasks.options.task_options import RecipeName
@@ -27,12 +26,6 @@ _ORIGINAL: dict[str, Any] = {
 }
 
 
-# On RNA, with 260 classes and 15,000 vertices, the default of dropout costs 0.9 points.
-MANY_CLASSES = 100
-FINE = 5_000  # vertices of a mesh
-LESS_DROPOUT = 0.2
-
-
 def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options of a recipe, for `TrainOptions`. Options that it doesn't name have their defaults.
 
@@ -45,20 +38,3 @@ def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = 
     own = TASK_OPTIONS[task]
     options = {**_ORIGINAL, **own.original} if name == "original" else own.recipe
     return dict(own.adapted(name, options, chosen or {}))
-
-
-def advice(options: TrainOptions, classes: int, vertices: float) -> str | None:
-    """What to tell a user whose data another recipe suits better, if so. `docs/recipe.md` has the measurements.
-
-    classes: their number
-    vertices: the mean number of a mesh
-
-    >>> from diffnet.train.options import TrainOptions
-    >>> advice(TrainOptions(), 260, 15_000)
-    '260 classes on meshes of 15,000 vertices: --dropout 0.2 may be more accurate'
-    >>> advice(TrainOptions(), 8, 15_000)
-    """
-    suits = options.task != "segmentation" or classes < MANY_CLASSES or vertices < FINE
-    if suits or options.dropout <= LESS_DROPOUT:
-        return None
-    return f"{classes} classes on meshes of {vertices:,.0f} vertices: --dropout {LESS_DROPOUT} may be more accurate"

@@ -104,7 +104,7 @@ def test_which_columns_look_like_a_vector(names: list[str], expected: list[list[
     [
         ({"features": "xyz"}, "random rotations in training leave .* alike, add --no-rotate. .* add --scalar-targets"),
         ({"features": "xyz", "rotate_about": "z"}, "random rotations in training leave their values as they are"),
-        ({}, r"features curvature\+log-hks don't .* add --features xyz\+normals\+log-hks --no-rotate. If they"),
+        ({}, r"\+diffused-curvature\+log-hks don't .* add --features xyz\+normals\+log-hks --no-rotate. If they"),
         ({"features": "xyz", "rotate": False, "mirror": True}, "but --mirror leaves their values as they are"),
         ({"features": "hks", "mirror": True}, "but --mirror leaves their values as they are; leave it out"),
         ({"features": "xyz", "rotate": False}, None),

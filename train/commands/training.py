@@ -16,7 +16,6 @@ from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated,
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import advice
 from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
 from diffnet.train.tasks.options.shared import TaskName
@@ -101,7 +100,7 @@ def run_command(
         at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
         console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
         counts = getattr(dataset.train, "vertex_counts", ())  # generated sets have none, and few classes
-        hint = advice(options, len(dataset.label_names), counts.mean()) if len(counts) else None
+        hint = TASK_OPTIONS[name].advice(options, len(dataset.label_names), counts.mean()) if len(counts) else None
         if hint is not None:
             console.print(hint, soft_wrap=True)
         return run_training(

@@ -24,6 +24,8 @@ class TaskOptions:
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
     adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
+    advice: (options, number of classes, mean number of vertices of a mesh) to what a user should know of other options
+        that suit such data better, or None
     """
 
     own: type[SharedOptions] = SharedOptions
@@ -36,6 +38,7 @@ class TaskOptions:
     adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
         lambda name, options, chosen: options
     )
+    advice: Callable[[SharedOptions, int, float], str | None] = lambda options, classes, vertices: None
 
     def variant(self, data: object) -> str | None:
         """VARIANT of "NAME:VARIANT", the name of a generated set; "" for NAME alone, and None for other data sets."""
