@@ -99,10 +99,11 @@ def run_command(
         )
         at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
         console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
-        counts = getattr(dataset.train, "vertex_counts", ())  # generated sets have none, and few classes
-        hint = TASK_OPTIONS[name].advice(options, len(dataset.label_names), counts.mean()) if len(counts) else None
-        if hint is not None:
-            console.print(hint, soft_wrap=True)
+        counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes
+        if counts is not None and len(counts):
+            hint = TASK_OPTIONS[name].advice(options, len(dataset.label_names), float(counts.mean()))
+            if hint is not None:
+                console.print(hint, soft_wrap=True)
         return run_training(
             dataset,
             options,
