@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", action="append", required=True, help="a set, see above; repeatable")
     parser.add_argument("--configurations", nargs="+", help="changes joined by +, or base; by default those of ORDER")
-    parser.add_argument("--processes", type=int, default=10, help="runs at once")
+    parser.add_argument("--processes", type=int, default=4, help="runs at once; more don't end sooner on one GPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, help="folder of preprocessed meshes, OUT/cache by default")
     given = parser.parse_args(arguments)
