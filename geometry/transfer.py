@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.geometry.preprocessing.flat import layout
+from diffnet.geometry.preprocessing.flat import Place, layout
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
 # so pieces grow to MAX_PIECE.
 MIN_PIECE = 4 * 2**20
 MAX_PIECE = 16 * 2**20
-
-Place: TypeAlias = tuple["np.dtype[Any]", tuple[int, ...], int]  # dtype, shape and first byte in a flat buffer
 
 
 def to_gpu(
@@ -120,18 +118,28 @@ def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[
     return [_view(typed[x.dtype], x.shape, x.stride(), (begin + offset) // x.itemsize) for x, offset in items]
 
 
-class TensorsAt(dict[str, Tensor]):
-    """The tensors at these places of a whole buffer. Each is made when it is first read."""
+class TensorsAt(Mapping[str, Tensor]):
+    """The tensors at these places of a buffer, (bytes,) uint8. Each is made when it is first read."""
 
     def __init__(self, flat: Tensor, places: Mapping[str, Place]) -> None:
         self._flat, self._places = flat, places
+        self._begin = int(flat.storage_offset())  # 0 unless it is a part of a larger buffer
+        self._made: dict[str, Tensor] = {}
 
-    def __missing__(self, name: str) -> Tensor:
-        dtype, shape, first = self._places[name]
-        # `set_` takes fewer operations than views, and the tensors have version counters of their own, see `_view`.
-        tensor = self[name] = torch.empty(0, dtype=_torch_dtype(dtype), device=self._flat.device)
-        tensor.set_(self._flat.untyped_storage(), first // dtype.itemsize, shape)  # type: ignore[call-overload]  # no stride
-        return tensor
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._made:
+            dtype, shape, first = self._places[name]
+            # `set_` takes fewer operations than views, and the tensors have version counters of their own, see `_view`.
+            tensor = self._made[name] = torch.empty(0, dtype=_torch_dtype(dtype), device=self._flat.device)
+            start = (self._begin + first) // dtype.itemsize
+            tensor.set_(self._flat.untyped_storage(), start, shape)  # type: ignore[call-overload]  # no stride
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 @cache

@@ -6,7 +6,7 @@ Processes and GPUs take one buffer in less time than many arrays, each of which 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -19,31 +19,29 @@ from diffnet.geometry.fields import FIELDS
 # pointers, so tensors in a flat buffer have the same.
 ALIGNMENT = 512
 
+Place: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...], int]"  # dtype, shape and first byte in a flat buffer
+
 
 class Flat(NamedTuple):
     """Arrays in one buffer.
 
     buffer: (bytes,)
-    places: the first byte, the dtype and the shape of each array
+    places: of each array
     """
 
     buffer: NDArray[np.uint8]
-    places: dict[str, tuple[int, str, tuple[int, ...]]]
+    places: dict[str, Place]
 
     def arrays(self) -> Arrays:
         """The arrays. They share the memory of the buffer."""
-        return {name: np.ndarray(shape, dtype, self.buffer, at) for name, (at, dtype, shape) in self.places.items()}
-
-    @property
-    def offsets(self) -> list[int]:
-        return [at for at, _, _ in self.places.values()]
+        return {name: np.ndarray(shape, dtype, self.buffer, at) for name, (dtype, shape, at) in self.places.items()}
 
 
 def flat(arrays: Arrays) -> Flat:
     """A copy of arrays in one buffer."""
     offsets, size = layout(array.nbytes for array in arrays.values())
     items = zip(arrays.items(), offsets, strict=True)
-    copies = Flat(np.empty(size, np.uint8), {name: (at, x.dtype.str, x.shape) for (name, x), at in items})
+    copies = Flat(np.empty(size, np.uint8), {name: (x.dtype, x.shape, at) for (name, x), at in items})
     for name, copied in copies.arrays().items():
         copied[...] = arrays[name]
     return copies

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.geometry.cache import entry_path
+from diffnet.geometry.cache import Arrays, entry_path
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import mesh_for_operators
@@ -21,6 +21,7 @@ from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.packing import unpacked
 from diffnet.ops.common.memo import Later
+from diffnet.ops.sparse.pattern import PIECE, are_similar
 
 
 def entry_name(mesh: Mesh, options: Options) -> tuple[str, NDArray[np.float64]]:
@@ -74,3 +75,13 @@ def have_even_rows(operators: Operators) -> bool:
         len(pattern.long_pieces) == 0 and (pattern.row_order is not None or len(pattern.rows_by_length) == 0)
         for pattern in patterns
     )
+
+
+def show_even_rows(arrays: Arrays) -> bool:
+    """Whether the lengths of rows show at once that operators from these arrays have even rows, as on most meshes."""
+    ordered = len(arrays["row_order"]) > 0
+    for indptr in (arrays["laplacian_indptr"], arrays["gradient_indptr"]):
+        rows, longest = len(indptr) - 1, int(np.diff(indptr).max(initial=0))
+        if longest > PIECE or not (ordered or are_similar(rows, longest, int(indptr[-1]))):
+            return False
+    return True

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.argument_names import refuses
-from diffnet.geometry.cache import write_later
+from diffnet.geometry.cache import Arrays, write_later
 from diffnet.geometry.errors import MeshError, some_reasons
 from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
@@ -31,6 +31,7 @@ from diffnet.geometry.preprocessing.entry import entry_of
 from diffnet.geometry.preprocessing.flat import Flat
 from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
 from diffnet.geometry.preprocessing.group import Computed
+from diffnet.geometry.preprocessing.known_entry import show_even_rows
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -48,7 +49,7 @@ from diffnet.geometry.preprocessing.worker import (
     source_name,
 )
 from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
-from diffnet.geometry.transfer import MAX_PIECE, to_gpu, views
+from diffnet.geometry.transfer import MAX_PIECE, TensorsAt, to_gpu
 
 T = TypeVar("T")
 
@@ -142,21 +143,17 @@ def precompute_all(
 
 def _operators_of_flat(found: Sequence[Flat], device: torch.device) -> list[Operators]:
     """Operators from the buffers of several meshes, on a device. A GPU gets them as one buffer."""
-    tensors = [tensors_of(each.arrays()) for each in found]
-    operators = [Operators(**fields_of(each)) for each in tensors]
+    arrays = [each.arrays() for each in found]
     if device.type == "cpu":
-        return operators
+        return [Operators(**fields_of(tensors_of(own))) for own in arrays]
     buffers = to_gpu([torch.from_numpy(each.buffer) for each in found], device, non_blocking=True)
 
-    def moved(own: Operators, sources: Sequence[Tensor], copies: Sequence[Tensor]) -> Operators:
-        copy_of = {id(x): copy for x, copy in zip(sources, copies, strict=True)}
-        # The buffer lacks a basis that was in half precision, and index arrays that are empty on most meshes.
-        return own.map_tensors(lambda x: copy_of[id(x)] if id(x) in copy_of else x.to(device))
+    def moved(each: Flat, own: Arrays, buffer: Tensor) -> Operators:
+        if show_even_rows(own):
+            return Operators(**fields_of(TensorsAt(buffer, each.places), even=True))
+        return Operators(**fields_of(tensors_of(own))).to(device, non_blocking=True)
 
-    return [
-        moved(own, [*sources.values()], views(buffer, [*sources.values()], each.offsets))
-        for own, sources, buffer, each in zip(operators, tensors, buffers, found, strict=True)
-    ]
+    return [moved(*each) for each in zip(found, arrays, buffers, strict=True)]
 
 
 def fill_cache(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.cache import open_again
-from diffnet.geometry.preprocessing.flat import layout
-from diffnet.geometry.transfer import Place, TensorsAt, empty_pinned
+from diffnet.geometry.preprocessing.flat import Place, layout
+from diffnet.geometry.transfer import TensorsAt, empty_pinned
 
 EXTENTS = ("ptr", "face_ptr")  # of a batch of one mesh; entries don't hold them
 

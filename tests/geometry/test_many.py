@@ -18,16 +18,18 @@ import torch
 from operator_checks import assert_same
 from shapes import ellipsoid, soup
 
-from diffnet.geometry import MeshError, cache, load_mesh, precompute, precompute_all
+from diffnet.geometry import Mesh, MeshError, cache, load_mesh, make_mesh, precompute, precompute_all
 from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import gpu_groups, group, many, read_again, stored, worker
 from diffnet.geometry.preprocessing import one as one_mesh
 from diffnet.geometry.preprocessing.flat import ALIGNMENT
+from diffnet.geometry.preprocessing.known_entry import have_even_rows, show_even_rows
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import PinnedEntries
+from diffnet.geometry.preprocessing.recipe import computed_arrays
 from diffnet.geometry.preprocessing.worker import Unsolved
 from diffnet.geometry.transfer import TensorsAt
 from diffnet.ops.sparse import pattern
@@ -304,16 +306,34 @@ def test_small_meshes_move_to_a_gpu_in_groups(monkeypatch: pytest.MonkeyPatch, l
         for ours, theirs in ((a.laplacian.pattern, b.laplacian.pattern), (a.gradient.pattern, b.gradient.pattern)):
             assert torch.equal(ours.transpose[1], theirs.transpose[1])
             assert ours.transpose[0].stored_indices is ours.stored_indices  # so nothing is copied twice
+            assert torch.equal(ours.rows_by_length, theirs.rows_by_length)
     assert sum(map(len, groups)) == 7
     assert all(sum(group[:-1]) < largest for group in groups)
     assert sum(sum(group) < largest for group in groups) <= 1  # that of the last meshes
     assert len(groups) == {1: 7, 200_000: 3, 10**9: 1}[largest]
 
 
+@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
+def test_arrays_show_even_rows(monkeypatch: pytest.MonkeyPatch, near: int) -> None:
+    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    options = Options(8)
+    for source, even in ((ellipsoid(0, 2), True), (open_cone(40), near == 0), (open_cone(200), False)):
+        arrays = computed_arrays(source, options)
+        assert show_even_rows(arrays) == even == have_even_rows(precompute(source, k=8))
+
+
+def open_cone(sides: int) -> Mesh:
+    """A cone whose tip has as many neighbors as there are sides."""
+    angles = np.linspace(0, 6, sides)
+    base = np.stack([np.cos(angles), np.sin(angles), np.ones(sides)], 1)
+    corners = np.arange(1, sides)
+    return make_mesh(np.concatenate([np.zeros((1, 3)), base]), np.stack([0 * corners, corners, corners + 1], 1))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("basis", ["float32", "bfloat16"])
 def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
-    sources = [ellipsoid(i, 2) for i in range(9)]
+    sources = [*(ellipsoid(i, 2) for i in range(9)), open_cone(200)]
     expected = precompute_all(sources, 8, jobs=2, basis=basis)
     for a, b in zip(precompute_all(sources, 8, jobs=2, basis=basis, device="cuda"), expected, strict=True):
         assert a.mass.is_cuda
