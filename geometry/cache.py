@@ -14,7 +14,7 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import pairwise
@@ -32,7 +32,7 @@ from diffnet.geometry.phases import phase
 FORMAT = 9  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-_Place: TypeAlias = "tuple[str, np.dtype[Any], tuple[int, ...], int]"  # name, dtype, shape and bytes of an array
+_Stored: TypeAlias = "tuple[str, np.dtype[Any], tuple[int, ...], int]"  # name, dtype, shape and bytes of an array
 
 WRITERS = 4  # threads
 ABANDONED = 86_400  # seconds since the last write to a temporary file
@@ -89,9 +89,9 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     return arrays
 
 
-# What `open_again` has found in a file in some state.
-_places: dict[tuple[FileState, tuple[str, ...] | None], tuple[int, list[_Place]]] = {}
-MAX_PLACES = 4096  # files, of about 3 kB each
+MAX_HEADERS = 4096  # of about 3 kB each
+# What `open_again` has found in the header of a file: `begin` and `arrays` of a `SoundEntry`.
+_headers: dict[tuple[FileState, tuple[str, ...] | None], tuple[int, list[_Stored]]] = {}
 
 
 class SoundEntry(NamedTuple):
@@ -103,7 +103,7 @@ class SoundEntry(NamedTuple):
 
     file: BinaryIO
     begin: int
-    arrays: list[_Place]
+    arrays: list[_Stored]
 
     def read(self, pieces: Sequence[memoryview]) -> bool:
         """Read the arrays into pieces of memory. Returns whether the file has them all."""
@@ -125,11 +125,11 @@ def open_again(path: Path, wanted: tuple[str, ...] | None = None) -> SoundEntry 
     file = path.open("rb", buffering=0)
     state = _state(os.fstat(file.fileno()))
     if state in _sound:
-        found = _places.get((state, wanted))
+        found = _headers.get((state, wanted))
         if found is None:
-            if len(_places) >= MAX_PLACES:
-                _places.clear()
-            found = _places[state, wanted] = _places_in(file, wanted)
+            if len(_headers) >= MAX_HEADERS:
+                _headers.clear()
+            found = _headers[state, wanted] = _arrays_in(file, wanted)
         begin, arrays = found
         if arrays:
             return SoundEntry(file, begin, arrays)
@@ -137,8 +137,8 @@ def open_again(path: Path, wanted: tuple[str, ...] | None = None) -> SoundEntry 
     return None
 
 
-def _places_in(file: BinaryIO, wanted: Collection[str] | None) -> tuple[int, list[_Place]]:
-    """See `SoundEntry`. There are no arrays if they don't follow each other: the format allows gaps."""
+def _arrays_in(file: BinaryIO, wanted: tuple[str, ...] | None) -> tuple[int, list[_Stored]]:
+    """`begin` and `arrays` of a `SoundEntry`. There are no arrays if the file has gaps, which the format allows."""
     size = int.from_bytes(file.read(8), "little")
     found = sorted(each for each in _described(file.read(size))[0] if wanted is None or each[2] in wanted)
     if not found or any(one[1] != other[0] for one, other in pairwise(found)):
@@ -176,7 +176,7 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
 
 
 def settled_state(path: Path) -> FileState | None:
-    """A value that will change with the content of a file. None if the file has just changed, or is missing."""
+    """The state of a file, which changes when its content does. None if the file has just changed, or is missing."""
     try:
         state = _state(os.stat(path))
     except (OSError, ValueError):
@@ -189,7 +189,10 @@ def _state(stat: os.stat_result) -> FileState:
 
 
 def _is_settled(state: FileState) -> bool:
-    """Whether a further change will change the state: two within some milliseconds can have the same times."""
+    """Whether the file last changed so long ago that its next change will have another time.
+
+    A file that changes twice within a few milliseconds can keep its times.
+    """
     return time.time_ns() - state[-1] > SETTLED
 
 

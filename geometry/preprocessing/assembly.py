@@ -71,9 +71,10 @@ def _pattern(tensors: Mapping[str, Tensor], name: str, backward: bool, even: boo
         starts = tensors.get(f"{name}_transposed_indptr", indptr)
         columns = tensors.get(f"{name}_transposed_indices", indices)
         transposed = Pattern(starts, columns, rows, row_order, check=False)
-        key = f"{name}_transposed"
-        entries = tensors[key] if key in tensors else transposed_entries(pattern)
-        pattern = pattern.with_known(transpose=(transposed, entries))
+        entries = tensors.get(f"{name}_transposed")
+        pattern = pattern.with_known(
+            transpose=(transposed, transposed_entries(pattern) if entries is None else entries)
+        )
     if even:
         by_length = indices.new_empty(0) if row_order is None else None
         pattern = pattern.with_known(long_pieces=indices.new_empty(0, 4, dtype=torch.int64), rows_by_length=by_length)

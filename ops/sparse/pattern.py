@@ -578,8 +578,10 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     else:
         counts = torch.bincount(pattern.stored_indices, minlength=columns)
     order = transposed_entries(pattern)
+    if rows != columns:
+        row_order = None
     if row_order is not None:
-        counts, row_order = (counts[row_order], row_order) if rows == columns else (counts, None)
+        counts = counts[row_order]
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.stored_indptr.dtype)
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 

@@ -370,11 +370,11 @@ def write_off(path: Path, verts: np.ndarray, faces: np.ndarray) -> Path:
 def write_files(folder: Path) -> list[Path]:
     """Meshes. Two can't be read again on a GPU: one has joined vertices, and one has a long row."""
     shapes = [ellipsoid(0), ellipsoid(1, 2)]
-    circle = np.array([[np.cos(a), np.sin(a), 0.1 * (i % 2)] for i, a in enumerate(np.linspace(0, 6, 40))])
+    cone = open_cone(40)
     meshes = [
         *((each.verts, each.faces) for each in shapes),
         soup((shapes[0].verts, shapes[0].faces)),
-        (np.concatenate([np.zeros((1, 3)), circle]), np.array([[0, i, i % 40 + 1] for i in range(1, 41)])),
+        (cone.verts, cone.faces),
         (np.random.default_rng(0).random((30, 3)), np.zeros((0, 3), np.int64)),
     ]
     return [write_off(folder / f"{i}.off", *mesh) for i, mesh in enumerate(meshes)]
