@@ -9,9 +9,9 @@ T = TypeVar("T", covariant=True)
 
 
 class LazySequence(Sequence[T]):
-    """A sequence whose items are computed. An IndexError of a computation is raised when one iterates over it.
+    """A sequence whose items are computed. Iterating over it raises the IndexError of a computation.
 
-    Over a plain `Sequence`, the iteration would end there, as if there were no more items.
+    Iterating over a plain `Sequence` ends at an IndexError, as if there were no more items.
     """
 
     def __iter__(self) -> Iterator[T]:

@@ -53,7 +53,7 @@ def streaming(options: Options) -> Iterator[Case]:
         quiet = Console(quiet=True)
         samples = preprocess(data.train, chosen.preprocessing, {}, data.labels_at, cache, None, quiet, options.device)
         samples.backward = False
-        os.sync()  # writing the cache to the disk would slow the first peers
+        os.sync()  # otherwise, the system writes the cache to the disk while the first peers run, and slows them
         for batch in (1, 4):
             run = partial(_train, samples, chosen, batch, data, options)
             peers: dict[str, Run] = {

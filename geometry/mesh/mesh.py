@@ -294,7 +294,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     if state is not None and state == settled_state(path) and suffix != ".gltf":  # which consists of several files
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
-    mesh = parsed_mesh(entry, name) if entry != known else None
+    mesh = parsed_mesh(entry, name) if entry != known else None  # the known one was just found missing or damaged
     if mesh is None:
         mesh = replace(_parse(data, suffix, name), path=name)
         write_entry(entry, _as_arrays(mesh))

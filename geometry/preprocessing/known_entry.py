@@ -78,7 +78,10 @@ def have_even_rows(operators: Operators) -> bool:
 
 
 def show_even_rows(arrays: Arrays) -> bool:
-    """Whether the lengths of rows show at once that operators from these arrays have even rows, as on most meshes."""
+    """Whether operators from these arrays have even rows by a quick check, which is enough for most meshes.
+
+    Unlike `have_even_rows`, it needs no operators, and it can be False for some meshes with even rows.
+    """
     ordered = len(arrays["row_order"]) > 0
     for indptr in (arrays["laplacian_indptr"], arrays["gradient_indptr"]):
         rows, longest = len(indptr) - 1, int(np.diff(indptr).max(initial=0))

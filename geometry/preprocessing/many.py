@@ -151,6 +151,7 @@ def _operators_of_flat(found: Sequence[Flat], device: torch.device) -> list[Oper
     def moved(each: Flat, own: Arrays, buffer: Tensor) -> Operators:
         if show_even_rows(own):
             return Operators(**fields_of(TensorsAt(buffer, each.places), even=True))
+        # The CPU finds the index arrays of uneven rows, because it would wait for the GPU.
         return Operators(**fields_of(tensors_of(own))).to(device, non_blocking=True)
 
     return [moved(*each) for each in zip(found, arrays, buffers, strict=True)]

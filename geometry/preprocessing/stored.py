@@ -41,7 +41,7 @@ def stored_operators(source: MeshLike, job: CacheJob) -> Reader | None:
     """
     if job.cache_dir is None:
         return None
-    paths = (str, os.PathLike)  # `job.read` refuses other folders
+    paths = (str, os.PathLike)  # `job.read` raises the error for a folder of another type
     path = Path(source) if isinstance(source, paths) and isinstance(job.cache_dir, paths) else None
     parsed = None if path is None else parsed_entry(path, job.cache_dir)
     if parsed is not None and (known := _known.get(_key(parsed, job))) is not None and known[0].is_file():

@@ -14,7 +14,8 @@ LESS_DROPOUT = 0.2
 
 
 def _advice(options: SharedOptions, classes: int, vertices: float) -> str | None:
-    """
+    """Advise less dropout for many classes on fine meshes.
+
     >>> _advice(SharedOptions(), 260, 15_000)
     '260 classes on meshes of 15,000 vertices: --dropout 0.2 may be more accurate'
     >>> _advice(SharedOptions(), 8, 15_000)

@@ -24,8 +24,8 @@ class TaskOptions:
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
     adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
-    advice: (options, number of classes, mean number of vertices of a mesh) to what a user should know of other options
-        that suit such data better, or None
+    advice: (options, number of classes, mean number of vertices of a mesh) to a hint about options that suit such data
+        better, or None
     """
 
     own: type[SharedOptions] = SharedOptions
