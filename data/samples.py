@@ -116,12 +116,12 @@ class PinnedSample(NamedTuple):
     entries: PinnedEntries
     counts: tuple[int, int]
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Sample:
-        """The sample on a device. See `Operators.to`."""
-        tensors = self.entries.to(device, non_blocking=non_blocking)
+    def prepared(self, device: torch.device, basis_dtype: torch.dtype) -> Sample:
+        """The sample on a device, as a network uses it. See `Operators.prepared`. The copy may still go on."""
+        tensors = self.entries.to(device, non_blocking=True)
         has_back = "weights" in self.entries.places
         back = Interpolation(tensors["elements"], tensors["weights"].float()) if has_back else None
-        operators = operators_of_tensors(tensors, *self.counts)
+        operators = operators_of_tensors(tensors, *self.counts, basis_dtype)
         return Sample((self.name,), tensors["features"], tensors["labels"], operators, back)
 
 

@@ -226,7 +226,9 @@ class _Store:
 
     def _moved(self, sample: Sample | PinnedSample) -> Sample:
         """The sample on the device, in the order of the current stream."""
-        if isinstance(sample, Sample) and self._device.type != "cuda":
+        if isinstance(sample, PinnedSample):
+            return sample.prepared(self._device, self._dtype)
+        if self._device.type != "cuda":
             return sample
         moved = sample.to(self._device, non_blocking=True)
         return replace(moved, operators=moved.operators.with_gradient_evecs().with_basis_dtype(self._dtype))

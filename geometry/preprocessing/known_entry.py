@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +21,10 @@ from diffnet.geometry.preprocessing.assembly import assembled_fields, field_of, 
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.packing import unpacked
+from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.memo import Later
+from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.op import spmm_operator
 from diffnet.ops.sparse.pattern import PIECE, are_similar
 
 
@@ -55,17 +59,31 @@ def operators_named(
     return Operators(**assembled_fields(entry if verts is None else unpacked(entry, verts), faces, backward))
 
 
-def operators_of_tensors(tensors: Mapping[str, Tensor], vertices: int, faces: int) -> Operators:
-    """The operators of a mesh with even rows, see `have_even_rows`, on the device of the tensors.
+def operators_of_tensors(
+    tensors: Mapping[str, Tensor], vertices: int, faces: int, basis_dtype: torch.dtype
+) -> Operators:
+    """The operators of a mesh with even rows, on the device of the tensors, as a network uses them.
 
-    Large fields are made when they are first read. Networks don't read all of them.
+    They are those of `Operators.prepared`, with half of its operations of PyTorch. Each operation can wait for threads
+    that hold Python's global lock. Other large fields are made when they are first read. Networks don't read all of
+    them.
 
-    tensors: of its entry, and `ptr`, `faces` and `face_ptr`
+    tensors: of its entry in float32, for which `have_even_rows`, and `ptr`, `faces` and `face_ptr`
     """
+    basis = _basis(tensors, basis_dtype)
     make = {name: partial(field_of, tensors, name, backward=False, even=True) for name in given_fields()}
-    later = {name: Later(make.pop(name)) for name in [*make] if FIELDS[name].packed_later}
-    fields = {name: make[name]() if name in make else None for name in FIELDS if name not in later}
-    return packed_later(fields, later, {"_lengths": (vertices,), "_face_lengths": (faces,)})
+    later = {name: Later(make[name]) for name in make if FIELDS[name].packed_later and name not in basis}
+    rest = {name: make[name]() if name in make else None for name in FIELDS if name not in later and name not in basis}
+    return packed_later({**rest, **basis}, later, {"_lengths": (vertices,), "_face_lengths": (faces,)})
+
+
+def _basis(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    evecs, values, indices = tensors["evecs"], tensors["gradient"], tensors["gradient_indices"]
+    none = indices.new_empty(0)
+    csr = CsrArrays(tensors["gradient_indptr"], indices, none, tensors["row_order"], none)
+    triton = use_kernels("auto", values, evecs)
+    gradient_evecs = spmm_operator([*csr, *csr, none], values, evecs[None], False, False, triton)
+    return {"evecs": evecs.to(dtype), "gradient_evecs": gradient_evecs.to(dtype)}
 
 
 def have_even_rows(operators: Operators) -> bool:

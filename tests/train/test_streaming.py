@@ -31,6 +31,7 @@ from diffnet.data import (
     paired_meshes,
 )
 from diffnet.data.prepared import PreparedSamples
+from diffnet.data.samples import PinnedSample
 from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import Mesh, cache, load_mesh, make_mesh, transfer
 from diffnet.geometry.discretize import vertex_order
@@ -238,6 +239,13 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> P
     return found
 
 
+def as_moved(sample: Sample | PinnedSample) -> Sample:
+    """The sample as a network in bfloat16 uses it."""
+    if isinstance(sample, PinnedSample):
+        return sample.prepared(CPU, torch.bfloat16)
+    return replace(sample, operators=sample.operators.prepared(torch.bfloat16))
+
+
 @pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
 @pytest.mark.parametrize("given", [{}, {"max_faces": 200}, {"basis": "float16"}], ids=str)
 def test_samples_in_pinned_memory(
@@ -250,9 +258,9 @@ def test_samples_in_pinned_memory(
     whole: list[int] = []
     monkeypatch.setattr(PreparedSamples, "__getitem__", lambda self, i: whole.append(i) or plain(self, i))
     for i in range(len(samples)):
-        expected = plain(samples, i)
+        expected = as_moved(plain(samples, i))
         for _ in range(2):
-            found = samples.pinned(i).to(CPU)
+            found = as_moved(samples.pinned(i))
             assert_same(found.operators, expected.operators)
             assert found.names == expected.names
             pairs = [(found.features, expected.features), (found.labels, expected.labels)]
@@ -275,11 +283,11 @@ def test_entries_that_change_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: Callable[[Path], Any]
 ) -> None:
     samples = prepared(tmp_path, monkeypatch)
-    expected = samples.pinned(1).to(CPU)
+    expected = as_moved(samples.pinned(1))
     for path in tmp_path.rglob(f"*.{kind}.safetensors"):
         how(path)
     with pytest.warns(UserWarning, match="can't be read") if how is damage else nullcontext():
-        found = samples.pinned(1).to(CPU)
+        found = as_moved(samples.pinned(1))
     assert_same(found.operators, expected.operators)
     assert torch.equal(found.features, expected.features)
 
