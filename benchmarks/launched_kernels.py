@@ -19,6 +19,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction, MockTensor
 
 from diffnet import ops
+from diffnet.ops.adam import kernels as adam
+from diffnet.ops.adam.reference import AdamOptions, AdamTensors
 from diffnet.ops.block_sparse import attention_kernels
 from diffnet.ops.block_sparse import kernels as block_sparse
 from diffnet.ops.block_sparse.pattern import BLOCKS, BlockArrays
@@ -212,6 +214,7 @@ def _launch_all() -> None:
     for dtype in (torch.float32, torch.float64):
         inverse_factors(_empty(5, 41, 32, dtype=dtype))
     _fronts()
+    _adam()
 
 
 def _spectral(dtype: torch.dtype, k: int, c: int, meshes: int) -> None:
@@ -320,6 +323,13 @@ def _fronts() -> None:
     right = _empty(100, 8, dtype=torch.float64)
     own, _ = fronts.forward(level, right, right)
     fronts.backward(level, own, right)
+
+
+def _adam() -> None:
+    tensors = [_empty(size) for size in (1, 1000, *[1600] * 40)]
+    for averages, decay, decoupled in product((tensors, None), (0.0, 0.1), BOTH):
+        given = AdamTensors(tensors, tensors, tensors, tensors, [_empty(1)] * len(tensors), averages)
+        adam.adam(given, _empty(1), AdamOptions((0.9, 0.999), 1e-8, decay, decoupled, 0.99))
 
 
 def _blocks(dtype: torch.dtype, block: int, c: int, rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Set
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ class WeightAverage(Generic[M]):
     decay: above 0 and below 1. The average is over about 1/(1 − decay) steps.
 
     network: a copy of the network, which `write` gives the average. Until then it has the initial weights.
+    averages: of the parameters, not yet divided by the sum of all weights. The last entry is this sum.
 
     Raises ValueError for another decay.
 
@@ -36,21 +38,25 @@ class WeightAverage(Generic[M]):
         if not 0 < decay < 1:
             raise ValueError(f"decay should be above 0 and below 1, got {decay}")
         self.network: M = copy.deepcopy(model).requires_grad_(False)
-        self._decay, self._model = decay, model
+        self.decay, self._model = decay, model
         parameters = list(model.parameters())
         # The average of the constant 1 is the sum of the weights of the steps.
-        self._tensors = [*parameters, torch.ones((), device=parameters[0].device)]
-        self._averages = [torch.zeros_like(tensor, requires_grad=False) for tensor in self._tensors]
+        tensors = [*parameters, torch.ones((), device=parameters[0].device)]
+        self.averages = {tensor: torch.zeros_like(tensor, requires_grad=False) for tensor in tensors}
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Add a step. A CUDA graph can record this."""
-        torch._foreach_lerp_(self._averages, self._tensors, 1 - self._decay)
+    def update(self, done: Set[Tensor] = frozenset()) -> None:
+        """Add a step. A CUDA graph can record this.
+
+        done: the parameters whose averages have the step already
+        """
+        rest = [tensor for tensor in self.averages if tensor not in done]
+        torch._foreach_lerp_([self.averages[tensor] for tensor in rest], rest, 1 - self.decay)
 
     @torch.no_grad()
     def write(self) -> None:
         """Give `network` the average, and the buffers of the trained network. There has to be a step."""
-        *averages, total = self._averages
+        *averages, total = self.averages.values()
         for parameter, average in zip(self.network.parameters(), averages, strict=True):
             torch.div(average, total, out=parameter)
         for buffer, trained in zip(self.network.buffers(), self._model.buffers(), strict=True):
@@ -58,7 +64,7 @@ class WeightAverage(Generic[M]):
 
     def state_dict(self) -> dict[str, Any]:
         """The trained weights, the averages and their total weight. `network` has no part in it."""
-        *averages, total = self._averages
+        *averages, total = self.averages.values()
         names = (name for name, _ in self._model.named_parameters())
         return {
             "trained": self._model.state_dict(),
@@ -71,5 +77,5 @@ class WeightAverage(Generic[M]):
         self._model.load_state_dict(state["trained"])
         stored: dict[str, Tensor] = state["averages"]
         averages = [stored[name] for name, _ in self._model.named_parameters()]
-        for average, tensor in zip(self._averages, [*averages, state["total"]["total"]], strict=True):
+        for average, tensor in zip(self.averages.values(), [*averages, state["total"]["total"]], strict=True):
             average.copy_(tensor)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from itertools import chain, count
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from diffnet.ops.adam.reference import AdamOptions, AdamTensors
+from diffnet.ops.common.backend import use_kernels
+from diffnet.weight_average import WeightAverage
 
 MAX_SETTINGS = 100
 # Of a group of parameters: the learning rate, and what schedulers note. A graph bakes in all others.
@@ -20,7 +25,8 @@ class CapturedOptimizer:
     """Takes steps of an optimizer that a CUDA graph can record. The optimizer's groups stay as its user wrote them.
 
     During a step, learning rates are tensors on the device, and `capturable` is on. Where the user has chosen neither
-    `fused` nor `foreach`, one kernel updates all parameters of a group.
+    `fused` nor `foreach`, one kernel updates all parameters of a group. For Adam and AdamW, that is a Triton kernel,
+    which also updates the average of the weights.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -85,10 +91,56 @@ class CapturedOptimizer:
                 self._rates[key].fill_(value)
             self._values[key] = value
 
-    def step(self, device: torch.device) -> None:
+    def step(self, device: torch.device, average: WeightAverage[Any] | None = None) -> None:
+        """Take a step. The average of the weights gets it, too."""
         self.follow_rates(device)  # nothing to do if it has been called
+        averaged: set[Tensor] = set()
         with self._capturable(device):
-            self.optimizer.step()
+            for group in self.optimizer.param_groups if self._is_adam() else ():
+                averaged |= self._update_adam(group, average)
+            self.optimizer.step()  # also without gradients, because schedulers notice the call
+        if average is not None:
+            average.update(averaged)
+
+    def _is_adam(self) -> bool:
+        """Whether a step is that of Adam or AdamW. A subclass, `optimizer.step = …` or a GradScaler may change it."""
+        optimizer, adam = self.optimizer, torch.optim.Adam
+        if torch.version.hip is not None:  # compiling the kernel for a GPU of AMD takes half a minute
+            return False
+        if not isinstance(optimizer, adam) or unwrap(type(optimizer).step) is not unwrap(adam.step):
+            return False
+        own = vars(optimizer).keys() & {"step", "grad_scale", "found_inf"}
+        return not own or (own == {"step"} and hasattr(optimizer.step, "_wrapped_by_lr_sched"))  # by a scheduler
+
+    def _update_adam(self, group: dict[str, Any], average: WeightAverage[Any] | None) -> set[Tensor]:
+        """Update a group by the Triton kernel and take its gradients away, if the kernel suits the group.
+
+        Returns the parameters whose averages have been updated, too.
+        """
+        has_tensors = any(isinstance(beta, Tensor) for beta in group["betas"])
+        if has_tensors or group["amsgrad"] or group["maximize"] or not group["fused"]:
+            return set()
+        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        parameters, grads, means, squares, _, steps = lists
+        optimizer: Any = self.optimizer
+        optimizer._init_group(group, *lists)  # makes the state of parameters that have none
+        averages = None
+        if average is not None and all(p in average.averages for p in parameters):
+            averages = [average.averages[p] for p in parameters]
+        tensors = AdamTensors(parameters, grads, means, squares, steps, averages)
+        used = [group["lr"], *chain.from_iterable(x or () for x in tensors)]
+        alike = all(x.dtype == torch.float32 and x.is_contiguous() and x.device == used[0].device for x in used)
+        if not parameters or not alike or not use_kernels("auto", *used):
+            return set()
+        from diffnet.ops.adam import kernels
+
+        decay = 0.0 if average is None else average.decay
+        decoupled = group["decoupled_weight_decay"]
+        options = AdamOptions(group["betas"], group["eps"], group["weight_decay"], decoupled, decay)
+        kernels.adam(tensors, group["lr"], options)
+        for p in parameters:
+            p.grad = None
+        return set() if averages is None else set(parameters)
 
     @contextmanager
     def _capturable(self, device: torch.device) -> Iterator[None]:

@@ -170,11 +170,11 @@ class PlainStep:
         if self._clip > 0:
             torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._clip)
         if self.capturable:
-            self.optimizer.step(device)
+            self.optimizer.step(device, self._average)
         else:
             self.optimizer.optimizer.step()
-        if self._average is not None:
-            self._average.update()
+            if self._average is not None:
+                self._average.update()
 
     def clear_gradients(self) -> None:
         for p in (*self.modules.parameters(), *self.optimizer.parameters()):
