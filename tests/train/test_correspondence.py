@@ -384,8 +384,8 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert "nan" not in out
     results = json.loads((tmp_path / "b" / "results.json").read_text())
     assert results["mean_error"] is None
-    assert results["options"]["features"] == "xyz+normals+wks"
-    assert results["options"]["align"]
+    assert results["options"]["features"] == "wks"  # a small set shows no common orientation
+    assert "the network gets no positions" in out
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
@@ -399,6 +399,15 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert not options["align"]
     assert options["rotate"] is False
     assert options["upright"] == [0, 0, 1]
+    assert options["features"] == "xyz+normals+wks"
+    # Positions that are asked for are given.
+    monkeypatch.setattr(turns, "upright_axis", lambda meshes: ())
+    for name, given in (("d", ["--align"]), ("e", ["--features", "xyz"]), ("f", ["--rotate"])):
+        asked = [*arguments[:-1], 1, *given]
+        output("train", "correspondence", *asked, "--out", tmp_path / name, "--method", "unsupervised")
+        options = json.loads((tmp_path / name / "results.json").read_text())["options"]
+        assert options["align"]
+        assert options["features"] == ("xyz" if name == "e" else "xyz+normals+wks")
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
 

@@ -59,7 +59,7 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
     shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
     unset = {"laplacian": None, "ignore": None}  # decided by --operators, and an empty list
     if task == "correspondence":
-        unset |= {"epochs": None, "align": None}  # decided by the training set
+        unset |= {"epochs": None, "align": None, "features": None}  # decided by the training set
     assert shown == {name: value for name, value in (options | unset).items() if name in shown}
     assert len(shown) > 25
 

@@ -72,7 +72,7 @@ def precompute(
     features: Annotated[
         str | None,
         typer.Option(
-            callback=lambda text: None if text is None else checked_features(text),
+            callback=checked_features,
             metavar="PART+PART…",
             help="Features for training. Own arrays among them, file:NAME, are written.",
             rich_help_panel=SHARDS_PANEL,

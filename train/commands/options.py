@@ -31,10 +31,10 @@ def default_cache() -> Path:
     return Path(tempfile.gettempdir() if folder.startswith("~") else folder) / "diffnet"
 
 
-def checked_features(text: str) -> str:
+def checked_features(text: str | None) -> str | None:
     """The features with their parts in canonical order. Raises BadParameter for an unknown or repeated part."""
     try:
-        return canonical_features(text)
+        return text if text is None else canonical_features(text)
     except OptionError as e:
         raise typer.BadParameter(str(e)) from e
 

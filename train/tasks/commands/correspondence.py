@@ -20,11 +20,12 @@ MethodOption = Annotated[
     Method, typer.Option(help="supervised learns from correspondences, unsupervised from pairs without any.")
 ]
 PairFeaturesOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         callback=checked_features,
         metavar="PART+PART…",
-        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is xyz+normals+wks.",
+        help="Input features, see `diffnet train segmentation`. By default curvature+log-hks. If unsupervised, "
+        "xyz+normals+wks, or wks alone for training meshes with different orientations.",
     ),
 ]
 ChannelsOption = Annotated[
@@ -39,8 +40,8 @@ AlignOption = Annotated[
     bool | None,
     typer.Option(
         "--align/--no-align",
-        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised "
-        "and the training meshes have different orientations.",
+        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised, "
+        "--features has them, and the training meshes have different orientations.",
     ),
 ]
 StretchOption = Annotated[
@@ -71,7 +72,7 @@ def train(
     method: MethodOption = "supervised",
     pairs: PairsOption = None,
     base: BaseOption = "auto",
-    features: PairFeaturesOption = "curvature+log-hks",
+    features: PairFeaturesOption = None,
     channels: ChannelsOption = None,
     map_k: MapKOption = 100,
     k: PairKOption = 128,
@@ -110,16 +111,24 @@ def train(
         console.print(f"{train_pairs} to train on, {len(found.test_pairs)} to test on")
         if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(trained.train_pairs))))
-        decides = align is None and before is None and options.aligns
-        if decides and (upright := upright_axis(shape.mesh for shape in found.train)):
-            console.print(
-                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
-                "meshes in other orientations, train with --align.",
-                soft_wrap=True,
-            )
-            options = replace(
-                options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
-            )
+        if align is None and before is None and options.aligns:
+            upright = upright_axis(shape.mesh for shape in found.train)
+            if upright:
+                console.print(
+                    "The training meshes stand and look the same way, so the network gets positions as they are. To "
+                    "match meshes in other orientations, train with --features wks.",
+                    soft_wrap=True,
+                )
+                options = replace(
+                    options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
+                )
+            elif features is None and not options.rotate:
+                console.print(
+                    "The training meshes have different orientations, so the network gets no positions. To give them "
+                    "in the principal axes of each mesh, train with --align.",
+                    soft_wrap=True,
+                )
+                options = replace(options, features="wks")
         usual = CHANNELS[options.method] if before is None else len(before["label_names"])
         return Loaded(paired_meshes(trained, channels or usual), options)
 
