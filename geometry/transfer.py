@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffnet.geometry.cache import Arrays
 from diffnet.geometry.preprocessing.flat import Place, layout
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
@@ -81,6 +82,17 @@ def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor
         return _view(typed[x.dtype], x.shape, x.stride(), int(x.storage_offset()))
 
     return copy_of
+
+
+def to_host(tensors: dict[str, Tensor]) -> Arrays:
+    """Copies of tensors as NumPy arrays, in pinned memory if the tensors are on a GPU."""
+    copies = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
+        for name, tensor in tensors.items()
+    }
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return {name: copy.numpy() for name, copy in copies.items()}
 
 
 def write(arrays: Sequence[Tensor], offsets: Sequence[int], first: int, out: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -14,6 +15,8 @@ import scipy.sparse
 import torch
 import trimesh
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from diffnet.benchmarks.harness.registry import Case, Options, Parameter, Run, Unavailable, benchmark
 from diffnet.benchmarks.original.preprocessing import original_eigenbasis, original_precompute
@@ -33,8 +36,8 @@ from diffnet.geometry import (
     normalize_positions,
     precompute,
 )
-from diffnet.geometry.eigen.gpu.batches import packed_eigenbases
-from diffnet.geometry.eigen.gpu.packed import packed
+from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream, load_library, packed_eigenbases
+from diffnet.geometry.eigen.gpu.packed import PackedProblem, packed
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.processes import WorkerPool, available_cores, stop_workers
@@ -81,9 +84,7 @@ def eigenbasis_cases(options: Options) -> Iterator[Case]:
         }
         if options.device.type == "cuda":
             peers["block Lanczos, GPU"] = partial(_one_by_one, problems, k, options.device)
-            # Without checks and copies on the host.
-            on_gpu = packed(problems, options.device)
-            peers["block Lanczos, GPU, in its memory"] = partial(packed_eigenbases, on_gpu, k, map)
+            peers["block Lanczos, GPU, in its memory"] = _in_gpu_memory(problems, meshes, k, options.device)
         yield Case(_mesh_parameters(name, meshes, k), peers)
 
 
@@ -108,6 +109,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
         if gpu:
             peers["block Lanczos, GPU, 4 meshes × 16"] = partial(_one_by_one, first, k, options.device)
             peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
+            peers["block Lanczos, GPU, in its memory"] = _in_gpu_memory(problems, meshes, k, options.device)
         yield Case(
             _mesh_parameters("torus", meshes, k),
             peers,
@@ -306,6 +308,28 @@ def _by_original_recipe(source: MeshLike, k: int) -> object:
 
 def _one_by_one(problems: Sequence[Problem], k: int, device: torch.device | str) -> list[object]:
     return [eigenbasis(laplacian, mass, k, device) for laplacian, mass in problems]
+
+
+def _in_gpu_memory(problems: Sequence[Problem], meshes: Sequence[Mesh], k: int, device: torch.device) -> Run:
+    """Solves as `precompute_all` does: from and to GPU memory, with the positions of the vertices, in two batches."""
+    batches = []
+    for part in np.array_split(np.arange(len(problems)), min(len(problems), BATCHES_AT_ONCE)):
+        positions = torch.from_numpy(np.concatenate([meshes[i].verts for i in part])).to(device)
+        batches.append(packed([problems[i] for i in part], device)._replace(positions=positions))
+    load_library(device)
+
+    def solve() -> list[Tensor]:
+        with threadpool_limits(1), ThreadPoolExecutor(available_cores()) as helpers:
+            on_cores = map if len(problems) == 1 else helpers.map
+
+            def solved(batch: PackedProblem) -> Tensor:
+                with batch_stream(device) as stream, torch.cuda.stream(stream):
+                    return packed_eigenbases(batch, k, on_cores)[1]
+
+            with ThreadPoolExecutor(len(batches)) as pool:
+                return list(pool.map(solved, batches))
+
+    return solve
 
 
 def _eigsh(problems: Sequence[Problem], k: int) -> list[object]:

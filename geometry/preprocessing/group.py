@@ -18,9 +18,10 @@ from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.assembly import assembled_fields
-from diffnet.geometry.preprocessing.on_device import PackedDiscretization, discretize_on, entry_arrays, on_host
+from diffnet.geometry.preprocessing.on_device import PackedDiscretization, discretize_on, entry_arrays
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.recipe import with_pairs
+from diffnet.geometry.transfer import to_host
 
 MAX_SINGLE = float(np.finfo(np.float32).max)
 
@@ -74,7 +75,7 @@ def _solve(
     halves = options.basis != "float32"
     evecs = evecs.float()
     entries = entry_arrays(packed) if arrays or halves else None
-    vectors = np.split(on_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
+    vectors = np.split(to_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
     values = torch.from_numpy(np.stack(evals).astype(np.float32)).to(operators.device)
     operators = replace(operators, evals=values, evecs=evecs)
     for matrix in (operators.laplacian, operators.gradient):

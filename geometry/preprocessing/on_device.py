@@ -33,6 +33,7 @@ from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.options import LaplacianKind, Options, chosen_laplacian
 from diffnet.geometry.preprocessing.recipe import optional_arrays
+from diffnet.geometry.transfer import to_host
 from diffnet.ops import SparseMatrix
 
 
@@ -293,7 +294,7 @@ def entry_arrays(packed: PackedDiscretization) -> list[Arrays]:
         values = matrix.values if which == "laplacian" else _mesh_by_mesh(matrix.values, starts)
         tensors |= {f"{which}_indptr": matrix.pattern.stored_indptr.int(), f"{which}_indices": local.int()}
         tensors |= {which: values, f"{which}_starts": starts}
-    host = on_host(tensors)
+    host = to_host(tensors)
     return [_of_mesh(host, i, first, end) for i, (first, end) in enumerate(pairwise(host["ptr"].tolist()))]
 
 
@@ -323,14 +324,3 @@ def _mesh_by_mesh(values: Tensor, starts: Tensor) -> Tensor:
     mixed[own] = values[0]
     mixed[own + _repeated(starts.diff(), starts)] = values[1]
     return mixed
-
-
-def on_host(tensors: dict[str, Tensor]) -> Arrays:
-    """Copies of tensors as NumPy arrays, in pinned memory if the tensors are on a GPU."""
-    copies = {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
-        for name, tensor in tensors.items()
-    }
-    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
-    return {name: copy.numpy() for name, copy in copies.items()}

@@ -39,7 +39,8 @@ def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
     if tilted:
         warnings.warn(
             f"{listing(tilted)}: the first principal axis is more than 60° from that of the training meshes. The "
-            "network expects their orientation, so maps are probably wrong. Turn the meshes, or train with --features wks.",
+            "network expects their orientation, so maps are probably wrong. Turn the meshes, or train with "
+            "--features wks.",
             stacklevel=3,
         )
 

@@ -40,6 +40,7 @@ from diffnet.geometry.eigen.problem import (
     is_small,
 )
 from diffnet.geometry.eigen.resolution import PAIRS_CHECKED, deviation_fault, rounding_fault
+from diffnet.geometry.transfer import to_host
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -64,7 +65,7 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
         with batch_stream(device) as stream, torch.cuda.stream(stream):
             evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
             ends = np.cumsum([lengths[i] for i in chosen])[:-1]
-            return list(zip(evals, np.split(evecs.cpu().numpy(), ends), strict=True))
+            return list(zip(evals, np.split(to_host({"evecs": evecs})["evecs"], ends), strict=True))
 
     if len(problems) == 1:
         return solved([0], map)

@@ -153,8 +153,18 @@ def _keys(values: Tensor, graph: Tensor) -> Tensor:
 
 def _totals(mask: Tensor, start: Tensor, size: Tensor) -> Tensor:
     """The number of True of each region in each row of a mask (rows, live), whose regions stand together."""
-    sums = pad(mask.cumsum(1), (1, 0))
-    return sums[:, start + size] - sums[:, start]
+    before = _counted_before(mask)
+    return before[:, start + size] - before[:, start]
+
+
+def _counted_before(mask: Tensor) -> Tensor:
+    """The number of True before each place of a mask (rows, n) and after the last one, (rows, n + 1).
+
+    Numbers start anywhere in each row, so only differences within a row have a meaning: PyTorch gives each row of a
+    matrix to one multiprocessor, but divides a vector.
+    """
+    sums = pad(mask.flatten().cumsum(0), (1, 0))
+    return sums.as_strided((len(mask), mask.shape[1] + 1), (mask.shape[1], 1))
 
 
 def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor) -> Tensor:
@@ -166,10 +176,10 @@ def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor) -> Tensor
     first = torch.zeros_like(start)
     for half in (0, 1):
         mine = part == half
-        count = mine.cumsum(1)
-        before = pad(count, (1, 0))[:, start]
-        within = torch.where(mine, first[index] + count - 1 - before[:, index], within)
-        first = first + pad(count[:1], (1, 0))[0, pad(start[1:], (0, 1), value=order.shape[1])] - before[0]
+        count = _counted_before(mine)
+        before = count[:, start]
+        within = torch.where(mine, first[index] + count[:, :-1] - before[:, index], within)
+        first = first + count[0, pad(start[1:], (0, 1), value=order.shape[1])] - before[0]
     kept = first.cumsum(0) - first  # where each region starts in the new order
     target = torch.where(part < 2, kept[index] + within, int(first.sum()))
     return torch.empty_like(order).scatter_(1, target.clamp(max=order.shape[1] - 1), order)[:, : int(first.sum())]
