@@ -11,14 +11,16 @@ import torch
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
 from diffnet.train.resident import ReadAhead, read_ahead
 
+AHEAD = 2  # batches; small kernels that pack one wait for multiprocessors, so it can take longer than a step
+
 
 def packed(
     samples: Sequence[Sample | PairSample], batches: Iterable[list[int]], device: torch.device
 ) -> Iterator[Sample]:
     """Batches of samples, or of pairs of them, on the device.
 
-    If samples must be moved to a GPU, threads read them, and a batch is packed and moved while the GPU works on the one
-    before. A batch may be used until the next one is asked for. The GPU may still work on it then.
+    If samples must be moved to a GPU, threads read them, and AHEAD batches are packed and moved while the GPU works on
+    the one before. A batch may be used until the next one is asked for. The GPU may still work on it then.
 
     samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
     """
@@ -43,7 +45,7 @@ def packed(
     # A field is packed when the network reads it, so the samples stay until the step on their batch has ended.
     steps: deque[tuple[torch.cuda.Event, Sequence[Sample | PairSample], Sample]] = deque()
     for batch in batches:
-        if len(steps) == 2:
+        if len(steps) > AHEAD:
             # The memory of this batch is used again. This also bounds the memory of waiting batches.
             steps.popleft()[0].synchronize()
         with torch.cuda.stream(copies):

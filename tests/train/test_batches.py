@@ -1,4 +1,4 @@
-"""Batches reach a GPU while it works on the batch before."""
+"""Batches reach a GPU while it works on those before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operator_checks import tiny_operators
 
 from diffnet.data import Sample, samples
 from diffnet.train import batches
-from diffnet.train.batches import packed
+from diffnet.train.batches import AHEAD, packed
 
 GPU = torch.device("cuda")
 
@@ -23,7 +23,7 @@ def numbered(count: int) -> list[Sample]:
     return [Sample((f"{i}",), torch.full((v, 3), float(i)), torch.full((v,), i), operators) for i in range(count)]
 
 
-def test_a_batch_waits_for_the_last_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_waits_for_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams and events are replaced by a list of what happens."""
     happened: list[str] = []
 
@@ -47,10 +47,10 @@ def test_a_batch_waits_for_the_last_but_one(monkeypatch: pytest.MonkeyPatch) -> 
     for i in range(6):
         moved_at = happened.index(f"move {i}")
         assert happened[moved_at + 1 : moved_at + 3] == ["wait for copies", f"step {i}"]
-        if i >= 2:
-            assert happened[moved_at - 1] == f"wait {i - 2}"
+        if i > AHEAD:
+            assert happened[moved_at - 1] == f"wait {i - 1 - AHEAD}"
     assert happened[0] == "wait for all"
-    assert len(happened) == 1 + 6 * 3 + 4
+    assert len(happened) == 1 + 6 * 3 + 5 - AHEAD
 
 
 @pytest.mark.gpu
@@ -68,10 +68,9 @@ def test_a_busy_gpu_reads_the_right_batch(pin: bool) -> None:
 
 @pytest.mark.gpu
 def test_moving_a_batch_does_not_wait_for_the_step_before() -> None:
-    moved = packed(numbered(4), [[0], [1], [2], [3]], GPU)
-    next(moved)
-    next(moved)
-    next(moved)
+    moved = packed(numbered(5), [[i] for i in range(5)], GPU)
+    for _ in range(4):
+        next(moved)
     done = torch.cuda.Event()
     torch.cuda._sleep(1_000_000_000)  # half a second
     done.record()
