@@ -6,6 +6,7 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -77,5 +78,7 @@ def main() -> None:
         message = user_message(error)
         if message is None:
             raise
-        complain(message)
+        # Rank 0 prints its own error. Of other ranks, only the first one of each machine repeats it.
+        if not message.startswith("rank 0: ") or os.environ.get("LOCAL_RANK", "0") == "0":
+            complain(message)
         sys.exit(1)

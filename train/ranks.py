@@ -211,13 +211,13 @@ class Ranks:
     def explained(self, error: BaseException) -> str | None:
         """The failure of another rank that has caused an error. If there is none, tell the others that this one ends.
 
-        This takes some seconds at most.
+        An error that rank 0 raises, too, is a failure of rank 0. This takes some seconds at most.
         """
         if self.store is None:
             return None
         self._ending.set()
         ignore_sigterm()
-        lost, own = isinstance(error, (DistNetworkError, DistStoreError)), False
+        lost, own, reason = isinstance(error, (DistNetworkError, DistStoreError)), False, _reason(error)
         # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
         in_group = (
             distributed.is_initialized() and isinstance(error, RuntimeError) and not isinstance(error, DiffnetError)
@@ -230,11 +230,16 @@ class Ranks:
             own = self.failure is None and not lost
             if own:
                 self._leave()  # before its thread finds the failure of this rank
-                self._publish(f"rank {self.place.rank}: {_reason(error)}")
+                self._publish(f"rank {self.place.rank}: {reason}")
+                if self.is_first and isinstance(error, Exception):
+                    self._put("error of rank 0", reason)
             self._counted("told", 1)
             # torchrun stops the other ranks of a machine when one ends, and the store ends with rank 0.
             if isinstance(error, Exception) if own else self.is_first:
                 _wait_for(lambda: self._counted("told") == self.place.world_size, (5 if own else 2) * BEAT)
+            alike = own and not self.is_first and self.store.check(["error of rank 0"])
+            if alike and self._get("error of rank 0") == reason:
+                own, self.failure = False, f"rank 0: {reason}"
         self._leave()
         return None if own else self.failure or self._lost()
 

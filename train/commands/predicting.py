@@ -386,8 +386,8 @@ def evaluate(
         from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
         from diffnet.train.tasks.registry import task_named
 
-    chosen = pick_device(device)
     with connected() as ranks:
+        chosen = pick_device(device)
         ranks.shared(lambda: check_empty(out))
         network = load_scored_network(checkpoint)
         expected = described_input(checkpoint, network)

@@ -81,9 +81,10 @@ def run_command(
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    chosen, resume = pick_device(given["device"]), given["resume"]
+    resume = given["resume"]
 
     def trained(ranks: Ranks) -> dict[str, Any]:
+        chosen = pick_device(given["device"])
         if resume:
             ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
