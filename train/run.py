@@ -35,7 +35,7 @@ from diffnet.train.preprocessing import in_units, run_data
 from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks, process_group
 from diffnet.train.resident import MEMORY
-from diffnet.train.run_checks import check_divided, check_same_options
+from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.spool import Spool
 from diffnet.train.tasks.registry import report_files, task_named
@@ -77,7 +77,6 @@ def run_training(
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
     check_stored_options((data.train, data.test), options.preprocessing)
     data, options = task.prepared(data, options)
-    check_divided(options, ranks)
     if ranks.place.world_size * options.accumulate > 1:
         task.loss_weight(options)  # raises OptionError for a loss that can't be divided
     if not resume:

@@ -128,6 +128,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         assert files[0] == files[1]
     assert results(tmp_path / "two" / "scores") == results(tmp_path / "one" / "scores")
     assert "--batch-meshes should be at least 2, one mesh for each rank, got 1" in first[5][2]
+    assert first[5][1] == ""  # no data were read
     assert "is dice, which is no mean over elements" in first[6][2]
     assert "missing: no such file or folder" in first[7][2]
     assert second[5:] == [(1, "", "")] * 3

@@ -75,6 +75,7 @@ def run_command(
         from diffnet.train.device import pick_device
         from diffnet.train.ranks import RankError, connected, place
         from diffnet.train.run import check_folder, run_training
+        from diffnet.train.run_checks import check_divided
         from diffnet.train.tasks.registry import task_named
 
         task = task_named(name)
@@ -91,6 +92,7 @@ def run_command(
         _complete(name, given, None if before is None else before["options"])
         names = {field.name for field in fields(TrainOptions)}
         options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
+        check_divided(options, ranks)  # before the data are read, which can take long
         ranks.shared(lambda: check_folder(out, resume))
         make_folder(given["cache"])
         dataset, options = ranks.after_first(lambda: load(options, before))
