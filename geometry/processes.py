@@ -33,6 +33,7 @@ from diffnet.geometry.errors import WorkerError
 
 T = TypeVar("T")
 
+NAME = "diffnet worker"  # of all worker processes
 KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
 # How much a process may grow after its first call, which imports modules. cholespy 2.2 never frees 32 bytes for each
 # vertex of a mesh, and the allocator keeps memory after large meshes.
@@ -189,9 +190,14 @@ class _Worker:
         context = _context()
         self._connection, theirs = context.Pipe()
         # daemon: the interpreter stops the process at exit.
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _interrupts_blocked():
-            self.process.start()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True, name=NAME)
+        try:
+            with _interrupts_blocked():
+                self.process.start()
+        except RuntimeError:
+            if multiprocessing.current_process().name == NAME:
+                os._exit(1)  # a worker that imports a script without the guard; its parent raises WorkerError
+            raise
         theirs.close()  # so that this end notices when the process dies
 
     def keep(self) -> None:
