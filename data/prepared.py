@@ -25,7 +25,7 @@ from diffnet.data.samples import Interpolation, PinnedSample, Sample, make_sampl
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
-from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_named
+from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import read_again
 
@@ -122,7 +122,7 @@ class PreparedSamples(LazySequence[Sample]):
             return None
         faces = arrays["faces"].astype(np.int64)
         verts = arrays.get("verts")
-        found = operators_named(operators, faces, vertices, self._decisive, self._cache_dir, verts, self.backward)
+        found = operators_at(self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward)
         if found is None:
             return None
         features, labels = torch.from_numpy(arrays["features"]), torch.from_numpy(arrays["labels"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.geometry.cache import Arrays, entry_path
+from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import mesh_for_operators
@@ -37,13 +37,12 @@ def entry_name(mesh: Mesh, options: Options) -> tuple[str, NDArray[np.float64]]:
     return operators_path(used, options, "").name.partition(".")[0], used.verts
 
 
-def operators_named(
-    name: str,
+def operators_at(
+    path: Path,
     faces: NDArray[np.int64],
     vertices: int,
     options: Options,
-    cache_dir: str | os.PathLike[str],
-    verts: NDArray[Any] | None,
+    verts: NDArray[Any] | None = None,
     backward: bool = True,
 ) -> Operators | None:
     """The operators in an entry, on the CPU. None as in `read_operators`.
@@ -52,7 +51,6 @@ def operators_named(
     verts: the positions of `entry_name`, for a basis in half precision; None for float32
     backward: see `assembled_fields`
     """
-    path = entry_path(cache_dir, name, "operators")
     entry = read_operators(path, vertices, options)
     if entry is None:
         return None

@@ -19,9 +19,9 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_parsed, parsed_entry, parsed_mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.assembly import assembled_fields, fields_of
+from diffnet.geometry.preprocessing.assembly import fields_of
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
-from diffnet.geometry.preprocessing.known_entry import have_even_rows
+from diffnet.geometry.preprocessing.known_entry import have_even_rows, operators_at
 from diffnet.geometry.preprocessing.one import operators_from, operators_of
 from diffnet.geometry.preprocessing.packing import unpacked
 from diffnet.geometry.preprocessing.read_again import read_again
@@ -85,9 +85,9 @@ def _read_again(
     source: MeshLike, parsed: Path, path: Path, counts: tuple[int, int], job: CacheJob, device: torch.device
 ) -> Operators:
     if device.type == "cpu":
-        mesh, entry = parsed_mesh(parsed, ""), read_operators(path, counts[0], job.options)
-        if mesh is not None and entry is not None:
-            return Operators(**assembled_fields(entry, mesh.faces))
+        mesh = parsed_mesh(parsed, "")
+        if mesh is not None and (found := operators_at(path, mesh.faces, counts[0], job.options)) is not None:
+            return found
     else:
         entries = read_again({parsed: ("faces",), path: None}, counts)
         if entries is not None:
