@@ -80,7 +80,7 @@ def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> 
 
 
 def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
-    """Raises CheckpointError if the data of a resumed run differ from those of the stored one."""
+    """Raises CheckpointError if a resumed run has other data. `of_stored_run` has compared the statistics."""
     if not stored["data"].startswith(FINGERPRINT):
         raise CheckpointError(
             f"{out / 'last.pt'}: this run was started by diffnet 0.1, and only that version can resume it. Its network "
@@ -90,8 +90,6 @@ def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
         ("label_names", "other labels"),
         ("labels_at", "other labels"),
         ("data", "other meshes"),
-        ("statistics", "other own arrays"),
-        ("target_statistics", "other targets"),
     ):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
