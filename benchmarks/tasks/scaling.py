@@ -29,7 +29,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -364,10 +363,7 @@ def started_ranks(
     (folder / "commands.json").write_text(json.dumps([list(command) for command in commands]))
     words = [sys.executable, "-m"]
     if launcher == "torchrun":
-        with socket.socket() as at:
-            at.bind(("127.0.0.1", 0))
-            address = ["--master-addr", "127.0.0.1", "--master-port", str(at.getsockname()[1])]
-        words += ["torch.distributed.run", "--nproc-per-node", str(ranks), *address, "-m"]
+        words += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
     words += ["diffnet.benchmarks.tasks.timed_rank", str(folder)]
     cores = sorted(os.sched_getaffinity(0))[: _cores(host, ranks)]
     with (folder / "log.txt").open("wb") as log:
