@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
+from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
@@ -584,6 +586,14 @@ def test_a_cosine_run_keeps_its_length(data: LabeledMeshes, tmp_path: Path) -> N
     for other in (balls(train=5), swapped, relabeled):
         with pytest.raises(CheckpointError, match="other meshes"):
             fit(other, tmp_path, epochs=2, schedule="cosine", resume=True)
+
+
+def test_a_run_is_not_resumed_with_other_statistics() -> None:
+    stored: Any = {"statistics": {"file:a": {"mean": [1.0, 2.0]}}}
+    for means, equal in (([1.0 + 1e-12, 2.0], True), ([1.0, 2.1], False), ([1.0], False)):
+        found = {"file:a": {"mean": means}}
+        with nullcontext() if equal else pytest.raises(CheckpointError, match="other own arrays"):
+            assert of_stored_run(stored, "statistics", found, Path("run")) is stored["statistics"]
 
 
 # ---- checkpoints ----
