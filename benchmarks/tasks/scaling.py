@@ -15,7 +15,7 @@ training: scaling.csv has a row for each number of ranks and each batch. A batch
     ranks, and `exchange` the share in which the gradients are summed. One rank is a plain process, and "torchrun" is
     the same under torchrun.
 preprocessing: preprocessing.csv has `diffnet precompute` of all meshes with an empty cache, in processes that have
-    preprocessed other copies before.
+    preprocessed other copies before. The seconds of each phase are those of all threads and processes together.
 resume: resume.csv has a run that ends, the same one with a rank that is killed, and that one resumed with half of the
     ranks, all without dropout.
 """
@@ -38,7 +38,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ from diffnet.benchmarks.tasks.programs import results
 from diffnet.data import LabeledMesh, available_cores, load_dataset
 from diffnet.geometry import mesh_edges
 from diffnet.geometry.files import write_atomically
+from diffnet.geometry.phases import Phase
 from diffnet.geometry.processes import WorkerPool
 from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.device import pick_device
@@ -268,9 +269,10 @@ def measure_preprocessing(host: Host, ranks: Sequence[int]) -> None:
         first = host.precompute(warm, *files[: WARM_MESHES * count])
         found, error = attempted(host, count, [first, host.precompute(cache, host.work / "set")])
         row: dict[str, Any] = {"ranks": count, "cores": _cores(host, count), "meshes": len(files)}
-        row |= {"seconds": None, "error": error}
+        row |= {"seconds": None, "error": error, **dict.fromkeys(get_args(Phase))}
         if len(found[0]) == 2:
-            row["seconds"] = _short(found[0][1]["seconds"])
+            measured = found[0][1]
+            row |= {"seconds": _short(measured["seconds"]), **{k: _short(s) for k, s in measured["phases"].items()}}
         rows.append(row)
         seconds = {row["ranks"]: row["seconds"] for row in rows}
         one = seconds.get(1)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 
+from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import raise_at_sigterm
 from diffnet.train import cli, loop, run
 from diffnet.train.checkpoint import Checkpoint
@@ -94,6 +95,7 @@ def timed(command: list[str]) -> dict[str, Any]:
     def reduce(sums: Tensor) -> None:
         trainings[-1].exchange(sums, all_reduce)
 
+    take_phases()  # of commands before
     started = time.perf_counter()
     with (
         patch.object(run, "train", train),
@@ -107,7 +109,8 @@ def timed(command: list[str]) -> dict[str, Any]:
                 raise
     seconds = time.perf_counter() - started
     epochs = [epoch for times in trainings for epoch in times.epochs()]
-    return {"seconds": seconds, "epochs": epochs, "sent": sum(times.sent for times in trainings)}
+    sent = sum(times.sent for times in trainings)
+    return {"seconds": seconds, "epochs": epochs, "sent": sent, "phases": take_phases()}
 
 
 def main() -> None:

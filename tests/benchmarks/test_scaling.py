@@ -89,6 +89,7 @@ def test_the_program(tmp_path: Path) -> None:
     assert 0 < float(rows["2", "torchrun", "8"]["waiting"]) < 1
     preprocessed = read_csv(out / "preprocessing.csv")
     assert [(row["ranks"], row["meshes"], row["error"]) for row in preprocessed] == [("2", "18", ""), ("1", "18", "")]
+    assert all(float(row[phase]) > 0 for row in preprocessed for phase in ("read", "solve", "write"))
     whole, killed, resumed = read_csv(out / "resume.csv")
     assert int(killed["epochs"]) < int(whole["epochs"]) == int(resumed["epochs"])
     assert (whole["error"], resumed["error"]) == ("", "")
