@@ -120,6 +120,8 @@ class CapturedOptimizer:
         has_tensors = any(isinstance(beta, Tensor) for beta in group["betas"])
         if has_tensors or group["amsgrad"] or group["maximize"] or not group["fused"]:
             return set()
+        if not use_kernels("auto", group["lr"]):  # a tensor on the device of the step
+            return set()
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         parameters, grads, means, squares, _, steps = lists
         optimizer: Any = self.optimizer
@@ -130,7 +132,7 @@ class CapturedOptimizer:
         tensors = AdamTensors(parameters, grads, means, squares, steps, averages)
         used = [group["lr"], *chain.from_iterable(x or () for x in tensors)]
         alike = all(x.dtype == torch.float32 and x.is_contiguous() and x.device == used[0].device for x in used)
-        if not parameters or not alike or not use_kernels("auto", *used):
+        if not parameters or not alike:
             return set()
         from diffnet.ops.adam import kernels
 
