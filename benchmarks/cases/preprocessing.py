@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -15,8 +14,6 @@ import scipy.sparse
 import torch
 import trimesh
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
-from torch import Tensor
 
 from diffnet.benchmarks.harness.registry import Case, Options, Parameter, Run, Unavailable, benchmark
 from diffnet.benchmarks.original.preprocessing import original_eigenbasis, original_precompute
@@ -36,8 +33,8 @@ from diffnet.geometry import (
     normalize_positions,
     precompute,
 )
-from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream, load_library, packed_eigenbases
-from diffnet.geometry.eigen.gpu.packed import PackedProblem, packed
+from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, in_batches, packed_eigenbases
+from diffnet.geometry.eigen.gpu.packed import packed
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.processes import WorkerPool, available_cores, stop_workers
@@ -316,20 +313,9 @@ def _in_gpu_memory(problems: Sequence[Problem], meshes: Sequence[Mesh], k: int, 
     for part in np.array_split(np.arange(len(problems)), min(len(problems), BATCHES_AT_ONCE)):
         positions = torch.from_numpy(np.concatenate([meshes[i].verts for i in part])).to(device)
         batches.append(packed([problems[i] for i in part], device)._replace(positions=positions))
-    load_library(device)
-
-    def solve() -> list[Tensor]:
-        with threadpool_limits(1), ThreadPoolExecutor(available_cores()) as helpers:
-            on_cores = map if len(problems) == 1 else helpers.map
-
-            def solved(batch: PackedProblem) -> Tensor:
-                with batch_stream(device) as stream, torch.cuda.stream(stream):
-                    return packed_eigenbases(batch, k, on_cores)[1]
-
-            with ThreadPoolExecutor(len(batches)) as pool:
-                return list(pool.map(solved, batches))
-
-    return solve
+    return partial(
+        in_batches, lambda batch, on_cores: packed_eigenbases(batch, k, on_cores), batches, device, available_cores()
+    )
 
 
 def _eigsh(problems: Sequence[Problem], k: int) -> list[object]:

@@ -7,12 +7,12 @@ of the iteration together.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from queue import SimpleQueue
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -43,6 +43,8 @@ from diffnet.geometry.eigen.resolution import PAIRS_CHECKED, deviation_fault, ro
 from diffnet.geometry.transfer import to_host
 
 Indices: TypeAlias = NDArray[np.int64]
+B = TypeVar("B")
+R = TypeVar("R")
 
 MAX_TOGETHER = 64  # problems in a batch
 BATCHES_AT_ONCE = 2  # batches; the cores work on one while the GPU works on the other
@@ -62,22 +64,34 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
     lengths = [len(mass) for _, mass in problems]
 
     def solved(chosen: Sequence[int], on_cores: Map) -> list[Pairs]:
-        with batch_stream(device) as stream, torch.cuda.stream(stream):
-            evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
-            ends = np.cumsum([lengths[i] for i in chosen])[:-1]
-            return list(zip(evals, np.split(to_host({"evecs": evecs})["evecs"], ends), strict=True))
+        evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
+        ends = np.cumsum([lengths[i] for i in chosen])[:-1]
+        return list(zip(evals, np.split(to_host({"evecs": evecs})["evecs"], ends), strict=True))
 
-    if len(problems) == 1:
-        return solved([0], map)
     by_size = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    together = _batch_size(lengths, k, device)
+    together = _batch_size(lengths, k, device) if len(lengths) > 1 else 1
     batches = [by_size[i : i + together] for i in range(0, len(lengths), together)]
+    results = in_batches(solved, batches, device, jobs)
+    found = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
+    return [found[i] for i in range(len(problems))]
+
+
+def in_batches(solve: Callable[[B, Map], R], batches: Sequence[B], device: torch.device, jobs: int) -> list[R]:
+    """solve(batch, on_cores) for each batch, BATCHES_AT_ONCE of them at the same time, each on a stream of its own.
+
+    jobs: number of threads of `on_cores`, for the work that is left to the CPU. A single batch uses only this thread.
+    """
+
+    def on_stream(batch: B, on_cores: Map) -> R:
+        with batch_stream(device) as stream, torch.cuda.stream(stream):
+            return solve(batch, on_cores)
+
+    if len(batches) == 1:
+        return [on_stream(batches[0], map)]
     load_library(device)
     # Small matrices are solved in parallel, each by one thread.
     with threadpool_limits(1), ThreadPoolExecutor(jobs) as helpers, ThreadPoolExecutor(BATCHES_AT_ONCE) as pool:
-        results = list(pool.map(lambda batch: solved(batch, helpers.map), batches))
-    found = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
-    return [found[i] for i in range(len(problems))]
+        return list(pool.map(lambda batch: on_stream(batch, helpers.map), batches))
 
 
 def _batch_size(lengths: Sequence[int], k: int, device: torch.device) -> int:
