@@ -202,16 +202,19 @@ class Ranks:
             return
         self.gathered(None)
         self._leave()
-        if not self.is_first:
+        self._leave_store(GRACE)
+
+    def _leave_store(self, seconds: float) -> None:
+        """Rank 0 waits for the others: the store can be a part of its process, and they may still read from it."""
+        if self.is_first:
+            _wait_for(lambda: self._counted("left") == self.place.world_size - 1, seconds)
+        else:
             self._counted("left", 1)
-            return
-        # The store can be a part of this process, and others still read from it.
-        _wait_for(lambda: self._counted("left") == self.place.world_size - 1, GRACE)
 
     def explained(self, error: BaseException) -> str | None:
         """The failure of another rank that has caused an error. If there is none, tell the others that this one ends.
 
-        An error that rank 0 raises, too, is a failure of rank 0. This takes some seconds at most.
+        If rank 0 raises the same error, it counts as a failure of rank 0. This takes some seconds at most.
         """
         if self.store is None:
             return None
@@ -240,6 +243,8 @@ class Ranks:
             alike = own and not self.is_first and self.store.check(["error of rank 0"])
             if alike and self._get("error of rank 0") == reason:
                 own, self.failure = False, f"rank 0: {reason}"
+            if not self.is_first or (own and isinstance(error, Exception)):  # others look for this error
+                self._leave_store(BEAT)
         self._leave()
         return None if own else self.failure or self._lost()
 

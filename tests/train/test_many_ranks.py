@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from shapes import ellipsoid
 from two_ranks import commands_of_ranks, torchrun
 
 from diffnet import DiffusionNet
-from diffnet.train import epoch, loop, run
+from diffnet.train import epoch, loop, ranks, run
 from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.ranks import place
 
@@ -224,6 +225,22 @@ def test_predictions(tmp_path: Path) -> None:
     for folder in ("files", "table", "pages"):
         assert files_of(tmp_path / "two" / folder) == files_of(tmp_path / "one" / folder)
     assert not (tmp_path / "two" / "none").exists()
+
+
+def test_a_slow_rank_finds_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is a part of rank 0, which waits until rank 1 has read the error."""
+    wait = ranks._wait_for
+
+    def slow(condition: Callable[[], bool], seconds: float) -> None:
+        wait(condition, seconds)
+        if place().rank == 1:
+            time.sleep(0.3)
+
+    monkeypatch.setattr(ranks, "_wait_for", slow)
+    train = ["train", "segmentation", "--data", tmp_path / "set", "--device", "cpu", "--out", tmp_path / "run"]
+    first, second = commands_of_ranks(tmp_path, [train])
+    assert "--batch-meshes should be at least 2" in first[0][2]
+    assert second == [(1, "", "")]
 
 
 @pytest.mark.gpu
