@@ -11,7 +11,8 @@ import torch
 from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
 from diffnet.train.resident import ReadAhead, read_ahead
 
-AHEAD = 2  # batches; small kernels that pack one wait for multiprocessors, so it can take longer than a step
+# Batches. Packing one can take longer than a step, because its small kernels wait for free multiprocessors.
+AHEAD = 2
 
 
 def packed(
@@ -19,8 +20,8 @@ def packed(
 ) -> Iterator[Sample]:
     """Batches of samples, or of pairs of them, on the device.
 
-    If samples must be moved to a GPU, threads read them, and AHEAD batches are packed and moved while the GPU works on
-    the one before. A batch may be used until the next one is asked for. The GPU may still work on it then.
+    If samples must be moved to a GPU, threads read them. While the GPU works on a batch, the next AHEAD ones are packed
+    and moved. A batch may be used until the next one is asked for. The GPU may still work on it then.
 
     samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
     """

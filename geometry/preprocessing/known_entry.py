@@ -62,9 +62,8 @@ def operators_of_tensors(
 ) -> Operators:
     """The operators of a mesh with even rows, on the device of the tensors, as a network uses them.
 
-    They are those of `Operators.prepared`, with half of its operations of PyTorch. Each operation can wait for threads
-    that hold Python's global lock. Other large fields are made when they are first read. Networks don't read all of
-    them.
+    The result is that of `Operators.prepared`. It takes half as many operations of PyTorch, each of which can wait for
+    threads that hold Python's global lock. Large fields that networks rarely read are made when they are first read.
 
     tensors: of its entry in float32, for which `have_even_rows`, and `ptr`, `faces` and `face_ptr`
     """
@@ -80,6 +79,7 @@ def _basis(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
     none = indices.new_empty(0)
     csr = CsrArrays(tensors["gradient_indptr"], indices, none, tensors["row_order"], none)
     triton = use_kernels("auto", values, evecs)
+    # The second pattern is the transpose, which this product doesn't read.
     gradient_evecs = spmm_operator([*csr, *csr, none], values, evecs[None], False, False, triton)
     return {"evecs": evecs.to(dtype), "gradient_evecs": gradient_evecs.to(dtype)}
 

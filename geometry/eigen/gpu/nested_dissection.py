@@ -160,8 +160,8 @@ def _totals(mask: Tensor, start: Tensor, size: Tensor) -> Tensor:
 def _counted_before(mask: Tensor) -> Tensor:
     """The number of True before each place of a mask (rows, n) and after the last one, (rows, n + 1).
 
-    Numbers start anywhere in each row, so only differences within a row have a meaning: PyTorch gives each row of a
-    matrix to one multiprocessor, but divides a vector.
+    The rows begin with different numbers, so only differences within a row have a meaning. The sum runs over the flat
+    mask, because PyTorch sums up each row of a matrix on one multiprocessor, and a vector on all.
     """
     sums = pad(mask.flatten().cumsum(0), (1, 0))
     return sums.as_strided((len(mask), mask.shape[1] + 1), (mask.shape[1], 1))

@@ -25,7 +25,7 @@ PairFeaturesOption = Annotated[
         callback=checked_features,
         metavar="PART+PART…",
         help="Input features, see `diffnet train segmentation`. By default curvature+log-hks. If unsupervised, "
-        "xyz+normals+wks, or wks alone for training meshes with different orientations.",
+        "xyz+normals+wks, or wks alone for training meshes without a common orientation.",
     ),
 ]
 ChannelsOption = Annotated[
@@ -41,7 +41,7 @@ AlignOption = Annotated[
     typer.Option(
         "--align/--no-align",
         help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised, "
-        "--features has them, and the training meshes have different orientations.",
+        "--features has them, and the training meshes have no common orientation.",
     ),
 ]
 StretchOption = Annotated[
@@ -124,8 +124,8 @@ def train(
                 )
             elif features is None and not options.rotate:
                 console.print(
-                    "The training meshes have different orientations, so the network gets no positions. To give them "
-                    "in the principal axes of each mesh, train with --align.",
+                    "The training meshes show no common orientation, so the network gets no positions. To give it "
+                    "positions in the principal axes of each mesh, train with --align.",
                     soft_wrap=True,
                 )
                 options = replace(options, features="wks")
