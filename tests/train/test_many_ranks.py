@@ -229,7 +229,7 @@ def test_predictions(tmp_path: Path) -> None:
 
 def test_a_slow_rank_finds_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is a part of rank 0, which waits until rank 1 has read the error."""
-    wait = ranks._wait_for
+    wait = ranks._wait_for  # private: no public function makes one rank slow
 
     def slow(condition: Callable[[], bool], seconds: float) -> None:
         wait(condition, seconds)
