@@ -87,7 +87,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._starting = threading.Lock()
         self._stopped = False
-        self._failure: WorkerError | None = None  # of the first process that did not start
+        self._failure = ""  # of the first process that did not start
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -131,14 +131,14 @@ class WorkerPool:
         with self._starting:
             if self._stopped:
                 raise CancelledError
-            if self._failure is not None:  # others would fail, too
-                raise self._failure
+            if self._failure:  # others would fail, too
+                raise WorkerError(self._failure)
             worker = _kept_worker() or _Worker()
             self._workers.append(worker)
         try:
             worker.wait_until_ready()
         except WorkerError as e:
-            self._failure = e
+            self._failure = str(e)
             raise
         return worker
 
@@ -222,7 +222,7 @@ class _Worker:
         except (EOFError, OSError):
             self.is_sound = False
             raise WorkerError(
-                "worker processes don't start: they import the main script, so a script must start them under "
+                "worker processes don't start: they import the main script, which must be a file and start them under "
                 "`if __name__ == '__main__':`"
             ) from None
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from diffnet.geometry import processes
+from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,6 +58,21 @@ def test_results_errors_and_deaths() -> None:
     with pytest.raises(BrokenProcessPool, match="killed"):
         dead.result()
     assert 1 <= len(workers()) <= 2  # those that live wait for the next pool
+
+
+def test_calls_that_fail_alike_have_errors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that several calls raise would collect the traceback of each."""
+
+    def fail(worker: Any) -> None:
+        raise WorkerError("worker processes don't start")
+
+    # Private: no process of a test's own fails to start.
+    monkeypatch.setattr(processes._Worker, "wait_until_ready", fail)
+    with WorkerPool(1, 1) as pool:
+        calls = [pool.submit(abs, -1) for _ in range(3)]
+        errors = [call.exception() for call in calls]
+    assert [str(error) for error in errors] == ["worker processes don't start"] * 3
+    assert len({id(error) for error in errors}) == 3
 
 
 def test_processes_stay_for_later_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
