@@ -61,7 +61,7 @@ def streaming(options: Options) -> Iterator[Case]:
                 "streamed": run,
                 "cold": partial(run, folder=cache),
             }
-            yield Case({"meshes": len(samples), "batch": batch, "cores": os.cpu_count() or 1}, peers, details=DETAILS)
+            yield Case({"meshes": len(samples), "batch": batch}, peers, details=DETAILS)
 
 
 def _generated(largest: int) -> list[LabeledMesh]:
