@@ -109,6 +109,7 @@ def test_common_orientation() -> None:
     assert not is_common_orientation(random_rotations(60, seeded(0), axis=2))
     half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
     assert not is_common_orientation(torch.cat([upright[:30], upright[30:] @ half_turn]))
+    assert is_common_orientation(torch.cat([upright[:45], upright[45:] @ half_turn]))  # poses turn some axes
     assert not is_common_orientation(torch.cat([upright[:30], upright[30:].roll(1, 2)]))  # half of them lie
 
 
