@@ -47,7 +47,8 @@ def is_common_orientation(axes: Tensor) -> bool:
     The mean of the first axes must have a length of at least 0.8, that of the others of at least 0.4, and all of at
     least √(8/N). Random orientations give shorter means: the mean of N random directions in a plane is longer than
     √(8/N) with probability exp(−8) (Rayleigh test). If half of the shapes lie and the others stand, the first length is
-    0.7. Poses turn the second and third axes: for people who all face one way, their lengths are 0.45 to 0.54.
+    0.7. Poses turn the second and third axes. For posed people who all face one way, the means of these axes have
+    lengths of 0.45 to 0.54.
     """
     lengths = axes.mean(0).norm(dim=1)
     return bool((lengths >= lengths.new_tensor([0.8, 0.4, 0.4]).clamp(min=(8 / len(axes)) ** 0.5)).all())
