@@ -119,14 +119,15 @@ def functional_map_from_points(matches: Tensor, a: Operators, b: Operators, *, k
 
 
 def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
-    """Find the vertex of a for each vertex of b, by functional maps from a to b.
+    """Find the vertex of a for each vertex of b, by functional maps from a to b, in the commute-time distance.
 
     c: (P, K_b, K_a) floating point, with at most as many eigenpairs as the operators have
 
     Returns (V_b,) int64, counted within the mesh of a. `b.unpack(matches)` is a list with one tensor for each pair.
     For errors see `functional_map` and `ops.point_map`.
     """
-    return torch.cat([ops.point_map(own, one.evecs, other.evecs) for own, one, other in _each("point_map", c, a, b)])
+    pairs = _each("point_map", c, a, b)
+    return torch.cat([ops.point_map(own, one.evecs, other.evecs, one.evals[0]) for own, one, other in pairs])
 
 
 def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1) -> Tensor:

@@ -15,31 +15,49 @@ from diffnet.ops.functional_maps.checks import check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
 
-def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> Tensor:
-    """Find the vertex of a for each vertex of b: the one whose mapped delta function is nearest.
+def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor, evals_a: Tensor | None = None) -> Tensor:
+    """Find the vertex of a for each vertex of b.
 
-    Row v of Φ_b is compared with the rows of Φ_a Cᵀ, as Melzi et al. 2019 (ZoomOut) do.
+    With evals_a, row v of Φ_b C is compared with the rows of Φ_a in the commute-time distance, where eigenvector j is
+    divided by √λ_j (Rustamov 2007). Noise in high frequencies matters less, and C may change areas. Without evals_a,
+    row v of Φ_b is compared with the rows of Φ_a Cᵀ (ZoomOut, Melzi et al. 2019), which is meant for maps that keep
+    areas.
 
     Args:
         c: (K_b, K_a) floating point, a functional map from a to b
         evecs_a: (V_a, at least K_a) floating point, the eigenvectors. The first K_a are used.
         evecs_b: (V_b, at least K_b) floating point
+        evals_a: floating point, one eigenvalue of each column of evecs_a. Those below the largest used one divided by
+            K_a count as this quotient.
 
     Returns:
         (V_b,) int64, vertices of a. It has no gradient.
 
     Raises:
-        TypeError, ValueError: see `nearest_neighbors`.
+        TypeError, ValueError: see `nearest_neighbors`. Also ValueError for another number of eigenvalues.
 
     >>> point_map(torch.tensor([[1.0, 0.0], [0.0, -1.0]]), torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
     tensor([1, 0])
     """
     check_basis(c, evecs_a, evecs_b)
+    if evals_a is not None:
+        check_tensor("evals_a", evals_a, (evecs_a.shape[1],), c.device)
+        check_finite("evals_a", evals_a)
     rows, columns = c.shape
+    evecs_a, evecs_b = evecs_a[:, :columns], evecs_b[:, :rows]
+    dtype = torch.promote_types(promoted_dtype(c, evecs_a, evecs_b), torch.float32)
+    c, evecs_a, evecs_b = (x.detach().to(dtype) for x in (c, evecs_a, evecs_b))
     with without_autocast(c):
-        dtype = torch.promote_types(promoted_dtype(c, evecs_a), torch.float32)
-        mapped = evecs_a[:, :columns].detach().to(dtype) @ c.detach().to(dtype).mT
-    return nearest_neighbors(evecs_b[:, :rows], mapped)
+        if evals_a is None or columns == 0:
+            return nearest_neighbors(evecs_b, evecs_a @ c.mT)
+        weights = _commute_time_weights(evals_a[:columns].detach().to(dtype))
+        return nearest_neighbors(evecs_b @ c * weights, evecs_a * weights)
+
+
+def _commute_time_weights(evals: Tensor) -> Tensor:
+    """1 / √λ up to a common factor, (K,). Without a lower limit, eigenvalues near 0 would decide alone."""
+    relative = evals / evals.amax().clamp(min=torch.finfo(evals.dtype).tiny)
+    return relative.clamp(min=1 / len(evals)).rsqrt()
 
 
 def check_basis(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> None:

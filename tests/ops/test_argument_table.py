@@ -165,7 +165,7 @@ def functional_map_cases(device: str) -> dict[str, Case]:
         "functional_map": Case(ops.functional_map, {**features, **evals}),
         "soft_map": single(ops.soft_map, queries=normal(7, 5), keys=normal(6, 5), values=evecs_a, temperature=0.5),
         "nearest_neighbors": single(ops.nearest_neighbors, queries=evecs_b, points=evecs_a),
-        "point_map": single(ops.point_map, c=c, **points),
+        "point_map": single(ops.point_map, c=c, **points, evals_a=normal(4).abs()),
         "functional_map_from_points": single(ops.functional_map_from_points, matches=matches, **points, mass_b=mass_b),
         "functional_map_from_correspondences": single(
             ops.functional_map_from_correspondences, vertices_a=vertices, vertices_b=vertices, **points

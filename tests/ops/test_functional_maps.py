@@ -373,6 +373,24 @@ def cdist_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> Tensor:
     return torch.cdist(evecs_b[:, : len(c)], evecs_a[:, : c.shape[1]] @ c.mT).argmin(1)
 
 
+def test_maps_of_points_in_the_commute_time_distance() -> None:
+    """Of maps that don't keep areas, and against all distances."""
+    (evecs_a, _), matches, evals = basis(40, 6, 0), torch.arange(55) % 40, torch.arange(6).double()
+    mixed = torch.eye(6).double() + 0.5 * random(6, 6)
+    # These functions on b are those on a, read at the matches and mixed. So C is the inverse.
+    c, evecs_b = mixed.inverse(), evecs_a[matches] @ mixed
+    assert torch.equal(ops.point_map(c, evecs_a, evecs_b, evals), matches)
+    assert not torch.equal(ops.point_map(c, evecs_a, evecs_b), matches)
+    few = c[:5, :4]
+    weights = torch.tensor([0.75, 1, 2, 3]).double().rsqrt()  # the limit is a fourth of the largest eigenvalue in use
+    expected = torch.cdist(evecs_b[:, :5] @ few * weights, evecs_a[:, :4] * weights).argmin(1)
+    assert torch.equal(ops.point_map(few, evecs_a, evecs_b, evals), expected)
+    for columns in (0, 1):  # all eigenvalues are 0, or there are none
+        assert ops.point_map(c[:, :columns], evecs_a, evecs_b, evals).shape == (55,)
+    with pytest.raises(ValueError, match=r"evals_a should have shape \(6,\), shape is \(5,\)"):
+        ops.point_map(c, evecs_a, evecs_b, evals[:5])
+
+
 def test_functional_maps_from_some_correspondences() -> None:
     """Least squares, with more and with exactly as many points as eigenvectors, whatever the map."""
     (evecs_a, _), (evecs_b, _), vertices = basis(40, 6, 0), basis(30, 5, 7), torch.tensor([3, 9, 2, 39, 20, 11, 5])

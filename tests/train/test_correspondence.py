@@ -123,8 +123,10 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     # The map of points takes each vertex of the first mesh to the vertex of the second at the same template point.
     truth = np.empty(162, np.int64)
     truth[order_of(0)] = order_of(1)
-    np.testing.assert_array_equal(point_map_of(target, second, first, refine=False).numpy(), truth)
-    np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
+    np.testing.assert_array_equal(point_map_of(target, second, first, "supervised").numpy(), truth)
+    np.testing.assert_array_equal(
+        point_map_of(target[:, :5, :5], second, first, "supervised", refine=True).numpy(), truth
+    )
 
 
 def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices() -> None:

@@ -68,7 +68,7 @@ def test_a_recipe_may_depend_on_other_options() -> None:
     known = recipe("default", "correspondence")
     assert recipe("default", "correspondence", {"k": 64}) == {**known, "map_k": 64}
     changed = recipe("default", "correspondence", {"method": "unsupervised"})
-    assert (changed["features"], changed["feature_scale"], changed["map_k"]) == ("xyz+normals+wks", 1.0, 100)
+    assert (changed["features"], changed["k"], changed["map_k"]) == ("xyz+normals+wks", 200, 200)
     changed = recipe("original", "correspondence", {"method": "unsupervised"})
     assert (changed["features"], changed["k"], changed["map_k"]) == ("wks", 200, 200)
 

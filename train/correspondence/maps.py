@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffnet import ops
 from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
 from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
 from diffnet.train.tasks.options.correspondence import Method
@@ -73,21 +74,20 @@ def structure_loss(there: Tensor, back: Tensor) -> Tensor:
     return bijectivity + orthogonality_loss(there) + orthogonality_loss(back)
 
 
-def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
+def point_map_of(c: Tensor, a: Operators, b: Operators, method: Method, refine: bool = False) -> Tensor:
     """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b.
 
-    refine: whether ZoomOut first refines the map, in 10 steps, to all eigenpairs. If it has more than half of them, it
-        starts at half of them.
-
-    Without ZoomOut, the map goes to maps of points in both directions and back REFINEMENTS times, which makes it more
-    accurate.
+    method: of the training. Maps of "supervised" first go to maps of points in both directions and back REFINEMENTS
+        times, which makes them more accurate. "unsupervised" trains for maps that need no such steps.
+    refine: whether ZoomOut refines the map instead, in 10 steps, to all eigenpairs. If it has more than half of them,
+        it starts at half of them.
     """
     c = c.to(a.device)
     if refine:
         most = min(a.k, b.k, a.num_vertices, b.num_vertices)
         start = max(1, min(c.shape[-1], most // 2))
         c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
-    else:
+    elif method == "supervised":
         for _ in range(REFINEMENTS):
             c = _by_points(c, a, b)
     return point_map(c, a, b)
@@ -99,6 +99,6 @@ def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
     The second one is transposed, which inverts maps that keep areas.
     """
     k = c.shape[-1]
-    there = functional_map_from_points(point_map(c, a, b), a, b, k=k)
-    back = functional_map_from_points(point_map(c.mT, b, a), b, a, k=k)
+    there = functional_map_from_points(ops.point_map(c[0], a.evecs, b.evecs), a, b, k=k)
+    back = functional_map_from_points(ops.point_map(c[0].mT, b.evecs, a.evecs), b, a, k=k)
     return (there + back.mT) / 2

@@ -46,14 +46,14 @@ def score_pairs(
 
     maps: (1, K, K) for each test pair
     samples: the test pairs
-    options: whether `point_map_of` refines the maps, as `zoomout`
+    options: `method` and `zoomout` of `point_map_of`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
     warn_if_tilted({shape.name: shape.mesh for shape in data.test}, options)
     found = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
-        found.append(point_map_of(c, a, b, options.zoomout).cpu().numpy())
+        found.append(point_map_of(c, a, b, options.method, options.zoomout).cpu().numpy())
     if not data.is_supervised:
         return ScoredPairs(data, found, ())
     shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]

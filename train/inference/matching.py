@@ -112,7 +112,7 @@ def match_meshes(
         _fine_tune(network, pair, swapped, options, fine_tune, after_step)
     with torch.no_grad():
         c = _maps(network, pair, options)[:, 0]
-    matches = point_map_of(c, one.operators, other.operators, zoomout)
+    matches = point_map_of(c, one.operators, other.operators, options.method, zoomout)
     return Matched(first, second, matches.cpu().numpy(), c[0].float().cpu())
 
 

@@ -31,7 +31,9 @@ PairFeaturesOption = Annotated[
 ChannelsOption = Annotated[
     int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
 ]
-MapKOption = Annotated[int, typer.Option("--map-k", min=1, max=300, help="Eigenpairs of the functional maps.")]
+MapKOption = Annotated[
+    int, typer.Option("--map-k", min=1, max=300, help="Eigenpairs of the functional maps. If unsupervised, 200.")
+]
 FeatureScaleOption = Annotated[
     float,
     typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
@@ -53,7 +55,7 @@ StretchOption = Annotated[
         help="Also train on copies of other proportions, each scaled along random axes by exp(−S) to exp(S).",
     ),
 ]
-PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
+PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network. If unsupervised, 200.")]
 PairEpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
 ]

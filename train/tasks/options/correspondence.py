@@ -16,7 +16,14 @@ MAX_STRETCH = 2.0  # sizes that differ by a factor of 50
 
 # Changes for the unsupervised method: of the default, and those of Cao et al. 2023.
 _UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
-    "default": {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3, "align": True},
+    "default": {
+        "features": "xyz+normals+wks",
+        "k": 200,
+        "map_k": 200,
+        "feature_scale": 1.0,
+        "learning_rate": 2e-3,
+        "align": True,
+    },
     "original": {"features": "wks", "k": 200, "map_k": 200},
 }
 
