@@ -176,7 +176,10 @@ def packed_pairs(k: int = 10) -> tuple[torch.Tensor, Operators, list[Operators]]
 def test_maps_of_a_batch_are_those_of_its_pairs(method: str) -> None:
     torch.manual_seed(0)
     features, operators, each = packed_pairs()
-    maps = pair_maps(features, operators, method, 6)
+    maps = pair_maps(features.requires_grad_(), operators, method, 6)
+    without_gradients = pair_maps(features.detach(), operators, method, 6)
+    assert without_gradients.shape[1] == {"supervised": 1, "unsupervised": 2}[method]
+    assert torch.equal(without_gradients, maps[:, : without_gradients.shape[1]])
     rows = torch.split(features, [o.num_vertices for o in each])
     for p in (0, 1):
         a, b = each[2 * p], each[2 * p + 1]

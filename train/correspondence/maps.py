@@ -26,11 +26,12 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
 
     "supervised" returns (P, 1, K, K), the map from functions on a to functions on b that takes the features of a to
     those of b (Donati et al. 2020). "unsupervised" returns (P, 4, K, K): such maps from a to b and from b to a with the
-    resolvent regularizer, and the maps from b to a and from a to b of the soft maps of points (Cao et al. 2023).
+    resolvent regularizer, and the maps from b to a and from a to b of the soft maps of points (Cao et al. 2023). Only
+    the losses need the soft maps, so without gradients it returns (P, 2, K, K).
     """
     features = features.float()
     solved = solved_maps(features, operators, method, k, scale)
-    if method == "supervised":
+    if method == "supervised" or not features.requires_grad:
         return solved
     unit, evecs = (
         torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
