@@ -128,7 +128,8 @@ def match_cases(options: Options) -> Iterator[Case]:
     """Two meshes matched vertex by vertex from features and operators, in wall-clock time.
 
     The first peer goes through the functional map of the features, and the second through that of their soft map. The
-    third refines the first map as `diffnet match` does by default, and the fourth as `diffnet match --zoomout`.
+    third refines the first map as `diffnet match` does with a supervised network, and the fourth as `diffnet match
+    --zoomout` does.
     """
     k = options.k or K
     for size in sweep(options, dtypes=("fp32",), widths=(256,), vertices=(5_000, 100_000)):

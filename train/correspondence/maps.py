@@ -78,8 +78,9 @@ def structure_loss(there: Tensor, back: Tensor) -> Tensor:
 def point_map_of(c: Tensor, a: Operators, b: Operators, method: Method, refine: bool = False) -> Tensor:
     """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b.
 
-    method: of the training. Maps of "supervised" first go to maps of points in both directions and back REFINEMENTS
-        times, which makes them more accurate. "unsupervised" trains for maps that need no such steps.
+    method: that of the training. Maps of "supervised" first go to maps of points in both directions and back
+        REFINEMENTS times, which makes them more accurate. These steps make "unsupervised" maps less accurate if the
+        shapes have different builds.
     refine: whether ZoomOut refines the map instead, in 10 steps, to all eigenpairs. If it has more than half of them,
         it starts at half of them.
     """
