@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffnet.arguments import has_plain_modules
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
-from diffnet.ops.common.launcher import compiles_only
+from diffnet.ops.common.launcher import compile_ahead, compiles_only
 from diffnet.ops.common.precision import allows_tf32
 
 # For each network, the states in which it was called. A state decides which kernels are launched.
@@ -32,7 +32,7 @@ def compile_before_first_call(network: nn.Module, features: Tensor, operators: O
     if kind in called:
         return
     called.add(kind)
-    if not compiles_only() and not is_recorded():
+    if not compiles_only() and not is_recorded() and has_plain_modules(network):
         _compile(network, features, operators)
 
 
@@ -50,8 +50,11 @@ def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashabl
 
 
 def _compile(network: nn.Module, features: Tensor, operators: Operators) -> None:
-    from diffnet.cuda_graphs.recording import compile_network
+    from diffnet.cuda_graphs.recording import forked_random_numbers, trial
+    from diffnet.cuda_graphs.replica import Replica
 
-    if has_plain_modules(network):
-        with suppress(NotCapturable, torch.OutOfMemoryError):  # the call itself says what is wrong, if anything
-            compile_network(network, features, operators)
+    # The call itself says what is wrong, if anything.
+    with suppress(NotCapturable, torch.OutOfMemoryError), forked_random_numbers(features.device), trial():
+        replica = Replica(network, copies_buffers=True)
+        leaf = features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
+        compile_ahead(lambda: replica(leaf, operators), [leaf, *replica.parameters])

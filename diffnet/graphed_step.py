@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
-from diffnet.cuda_graphs.calls import may_have_graphs
+from diffnet.cuda_graphs.buffers import Batch
+from diffnet.cuda_graphs.forward import GraphedForward
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.cuda_graphs.loss_rows import IGNORED
-from diffnet.cuda_graphs.plain_step import PlainStep, StepBatch
-from diffnet.cuda_graphs.recording import ROWS
+from diffnet.cuda_graphs.losses import Loss, row_loss
+from diffnet.cuda_graphs.module_state import GRAPHS
+from diffnet.cuda_graphs.modules import RowWise
+from diffnet.cuda_graphs.plain_step import PlainStep, Weight
+from diffnet.cuda_graphs.runtime import ROWS, Expected, Settings, check_rows, may_have_graphs, uses_graphs
 from diffnet.cuda_graphs.sizes import MeshSizes, sizes_of
-from diffnet.cuda_graphs.whole_step import Expected, StepGraphs
+from diffnet.cuda_graphs.whole_step import StepGraphs
 from diffnet.geometry import Operators
 from diffnet.weight_average import WeightAverage
 
@@ -31,18 +33,16 @@ class GraphedStep:
 
     Args:
         model: a module that is called with features (V, C) and `Operators`, and returns one tensor of N rows
-        optimizer: of PyTorch, made as usual. It is Adam, AdamW, SGD, or another one with the option `capturable`, which
-            need not be set.
-        loss: a function or module of the outputs (N, …) and the targets (N, …). It returns a number, or a tensor whose
-            first dimension is N, as with `reduction="none"`, of which the step takes the mean.
+        optimizer: of PyTorch, made as usual
+        loss: a function or module of the outputs (N, …) and the targets. It returns a number, or a tensor whose first
+            dimension is N, as with `reduction="none"`, of which the step takes the mean.
         clip: the norm to which longer gradients are scaled down; 0 for no limit
         average: gets the weights after each step
-        weight: of a batch for `add`, a function of the targets that returns (). None counts the targets that are not
-            ignored. It is not used if the loss returns N rows, which it counts then.
-        ignore_index: the integer target that the loss ignores. None finds out whether it is −1 or −100. It is not
-            needed if the loss returns N rows.
+        weight: of a batch for `add`, a function of the targets that returns (). None takes what the loss divides by.
+        ignore_index: the integer target that a loss of your own ignores in its mean, for `add`
         outputs_at: "vertices", "faces", "edges" or "global_mean": the N rows of the outputs. None takes the model's
             attribute of this name at each call, or "vertices".
+        row_wise: see `graphed`
 
     Attributes:
         graphs: whether to use graphs. It may be changed at any time.
@@ -59,21 +59,23 @@ class GraphedStep:
     replaced, as by `optimizer.load_state_dict`, the steps are recorded anew. What a graph doesn't notice is listed in
     `diffnet.graphed`; call `reset` after such a change.
 
+    What a graph holds depends on what is known to be right with the rows that buffers add to a batch:
+
+    - The loss is PyTorch's or diffnet's, of labels or of numbers, as a module, a function, or a `functools.partial`
+      with keyword arguments: one graph holds forward, loss and backward. If the optimizer is exactly Adam, AdamW or SGD
+      of PyTorch, without hooks, the graph holds clipping, its step and the average, too.
+    - Any other loss is called as you wrote it, on outputs without added rows, between two graphs as those of `graphed`.
+    - Any other optimizer, also a subclass, takes its step after the graphs, as you wrote it.
+    - The network is treated as by `graphed`.
+
     Steps also run without graphs, with the same results up to rounding. They do so on the CPU, if a batch is so large
     that its kernels take longer than launching them (see `graphed`), and if a graph is impossible. In the last case, a
-    RuntimeWarning says why, once:
-
-    - The network can't have graphs: those cases of `graphed` that concern its forward pass, or hooks on any module.
-    - Rows that are added to a batch change the loss. Graphs read buffers that are larger than the batch. A loss that is
-      a number must ignore added rows. Their targets are `ignore_index`, or NaN if targets are floating-point numbers. A
-      loss that returns N rows needs nothing.
-    - The loss or the network reads a value back from the GPU, as `.item()` does.
-    - The optimizer has hooks or no option `capturable`, or an option besides the learning rate changes in each step.
-      Pass `cycle_momentum=False` to `OneCycleLR`.
-    - The features or targets need a gradient.
+    RuntimeWarning says why, once: in the cases of `graphed`, if a module has hooks, if targets of a known loss have
+    other rows than the outputs, and if the features or targets need a gradient.
 
     Raises TypeError for a model that is no module, an optimizer that is none of PyTorch, and a loss that can't be
-    called or returns no tensor. Raises ValueError for a negative `clip` and an unknown `outputs_at`.
+    called or returns no tensor. Raises ValueError for a negative `clip`, an unknown `outputs_at`, and a loss with
+    another number of rows.
 
     >>> import torch
     >>> from diffnet import DiffusionNet
@@ -86,13 +88,14 @@ class GraphedStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         *,
         clip: float = 0.0,
         average: WeightAverage[Any] | None = None,
-        weight: Callable[[Tensor], Tensor] | None = None,
+        weight: Weight | None = None,
         ignore_index: int | None = None,
         outputs_at: str | None = None,
+        row_wise: RowWise = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model should be a module such as DiffusionNet, got {type(model).__name__}")
@@ -107,63 +110,91 @@ class GraphedStep:
         self.graphs = True
         self.recorder: Recorder = record_graph  # tests on the CPU set another one, see `Lane`
         self.watches = True  # `diffnet train` sets False, because nothing else has its network and its optimizer
-        self._model, self._ignore_index, self._outputs_at = model, ignore_index, outputs_at
-        weight = partial(_counted, ignore_index=ignore_index) if weight is None else weight
-        self._plain = PlainStep(model, optimizer, loss, clip, average, weight)
+        self._model, self._outputs_at, self._row_wise = model, outputs_at, tuple(row_wise)
+        self._plain = PlainStep(model, optimizer, loss, clip, average, weight, ignore_index)
         self._expected: Expected | None = None
-        self._on_graphs: StepGraphs | None = None
-        self._said: set[str] = set()
+        self._graphs: tuple[StepGraphs, GraphedForward] | None = None
 
-    def __call__(self, features: Tensor, operators: Operators, targets: Tensor, *further: Tensor) -> Tensor:
-        return self._run(StepBatch(features, operators, targets, further), adds=False)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_graphs": None}  # a copy records its own
 
-    def add(self, features: Tensor, operators: Operators, targets: Tensor, *further: Tensor) -> None:
+    def __call__(self, features: Tensor, operators: Operators, targets: Any, *further: Tensor) -> Tensor:
+        return self._run(Batch(features, operators, further, targets), adds=False)
+
+    def add(self, features: Tensor, operators: Operators, targets: Any, *further: Tensor) -> None:
         """Add a batch to the next step, which `update` takes. The arguments are those of a call.
 
         The mean of all batches has the weights that their losses divide by, see `weight`. So the step is that of one
         batch with all of their meshes, up to rounding, if the loss is a mean over targets or rows.
+
+        Raises ValueError if it is not known what the loss divides by, TypeError for sharded parameters, and
+        RuntimeError if the optimizer has got other parameters since the first batch.
         """
         self._plain.sums()  # before a graph is recorded, whose memory can't hold it
-        self._run(StepBatch(features, operators, targets, further), adds=True)
+        self._run(Batch(features, operators, further, targets), adds=True)
 
-    def update(self, reduce: Callable[[Tensor], Any] = lambda sums: None) -> Tensor:
+    def update(self, reduce: Callable[[Tensor], Any] | None = None) -> Tensor:
         """Take the step of all batches since the last one: clipping, optimizer and average. Returns the loss ().
 
-        reduce: gets one tensor (P + 2,) and changes it in place, as `torch.distributed.all_reduce` does: the sums of
-            the gradients of all P weights and of the losses, multiplied by the weights of their batches, and the sum of
-            these. With `all_reduce`, the step is that of the batches of all processes. A process may have none.
+        reduce: gets one tensor (P + 2 + N,) and changes it in place, as `torch.distributed.all_reduce` does: the sums
+            of the gradients of all P weights and of the losses, multiplied by the weights of their batches, the sum of
+            these, and for each of the N parameters how many batches have reached it. With `all_reduce`, the step is
+            that of the batches of all processes. A process may have none.
 
-        `reduce` is called between two graphs. If no batch counts, the loss and all gradients are 0.
+        A parameter that no batch of any process has reached stays as it is. The reduced counts say so on the device,
+        so nothing is read back. `reduce` is called between two graphs. If no batch counts, the loss and all gradients
+        are 0.
         """
         sums = self._plain.sums()
-        if self.graphs and (sums.is_cuda or self.recorder is not record_graph):
-            self._plain.capturable = self._plain.optimizer.refused() is None  # as in a process that has a batch
         with torch.no_grad():
-            reduce(sums)
-            found = None
-            if self.graphs and self._on_graphs is not None and self._on_graphs.device == sums.device:
-                found = self._on_graphs.update()
-            return self._plain.update() if found is None else found.clone()
+            if reduce is not None:
+                reduce(sums)
+            value = None
+            if self._uses_graphs(sums):
+                value = self._graphs_on(sums.device)[0].update(reduce is not None)
+            return self._plain.update(reduce is not None) if value is None else value.clone()
 
-    def _run(self, batch: StepBatch, adds: bool) -> Tensor:
-        reason = None
+    def _uses_graphs(self, x: Tensor) -> bool:
+        """Whether graphs are on. Every process decides alike whether its optimizer takes steps of a graph."""
+        uses = self.graphs and uses_graphs(x, self.recorder)
+        if uses and (self.watches or not self._plain.fuses):
+            self._plain.fuses = self._plain.optimizer.is_known()
+        return uses
+
+    def _run(self, batch: Batch, adds: bool) -> Tensor:
         try:
-            found, outputs_at = None, self._outputs_now()
-            if self.graphs and outputs_at in ROWS and may_have_graphs(batch.features, batch.operators, self.recorder):
-                found, reason = self._graphs_on(batch.features.device)(batch, outputs_at, adds)
-            if found is not None:
-                loss = found if adds else found.clone()
-            elif adds:
-                loss = self._plain.add(batch)
-            else:
-                loss = self._plain(batch)
+            value, forward = None, self._model
+            if self._uses_graphs(batch.features):
+                value, forward = self._by_graphs(batch, adds)
+            if value is None:
+                return self._plain(batch, forward, adds)
+            return value if adds else value.clone()
         except BaseException:
-            self._on_graphs = None  # the next step starts anew
+            self._graphs = None  # the next step starts anew
             raise
-        if reason is not None and reason not in self._said:
-            self._said.add(reason)
-            warnings.warn(f"training runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=3)
-        return loss
+
+    def _by_graphs(self, batch: Batch, adds: bool) -> tuple[Tensor | None, Callable[..., Tensor]]:
+        """The loss () of a whole step by graphs, or None, and the forward pass that a step without it takes."""
+        whole, forward = self._graphs_on(batch.features.device)
+        at = whole.outputs_at()
+        if not may_have_graphs(batch, at, self.recorder):
+            return None, self._model
+        targets = batch.targets
+        if not isinstance(targets, Tensor) or row_loss(self._plain.modules.loss, targets) is None:
+            if GRAPHS in vars(self._model):
+                return None, self._model  # it has graphs of its own
+            if _have_hooks(self._model):
+                forward.say("the network has hooks, which its graphs would not call")
+                return None, self._model
+            return None, forward
+        facts = whole.facts()
+        reason = facts.refused or check_rows(batch, at)
+        if batch.features.requires_grad:
+            reason = "the features need a gradient, which a graph would not compute"
+        if reason is None:
+            return whole(batch, at, facts, adds), self._model
+        whole.say(reason)
+        return None, self._model
 
     def reserve(
         self,
@@ -185,26 +216,23 @@ class GraphedStep:
 
     def reset(self) -> None:
         """Drop all graphs, and return their memory. The next steps are recorded anew."""
-        if self._on_graphs is not None:
-            self._on_graphs.clear()
-        self._on_graphs = None
+        for graphs in self._graphs or ():
+            graphs.clear()
+        self._graphs = None
 
-    def _graphs_on(self, device: torch.device) -> StepGraphs:
-        if self._on_graphs is None or self._on_graphs.device != device:
-            self._on_graphs = StepGraphs(
-                self._plain, self._model, self._ignore_index, device, self.recorder, self._expected, self.watches
-            )
-        return self._on_graphs
-
-    def _outputs_now(self) -> str:
-        where = self._outputs_at
-        return getattr(self._model, "outputs_at", "vertices") if where is None else where
+    def _graphs_on(self, device: torch.device) -> tuple[StepGraphs, GraphedForward]:
+        """The graphs of whole steps and those of the forward pass."""
+        if self._graphs is None or self._graphs[0].device != device:
+            settings = Settings(self._outputs_at, 1, self._row_wise, self.recorder)
+            whole = StepGraphs(self._plain, settings, device, self._expected)
+            whole.watches = self.watches
+            self._graphs = whole, GraphedForward(self._model, settings, "training", self._expected)
+        return self._graphs
 
 
-def _counted(targets: Tensor, ignore_index: int | None) -> Tensor:
-    """The number () of targets that count."""
-    if targets.is_floating_point():
-        return (~targets.isnan()).sum()
-    ignored = IGNORED if ignore_index is None else (ignore_index,)
-    counts = [targets != label for label in ignored]
-    return torch.stack(counts).all(0).sum()
+def _have_hooks(module: nn.Module) -> bool:
+    hooks = (
+        *(module._forward_hooks, module._forward_pre_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    )
+    return any(hooks) or _has_any_global_hook()  # type: ignore[no-untyped-call]

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diffnet.cuda_graphs.dispatch_mode import DispatchMode
-from diffnet.cuda_graphs.forward import Settings, graphed, use_graphs
+from diffnet.cuda_graphs.forward import graphed, use_graphs
+from diffnet.cuda_graphs.runtime import Settings
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -27,7 +28,7 @@ def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else type(x)(map(_detached, x)) if isinstance(x, (list, tuple)) else x
 
 
-class _Recorder(DispatchMode):
+class _Recorder(TorchDispatchMode):
     """Records operations. It undoes their changes of older tensors afterwards, because CUDA runs nothing meanwhile."""
 
     def __init__(self) -> None:
@@ -43,7 +44,9 @@ class _Recorder(DispatchMode):
         arguments = tuple(map(_detached, args))
         options = {name: _detached(value) for name, value in (kwargs or {}).items()}
         for i, parameter in enumerate(func._schema.arguments):
-            if parameter.alias_info is not None and parameter.alias_info.is_write:
+            # The schema of batch normalization doesn't say that it writes its running statistics.
+            writes = parameter.name in ("running_mean", "running_var")
+            if writes or (parameter.alias_info is not None and parameter.alias_info.is_write):
                 written = args[i] if i < len(args) else (kwargs or {}).get(parameter.name)
                 self._before += [
                     (x.detach(), x.detach().clone()) for x in tree_leaves(written) if isinstance(x, Tensor)
@@ -116,7 +119,7 @@ def with_graphs(
     """A copy of a network that uses graphs, which are emulated on the CPU."""
     copied = copy.deepcopy(network).to(device)
     if device == "cpu":
-        return use_graphs(copied, Settings(None, first_visits, emulation))
+        return use_graphs(copied, Settings(None, first_visits, recorder=emulation))
     return graphed(copied, first_visits=first_visits)
 
 

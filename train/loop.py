@@ -115,7 +115,7 @@ def train(
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
     parts = ranks.place.world_size * options.accumulate
-    step = TrainingStep(task, model, options, device, average, parts)
+    step = TrainingStep(task, model, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.captured:
             trained = taken(samples, [number for group in fitted for number in group])

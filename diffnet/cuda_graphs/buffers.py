@@ -18,6 +18,26 @@ Rest = float | None | Callable[[Any], float]
 MAX_KNOWN = 64  # `_Copies` that buffers remember; each size of a batch has one
 
 
+class Batch(NamedTuple):
+    """What a network and a loss read.
+
+    features: (V, C)
+    further: further arguments of the network, with a row for each mesh
+    targets: with a row for each row of the outputs. None without a loss.
+    rows: (), the number of rows of the batch, on buffers with more rows
+    """
+
+    features: Tensor
+    operators: Operators
+    further: tuple[Tensor, ...] = ()
+    targets: Tensor | None = None
+    rows: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors but those of the operators."""
+        return [self.features, *self.further, *(() if self.targets is None else (self.targets,))]
+
+
 class NotCounted(Exception):
     """A network reads a field whose size was not counted. The argument is the name of the count in `BatchSize`."""
 

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from diffnet.cuda_graphs.arena import Arena
+from diffnet.cuda_graphs.sizes import BatchSize
+
 Groups = tuple[tuple[int, ...], ...]  # the numbers of parameters, in one tuple for each dtype
 
 ALIGNED = 8  # elements. Kernels of optimizers read several at once where a tensor starts at a multiple of this.
@@ -58,6 +61,18 @@ def split(flat: Tensor, runs: Sequence[Run]) -> list[Tensor]:
         else:
             parts += joined.view(shape).unsafe_split_with_sizes(rows)
     return parts
+
+
+def gradient_buffers(arena: Arena, parameters: Sequence[Tensor], groups: Groups) -> tuple[list[Tensor], list[Tensor]]:
+    """One buffer for each group of parameters, and its parts for each parameter. Recordings of all sizes share them."""
+    buffers: list[Tensor] = []
+    parts: list[Tensor] = []
+    for group in groups:
+        runs = runs_of(parameters[i].shape for i in group)
+        shape, dtype = (sum(run.size for run in runs),), parameters[group[0]].dtype
+        buffers.append(arena.take("gradients", BatchSize(0, 0), lambda size, shape=shape: shape, dtype))  # type: ignore[misc]
+        parts += split(buffers[-1], runs)
+    return buffers, parts
 
 
 class _Joined(torch.autograd.Function):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import random
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import partial
 from itertools import chain, count
 from operator import attrgetter, is_, itemgetter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -29,6 +32,7 @@ CONTAINERS = (list, dict, set, deque)
 MAX_FOLLOWED = 1000  # entries of a container. Comparing more would take longer than a graph saves.
 MAX_NEW_STATES = 4  # calls in turn before each of which an attribute has got a new value
 _RECORDS = (SimpleNamespace, argparse.Namespace)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
 class _Identity:
@@ -47,19 +51,22 @@ class _Identity:
 class ModuleState:
     """The submodules, parameters, buffers and attributes of a module.
 
-    `is_current` compares all of them in some microseconds. Containers of up to `MAX_FOLLOWED` entries, dataclasses and
-    namespaces in attributes are followed. In-place changes of other objects, such as NumPy arrays, are not seen.
+    `is_current` compares all of them in some microseconds. Containers of up to `MAX_FOLLOWED` entries, dataclasses,
+    namespaces and `partial` in attributes are followed. In-place changes of other objects, such as NumPy arrays, are
+    not seen.
 
     before: an earlier state of the module
 
     parameters: of the module
     tensors: an object that is the same as before if all parameters are
     key: what a graph bakes in. Equal keys mean that one graph serves both states.
+    generator: the name of an attribute that is a random generator. "" if there is none.
     """
 
     def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
         self.module = module
         self.parameters = list(module.parameters())
+        self.generator = ""
         self._submodules: list[nn.Module] = []
         self._dicts: list[dict[str, Any]] = []
         self._readers: list[itemgetter[Any]] = []
@@ -91,6 +98,8 @@ class ModuleState:
             self._add(name, visited[id(value)])
             return
         visited[id(value)] = len(visited)
+        if isinstance(value, _GENERATORS):
+            self.generator = self.generator or name
         if isinstance(value, Tensor):
             self._add(name, self._of_tensor(value))
         elif isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
@@ -109,6 +118,10 @@ class ModuleState:
             self._add(name, (type(value), len(value)))
             for i, each in enumerate(value):
                 self._visit(f"{name}[{i}]", each, visited)
+        elif isinstance(value, partial):
+            self._add(name, (_Identity(value.func), len(value.args)))
+            for member in (*value.args, value.keywords):
+                self._visit(name, member, visited)
         elif (is_dataclass(value) or isinstance(value, _RECORDS)) and hasattr(value, "__dict__"):
             self._add(name, type(value))
             self._visit(name, vars(value), visited)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
 
 from diffnet.ops.adam.reference import AdamOptions, AdamTensors
 from diffnet.ops.common.backend import use_kernels
@@ -19,6 +20,25 @@ from diffnet.weight_average import WeightAverage
 MAX_SETTINGS = 100
 # Of a group of parameters: the learning rate, and what schedulers note. A graph bakes in all others.
 _FREE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
+
+
+class Adam(torch.optim.Adam):
+    """`torch.optim.Adam` without the wrappers by which `torch.compile` recognizes it.
+
+    On their first call, the wrappers import the compiler, which takes 1 to 2 seconds. Nothing here compiles a step.
+    """
+
+    add_param_group = unwrap(torch.optim.Adam.add_param_group)
+    load_state_dict = unwrap(torch.optim.Adam.load_state_dict)
+    state_dict = unwrap(torch.optim.Adam.state_dict)
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+    zero_grad = unwrap(torch.optim.Adam.zero_grad)
+
+
+# The optimizers whose step a graph can record, with the function that takes it.
+_STEPS: dict[type[torch.optim.Optimizer], Any] = {
+    cls: unwrap(cls.step) for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, Adam)
+}
 
 
 class CapturedOptimizer:
@@ -39,18 +59,34 @@ class CapturedOptimizer:
         self._number = -1
         self._state: list[Any] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer}  # the rest follows from it
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def refused(self) -> str | None:
-        """Why no graph can record the step of this optimizer. None if one can."""
-        name = type(self.optimizer).__name__
-        has_option = all("capturable" in group for group in self.optimizer.param_groups)
-        if not has_option and not isinstance(self.optimizer, torch.optim.SGD):
-            return f"{name} has no option `capturable`, as Adam, AdamW and others of PyTorch have"
-        if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
-            return f"{name} has hooks, which a graph would not call"
-        return None
+    def is_sharded(self) -> bool:
+        """Whether a parameter is a part of a tensor of several processes, as after `fully_shard`."""
+        return any(hasattr(p, "full_tensor") for p in self.parameters())
+
+    def is_known(self) -> bool:
+        """Whether a graph can record the step: that of Adam, AdamW or SGD, which no subclass, hook or wrapper changes.
+
+        The wrapper that a scheduler of learning rates puts around the step changes nothing.
+        """
+        optimizer: Any = self.optimizer
+        step = _STEPS.get(type(optimizer))
+        if step is None or unwrap(type(optimizer).step) is not step:
+            return False
+        changed = vars(optimizer).keys() & {"grad_scale", "found_inf"}
+        if changed or unwrap(getattr(optimizer.step, "__func__", optimizer.step)) is not step:
+            return False
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+        return not hooks and not of_all and not self.is_sharded()
 
     def settings(self) -> int:
         """A number for what a graph bakes in: all options but learning rates that are numbers, and the parameters."""
@@ -103,14 +139,8 @@ class CapturedOptimizer:
             average.update(averaged)
 
     def _is_adam(self) -> bool:
-        """Whether a step is that of Adam or AdamW. A subclass, `optimizer.step = …` or a GradScaler may change it."""
-        optimizer, adam = self.optimizer, torch.optim.Adam
-        if torch.version.hip is not None:  # compiling the kernel for a GPU of AMD takes half a minute
-            return False
-        if not isinstance(optimizer, adam) or unwrap(type(optimizer).step) is not unwrap(adam.step):
-            return False
-        own = vars(optimizer).keys() & {"step", "grad_scale", "found_inf"}
-        return not own or (own == {"step"} and hasattr(optimizer.step, "_wrapped_by_lr_sched"))  # by a scheduler
+        """Whether the Triton kernel may take the step. Compiling it for a GPU of AMD takes half a minute."""
+        return isinstance(self.optimizer, torch.optim.Adam) and torch.version.hip is None
 
     def _update_adam(self, group: dict[str, Any], average: WeightAverage[Any] | None) -> set[Tensor]:
         """Update a group by the Triton kernel and take its gradients away, if the kernel suits the group.

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from diffnet.cuda_graphs.buffers import Batch
+from diffnet.cuda_graphs.losses import Loss, row_loss
 from diffnet.cuda_graphs.optimizers import CapturedOptimizer
 from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
-from diffnet.geometry import Operators
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.weight_average import WeightAverage
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Weight = Callable[[Tensor], Tensor]
 
 
-class StepBatch(NamedTuple):
-    """What a step reads.
-
-    features: (V, C)
-    targets: with a row for each row of the outputs
-    further: further arguments of the network, with a row for each mesh
-    rows: (), the number of rows that count. None if all do.
-    """
-
-    features: Tensor
-    operators: Operators
-    targets: Tensor
-    further: tuple[Tensor, ...] = ()
-    rows: Tensor | None = None
-
-
-class _Modules(nn.Module):
-    """The network, and the loss if it is a module, else the function."""
+class StepModules(nn.Module):
+    """The network, and the loss: a module or a function."""
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -47,9 +34,11 @@ class PlainStep:
     """Takes a training step, kernel by kernel.
 
     modules: all that a step calls
-    weight: of a batch, from its targets, where the loss is a number; () for `add`
-    capturable: whether the optimizer takes steps that a graph can record. It does so in all steps or in none,
-        because results must not depend on what is recorded.
+    weight: of a batch in `add`, (), a function of its targets. None if the loss says it.
+    ignore_index: the label that a loss ignores which returns a number and doesn't say what this divides by
+    fuses: whether the optimizer takes steps that a graph can record. It does so in all steps or in none, because
+        results must not depend on what is recorded.
+    reached: the numbers of the optimizer's parameters that a batch since the last update has given a gradient
     """
 
     def __init__(
@@ -59,129 +48,182 @@ class PlainStep:
         loss: Loss,
         clip: float,
         average: WeightAverage[Any] | None,
-        weight: Weight,
+        weight: Weight | None,
+        ignore_index: int | None,
     ) -> None:
-        self.modules = _Modules(network, loss)
+        self.modules = StepModules(network, loss)
         self.optimizer = CapturedOptimizer(optimizer)
-        self.capturable = False
-        self._network, self._loss, self._clip, self._average, self._weight = network, loss, clip, average, weight
+        self.fuses = False
+        self.reached: frozenset[int] = frozenset()
+        self.weight = weight
+        self._clip, self._average, self._ignore_index = clip, average, ignore_index
         self._sums: Tensor | None = None
+        self._parameters: list[Tensor] = []  # of the sums
+        self._flags: dict[tuple[bool, ...], Tensor] = {}
 
-    def outputs(self, batch: StepBatch) -> Tensor:
-        with _without_cached_casts(batch.features.device.type):
-            outputs: Tensor = self._network(batch.features, batch.operators, *batch.further)
-            return outputs
+    def __call__(self, batch: Batch, forward: Callable[..., Tensor], adds: bool) -> Tensor:
+        """Train on a batch, or add its gradients to `sums`. Returns the loss ().
 
-    def loss(self, batch: StepBatch) -> Tensor:
-        """The loss ()."""
-        return self.loss_of(self.outputs(batch), batch)
+        Gradients from before are dropped, and none are left.
 
-    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What the function of the user returns: a number, or a value for each row."""
-        with _without_cached_casts(outputs.device.type):
-            values = self._loss(outputs, targets)
-        if not isinstance(values, Tensor):
-            raise TypeError(f"the loss should return a tensor, got {type(values).__name__}")
-        return values
-
-    def loss_of(self, outputs: Tensor, batch: StepBatch) -> Tensor:
-        return self.mean_of(self.values(outputs, batch.targets), batch)
-
-    def mean_of(self, values: Tensor, batch: StepBatch) -> Tensor:
-        """The loss () from what the function of the user returns."""
-        if values.ndim == 0:
-            return values
-        if batch.rows is None:
-            return values.mean()
-        counts = torch.arange(len(values), device=values.device) < batch.rows
-        known = torch.where(counts.view(-1, *[1] * (values.ndim - 1)), values, 0)
-        return known.sum() / (batch.rows * values.shape[1:].numel())
-
-    def __call__(self, batch: StepBatch) -> Tensor:
-        """Train on a batch. Returns the loss (). Gradients from before are dropped, and none are left."""
+        forward: the network, or its graphs
+        """
         self.clear_gradients()
-        loss = self.loss(batch)
-        with torch.autocast(batch.features.device.type, enabled=False):
+        device = batch.features.device.type
+        with without_cached_casts(device):
+            outputs = forward(batch.features, batch.operators, *batch.further)
+            values = self.modules.loss(outputs, batch.targets)
+        loss = _mean(values, len(outputs))
+        with torch.autocast(device, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]
-            self._update(batch.features.device)
-        self.clear_gradients()
+            by_rows = values.ndim > 0 and len(values) == len(outputs)
+            self.finish(loss.detach(), self.weight_of(batch.targets, by_rows) if adds else None)
         return loss.detach()
 
-    def add(self, batch: StepBatch) -> Tensor:
-        """Add the gradients of a batch to `sums`. Returns the loss ()."""
+    def finish(self, loss: Tensor, weight: Tensor | None) -> None:
+        """Take the step with the gradients of the weights, or add them to `sums`. No gradients are left.
+
+        weight: of the batch in `sums`, (). None takes the step.
+        """
+        if weight is None:
+            self._update(loss.device, self._average)
+        else:
+            self._add(loss, weight)
         self.clear_gradients()
-        outputs = self.outputs(batch)
-        values = self.values(outputs, batch.targets)
-        loss = self.mean_of(values, batch)
-        with torch.autocast(batch.features.device.type, enabled=False):
-            loss.backward()  # type: ignore[no-untyped-call]
-            sums = self.sums()
-            weight = self._weight_of(values, batch).to(sums.dtype)
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._summed()]
-            parts = [*grads, loss.detach(), torch.ones_like(weight)]
-            added = torch.cat([x.reshape(-1).to(sums.dtype) for x in parts])
-            sums.addcmul_(torch.where(weight > 0, added, 0), weight)  # a mean over nothing can be NaN
-        self.clear_gradients()
-        return loss.detach()
+
+    def weight_of(self, targets: Tensor, by_rows: bool = False) -> Tensor:
+        """What a batch counts in `add`, (). Raises ValueError if neither the loss nor the user says it.
+
+        by_rows: whether the loss returns a value for each row
+        """
+        if self.weight is not None:
+            return self.weight(targets)
+        rows = torch.full((), len(targets), device=targets.device)
+        loss = row_loss(self.modules.loss, targets)
+        if loss is not None and loss.divisor is not None:
+            return loss.divisor(targets, rows)
+        if by_rows:
+            return rows
+        if self._ignore_index is not None:
+            return (targets != self._ignore_index).sum()
+        raise ValueError(
+            "`add` needs to know what the loss of a batch divides by. It returns a number and is none of PyTorch's or "
+            "diffnet's means: pass weight= or ignore_index= to GraphedStep, or let it return a value for each row"
+        )
+
+    def _add(self, loss: Tensor, weight: Tensor) -> None:
+        sums = self.sums()
+        self.reached |= self.with_gradients()
+        reached = tuple([p.grad is not None for p in self._parameters])
+        if reached not in self._flags:  # made in a first step, because a graph can't copy it from the host
+            self._flags[reached] = torch.tensor(reached, dtype=sums.dtype, device=sums.device)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        weight = weight.to(sums.dtype)
+        added = torch.cat([x.reshape(-1).to(sums.dtype) for x in (*grads, loss, torch.ones_like(weight))])
+        sums[: len(added)].addcmul_(torch.where(weight > 0, added, 0), weight)  # a mean over nothing can be NaN
+        sums[len(added) :] += self._flags[reached]
+
+    def with_gradients(self) -> frozenset[int]:
+        """The numbers of the optimizer's parameters that have a gradient."""
+        return frozenset(i for i, p in enumerate(self.optimizer.parameters()) if p.grad is not None)
 
     def sums(self) -> Tensor:
-        """(P + 2,): the gradients of all P weights, and the loss, of the batches of `add`, and the sum of weights.
+        """(P + 2 + N,): sums over the batches of `add`.
 
-        Gradients and losses are multiplied by the weight of their batch.
+        These are the gradients of all P weights, the loss, and 1, multiplied by the weight of the batch; then for each
+        of the N parameters of the optimizer the number of batches that have given it a gradient.
+
+        Raises RuntimeError if these parameters have changed since the first `add`, and TypeError if they are sharded.
         """
-        parameters = self._summed()
-        count = sum(p.numel() for p in parameters) + 2
-        if self._sums is None or len(self._sums) != count or self._sums.device != parameters[0].device:
+        parameters = self.optimizer.parameters()
+        same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
+        if self._sums is None or not same or self._sums.device != parameters[0].device:
+            if self.reached:
+                raise RuntimeError("the optimizer's parameters have been replaced or moved between `add` and `update`")
+            if self.optimizer.is_sharded():
+                raise TypeError("`add` and `update` can't sum the gradients of sharded parameters (DTensor)")
+            count = sum(p.numel() for p in parameters) + 2 + len(parameters)
             has_double = any(p.dtype == torch.float64 for p in parameters)
             dtype = torch.float64 if has_double else torch.float32
             self._sums = torch.zeros(count, dtype=dtype, device=parameters[0].device)
+            self._parameters, self._flags = parameters, {}
         return self._sums
 
-    def update(self) -> Tensor:
+    def update(self, exchanged: bool) -> Tensor:
         """Take the step of the optimizer with the mean gradients of `sums`, and set these to 0. Returns the mean loss.
 
-        All weights of the optimizer have a gradient then, also those that no batch has reached.
+        A parameter that no batch has reached gets no gradient, as in one batch with all meshes.
+
+        exchanged: whether `sums` also has batches of other processes. Which parameters these have reached is only known
+            on the device. So this process updates all parameters, and restores there those that no batch has reached.
         """
-        sums, parameters = self.sums(), self._summed()
+        sums, parameters, reached = self.sums(), self._parameters, self.reached
         self.clear_gradients()
         # A forward pass sets negative times to 0, and a process without a batch has had none.
         diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
         keep_nonnegative([m.time for m in diffusions if m.training])
-        means = sums[:-1] / torch.where(sums[-1] > 0, sums[-1], 1)
-        *grads, loss = torch.split(means, [*(p.numel() for p in parameters), 1])
-        for p, grad in zip(parameters, grads, strict=True):
-            p.grad = grad.view_as(p).to(p.dtype)
-        self._update(sums.device)
+        summed, counts = sums.split([len(sums) - len(parameters), len(parameters)])
+        means = summed[:-1] / torch.where(summed[-1] > 0, summed[-1], 1)
+        *grads, loss = means.split([*(p.numel() for p in parameters), 1])
+        unsure = [i for i in range(len(parameters)) if i not in reached] if exchanged else []
+        for i in (*reached, *unsure):
+            parameters[i].grad = grads[i].view_as(parameters[i]).to(parameters[i].dtype)
+        with self._restored([(parameters[i], counts[i] > 0) for i in unsure]):
+            self._update(sums.device, None if unsure else self._average)
+        if unsure and self._average is not None:
+            self._average.update()
         self.clear_gradients()
         sums.zero_()
+        self.reached = frozenset()
         return loss.reshape(()).clone()  # a view would keep all means alive
 
-    def _summed(self) -> list[Tensor]:
-        return [p for p in self.optimizer.parameters() if p.requires_grad]
+    @contextmanager
+    def _restored(self, parameters: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+        """Restore parameters and their state after the block where a condition () is false, without reading it back.
 
-    def _weight_of(self, values: Tensor, batch: StepBatch) -> Tensor:
-        """What a batch counts in `add`, ()."""
-        if values.ndim > 0 and batch.rows is not None:
-            return batch.rows
-        rows = torch.full((), len(batch.targets), device=values.device)
-        return rows if values.ndim > 0 else self._weight(batch.targets)
+        State that the block makes is 0 then.
+        """
+        state = self.optimizer.optimizer.state
+        before = []
+        for p, _ in parameters:
+            tensors = {name: x.clone() for name, x in state.get(p, {}).items() if isinstance(x, Tensor)}
+            before.append((p.detach().clone(), tensors))
+        yield
+        with torch.no_grad():
+            for (p, changes), (value, tensors) in zip(parameters, before, strict=True):
+                p.copy_(torch.where(changes, p, value))
+                for name, x in state.get(p, {}).items():
+                    if isinstance(x, Tensor):
+                        condition = changes.to(x.device)
+                        x.copy_(torch.where(condition, x, tensors.get(name, torch.zeros_like(x))))
 
-    def _update(self, device: torch.device) -> None:
+    def _update(self, device: torch.device, average: WeightAverage[Any] | None) -> None:
         if self._clip > 0:
             torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._clip)
-        if self.capturable:
-            self.optimizer.step(device, self._average)
+        if self.fuses:
+            self.optimizer.step(device, average)
         else:
             self.optimizer.optimizer.step()
-            if self._average is not None:
-                self._average.update()
+            if average is not None:
+                average.update()
 
     def clear_gradients(self) -> None:
-        for p in (*self.modules.parameters(), *self.optimizer.parameters()):
+        for p in chain(self.modules.parameters(), self.optimizer.parameters()):
             p.grad = None
 
 
-def _without_cached_casts(device: str) -> torch.autocast:
+def _mean(values: Any, rows: int) -> Tensor:
+    """The loss () from what the function of the user returns."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"the loss should return a tensor, got {type(values).__name__}")
+    if values.ndim > 0 and len(values) != rows and values.numel() != 1:
+        raise ValueError(
+            f"the loss should return a number or {rows} rows for {rows} rows, got shape {tuple(values.shape)}"
+        )
+    return values.mean()
+
+
+def without_cached_casts(device: str) -> torch.autocast:
     """The caller's autocast without its cache of weights. A graph would read a cached cast forever."""
     enabled = torch.is_autocast_enabled(device)
     return torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=False)

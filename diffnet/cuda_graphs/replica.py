@@ -23,13 +23,11 @@ class Replica:
         themselves may belong to a graph of autograd that still lives, and a recording would have to wait for its
         stream.
     copies_buffers: whether the replica has buffers of its own. Otherwise a call changes those of the network.
-    precise: whether parameters and buffers of 16 bits are converted to float32
     """
 
-    def __init__(self, network: nn.Module, *, copies_buffers: bool, precise: bool = False) -> None:
+    def __init__(self, network: nn.Module, *, copies_buffers: bool) -> None:
         originals = list(network.parameters())
-        self._convert = widened if precise else Tensor.detach
-        self.parameters = [self._convert(p.detach()).requires_grad_(p.requires_grad) for p in originals]
+        self.parameters = [p.detach().requires_grad_(p.requires_grad) for p in originals]
         self._tensors = {id(p): stand_in for p, stand_in in zip(originals, self.parameters, strict=True)}
         self._copies_buffers = copies_buffers
         self._copies: dict[int, nn.Module] = {}
@@ -54,7 +52,7 @@ class Replica:
         if buffer is None or not self._copies_buffers:
             return buffer
         if id(buffer) not in self._tensors:
-            self._tensors[id(buffer)] = self._convert(buffer.clone())
+            self._tensors[id(buffer)] = buffer.detach().clone()
         return self._tensors[id(buffer)]
 
     def __call__(self, features: Tensor, operators: Any, *further: Tensor) -> Any:
@@ -85,11 +83,6 @@ class Replica:
                 elif name not in MACHINERY:
                     found[f"{dot}{name}"] = _identity(value)
         return found
-
-
-def widened(x: Tensor) -> Tensor:
-    """A floating-point tensor of 16 bits in float32, and others as they are."""
-    return x.float() if x.is_floating_point() and x.itemsize < 4 else x
 
 
 def _identity(value: Any) -> Hashable:

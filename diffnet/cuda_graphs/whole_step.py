@@ -2,401 +2,282 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from diffnet.cuda_graphs.added_rows import check_added_rows, is_known
-from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted
-from diffnet.cuda_graphs.calls import kind_of, rows_of
-from diffnet.cuda_graphs.lane import Graph, Lane, Recorder
-from diffnet.cuda_graphs.loss_rows import LossRows, loss_rows
-from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, KnownStates, settings
-from diffnet.cuda_graphs.plain_step import PlainStep, StepBatch
-from diffnet.cuda_graphs.recording import ROWS, check_output, preserved, trial
-from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, max_vertices, size_of
-from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
+from diffnet.cuda_graphs.buffers import Batch
+from diffnet.cuda_graphs.gradients import Groups, JoinedParameters, gradient_buffers, groups_of
+from diffnet.cuda_graphs.lane import Graph, Lane
+from diffnet.cuda_graphs.losses import RowLoss, row_loss
+from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, settings
+from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, without_cached_casts
+from diffnet.cuda_graphs.recording import check_output, forked_random_numbers, trial, with_gradients
+from diffnet.cuda_graphs.replica import Replica
+from diffnet.cuda_graphs.runtime import NOTHING, Expected, Facts, GraphRuntime, Kind, Loaded, Settings, loaded
+from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.ops.common.launcher import compile_ahead
-from diffnet.ops.common.precision import compute_dtype
-
-MAX_CONFIGS = 100
-NOTHING = BatchSize(0, 0)
-
-
-class Expected(NamedTuple):
-    """The meshes to come.
-
-    meshes: the sizes of all of them
-    batch_meshes, batch_vertices: the limits of a batch, see `largest_batch`
-    """
-
-    meshes: MeshSizes
-    batch_meshes: int | None
-    batch_vertices: int | None
-
-    def largest(self, counted: frozenset[str] = frozenset(), most: int | None = None) -> BatchSize:
-        """The size of the largest batch, without meshes of more vertices than `most`."""
-        sizes = self.meshes.counted(counted)
-        limits = [n for n in (self.batch_vertices, most) if n is not None]
-        fitting = [size for size in sizes if most is None or size.vertices <= most] or [BatchSize(1, 1)]
-        return largest_batch(fitting, self.batch_meshes, min(limits, default=None))
 
 
 @dataclass
-class _Captured:
-    """The buffers of a step, and its graph once it is recorded.
+class _Program:
+    """A step on buffers of one size.
 
-    loss: a buffer ()
+    loss, weight: buffers (); the weight is that of the batch in `add`
+    gradients, learned: see `Recording`. They are empty if the graph holds the update.
+    reached: the numbers of the optimizer's parameters that get a gradient
+    graph: None if it can't be recorded
     """
 
-    batch: StepBatch
-    operators: StaticOperators
+    inputs: Loaded
     loss: Tensor
+    weight: Tensor
+    gradients: list[Tensor] = field(default_factory=list)
+    learned: Groups = ()
+    reached: frozenset[int] = frozenset()
     graph: Graph | None = None
 
-    def load(self, batch: StepBatch) -> None:
-        if self.batch.rows is not None:
-            self.batch.rows.fill_(len(batch.targets))
-        self.operators.buffers.load(batch.operators, batch.features, batch.targets, *batch.further)
+    def load(self, batch: Batch, weight: Tensor | None) -> None:
+        self.inputs.load(batch)
+        if weight is not None:
+            self.weight.copy_(weight)
 
 
-@dataclass(eq=False)
-class _Config:
-    """Facts about steps that share graphs. They hold for batches of any size.
-
-    rows: the count of `BatchSize` that gives the rows of the outputs
-    counted: the counts of `BatchSize` that the network and the targets need
-    max_vertices: of a batch that should have a graph, see the function of this name
-    loss_rows: how the loss takes added rows. None until a batch has shown it.
-    loss_dtype: the dtype of the loss
-    fields: of the operators that the network reads, once a step has run
-    largest: the size of the largest expected batch
-    refused: why it runs without graphs
-    adds: whether the gradients are added to those of other batches, and the optimizer takes no step
-    """
-
-    rows: str
-    counted: frozenset[str]
-    max_vertices: int
-    adds: bool
-    loss_rows: LossRows | None = None
-    loss_dtype: torch.dtype = torch.float32
-    fields: Fields | None = None
-    largest: BatchSize = NOTHING
-    refused: str | None = None
-
-
-class StepGraphs:
+class StepGraphs(GraphRuntime):
     """Runs a training step on buffers, and replays CUDA graphs of it. One graph serves all batches of about one size.
+
+    A graph holds the forward pass, the loss and the backward pass. It also holds the update of the weights if the
+    optimizer is known and no parameter has hooks. If not, the gradients reach the parameters by autograd after each
+    replay, and the step of the optimizer follows.
 
     All kernels are compiled before the first step. The first step of a size runs kernel by kernel, and the graph is
     recorded after it. A replay runs the same kernels and draws the same random numbers. So results don't depend on the
     order in which sizes occur, if the meshes to come are known.
-
-    network: the network of the step
-    ignore_index: see `loss_rows`
-    device: that of the network
-    expected: the meshes to come, if they are known. The buffers are made for the largest batch of these.
-    watches: whether each call looks for changes of the modules and of the optimizer, which takes time
     """
 
-    def __init__(
-        self,
-        step: PlainStep,
-        network: nn.Module,
-        ignore_index: int | None,
-        device: torch.device,
-        recorder: Recorder,
-        expected: Expected | None,
-        watches: bool,
-    ) -> None:
-        self._step, self._network, self._ignore_index, self._expected = step, network, ignore_index, expected
-        self._watches = watches
+    def __init__(self, step: PlainStep, settings: Settings, device: torch.device, expected: Expected | None) -> None:
+        super().__init__(step.modules, step.modules.network, settings, "training", expected)
         self.device = device
-        self._states = KnownStates(step.modules)
-        self._configs: dict[Hashable, _Config] = {}
-        self._lane: Lane[Any] = Lane(device, recorder)  # a _Captured for each size, and what `update` needs
+        self._step = step
+        self._lane: Lane[Any] = Lane(
+            device, settings.recorder
+        )  # programs of each kind and size, and graphs of `update`
+        self._lanes.append(self._lane)
+        self._joined = JoinedParameters()
         self._updates = True  # whether graphs of updates can be recorded
         self._updated: Hashable = None  # the key of the last update without a graph
-        # What graphs bake in: the numbers of the modules' state and of the optimizer's options, and the settings.
-        self._facts: tuple[int, int, Hashable] | None = None
-        self._is_known = False  # the network of these facts
         self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
-        self._too_large = float("inf")
-        self._meets_large = False
-        # The most eigenpairs and vertices that are expected.
-        self._known = 0, 0
-        if expected is not None:
-            self._known = expected.meshes.k, expected.largest().vertices
 
-    def __call__(self, batch: StepBatch, outputs_at: str, adds: bool) -> tuple[Tensor | None, str | None]:
-        """Train on a batch, or add its gradients to those of other batches, see `PlainStep.add`.
+    def __call__(self, batch: Batch, at: str, facts: Facts, adds: bool) -> Tensor | None:
+        """Train on a batch, or add its gradients to those of other batches.
 
-        Returns the loss (), which the next call overwrites, and why some later steps can't have a graph, if so. The
-        loss is None if this step can't have one. Nothing has been changed then.
+        Returns the loss (), which the next call overwrites. None if this step can't have a graph. Nothing has been
+        changed then, and a warning has said why if later steps can't have one, either.
         """
+        options = self._stable_options()
+        updates = options is not None and not _have_hooks(facts.state.parameters)
+        if self.watches:
+            for p in facts.state.parameters:
+                if p.grad is not None:
+                    p.grad = None
         self._lane.follow()
-        if self._watches or self._facts is None:
-            reason = self._watched()
-            if reason is not None:
-                return None, reason
-        self._step.optimizer.follow_rates(self.device)
-        reason = self._refused(batch, outputs_at)
+        kind = self.kind(batch, at, facts, updates and options, updates, adds)
+        if batch.operators.num_vertices > self.max_vertices(batch):
+            return None
+        value, reason = None, self.refusal(batch, kind)
+        if reason is None:
+            value = self.attempt(batch, kind, partial(self._trained, batch, kind, facts, updates, adds))
+            reason = self.refusal(batch, kind)
         if reason is not None:
-            return None, reason
-        config = self._config(batch, outputs_at, adds)
-        if batch.operators.num_vertices > self._max_vertices(batch, config):
-            return None, None
-        if config.refused is None and batch.operators.num_vertices < self._too_large:
-            try:
-                return self._on_buffers(batch, config)
-            except NotCapturable as error:
-                config.refused = str(error)
-            except torch.OutOfMemoryError:
-                self._too_large = batch.operators.num_vertices
-            if config.refused is None:  # no error keeps the tensors of the failed call alive here
-                self._lane.clear()
-        return None, config.refused or self._no_memory()
+            self.say(reason)
+        return value
 
-    def _watched(self) -> str | None:
-        """Find changes of the modules and of the optimizer, and drop gradients from before the step.
-
-        Returns why no graph can take the step, if so.
-        """
-        optimizer = self._step.optimizer
-        reason = optimizer.refused()
-        self._step.capturable = reason is None
-        if reason is not None:
-            return reason
-        if isinstance(self._network, nn.parallel.DistributedDataParallel):
-            return "DistributedDataParallel exchanges gradients in Python"
-        state, number, changing = self._states.current()
-        if state.has_inner_hooks():
-            return "a module has hooks, which a graph would not call"
-        options = optimizer.settings()
-        changing = self._changing_option(options) or changing
-        if changing is not None:
-            return changing
-        if optimizer.has_other_state():
-            self._lane.clear()
-            optimizer.note_state()
-        for p in state.parameters:
-            if p.grad is not None:
-                p.grad = None
-        if self._facts is None or self._facts[0] != number:
-            self._is_known = is_known(self._network)
-        self._facts = number, options, settings()
-        return None
-
-    def update(self) -> Tensor | None:
+    def update(self, exchanged: bool) -> Tensor | None:
         """Take the step of `PlainStep.update` by a graph. Returns the loss (), which the next call overwrites.
 
         The result is None if there is no graph. Nothing has been changed then. The first update runs kernel by kernel,
         and the second one is recorded.
         """
-        step, optimizer = self._step, self._step.optimizer
-        if not self._updates or not self._lane.recorded():
+        step = self._step
+        options = self._stable_options()
+        if not self._updates or options is None or not self._lane.recorded():
             return None
-        facts: Hashable = self._facts
-        if self._watches:
-            if optimizer.refused() or optimizer.has_other_state():
-                return None
-            facts = self._states.current()[1], optimizer.settings()
         self._lane.follow()
-        optimizer.follow_rates(self.device)
-        key = "update", facts
-        found: tuple[Graph, Tensor] | None = self._lane.get(key)
-        if found is None:
+        key = "update", self.facts().number, options, settings(), step.reached, exchanged
+        graph_and_loss: tuple[Graph, Tensor] | None = self._lane.get(key)
+        if graph_and_loss is None:
             is_first, self._updated = key != self._updated, key
             if is_first:
                 return None
-            sums = step.sums()
+            sums, reached = step.sums(), step.reached
             loss = self._lane.arena.take("updated", NOTHING, lambda size: (), sums.dtype)
             with self._lane.stream():
                 try:
-                    (graph,) = self._lane.record([lambda: loss.copy_(step.update())])
+                    (graph,) = self._lane.record([lambda: loss.copy_(step.update(exchanged))])
                 except (NotCapturable, torch.OutOfMemoryError):
                     step.clear_gradients()  # of the recording, which have no values
+                    step.reached = reached
                     self._updates = False
                     return None
-            optimizer.note_state()
-            found = graph, loss
-            self._lane.keep(key, found)
-        found[0].replay()
-        return found[1]
-
-    def _no_memory(self) -> str:
-        return f"{self._too_large} vertices don't fit into the memory"
-
-    def clear(self) -> None:
-        """Drop all graphs, and return their memory."""
-        self._lane.clear()
-
-    def _refused(self, batch: StepBatch, outputs_at: str) -> str | None:
-        """Why no graph can take this batch."""
-        rows = rows_of(outputs_at, batch.operators)
-        for x in (batch.targets, *batch.further):
-            if not isinstance(x, Tensor) or x.shape[:1] != (rows,):
-                what = "the targets" if x is batch.targets else "a further argument"
-                return f"{what} should be a tensor of {rows} rows, got {_described(x)}"
-            if x.device != self.device:
-                return f"an argument is on {x.device}, and the features are on {self.device}"
-            if x.requires_grad:
-                return "the targets or a further argument need a gradient, which a graph would not compute"
-            rows = len(batch.operators)
-        return "the features need a gradient, which a graph would not compute" if batch.features.requires_grad else None
-
-    def _changing_option(self, options: int) -> str | None:
-        """A reason to run without graphs while the optimizer's options change in every step."""
-        before, self._options = self._options, options
-        changed = before is not None and options != before
-        self._new_options = self._new_options + 1 if changed else 0
-        if self._new_options <= MAX_NEW_STATES:
-            return None
-        return "an option of the optimizer besides its learning rate changes in every step, as OneCycleLR changes betas"
-
-    def _max_vertices(self, batch: StepBatch, config: _Config) -> int:
-        """The vertices of the largest batch that should have a graph, see `max_vertices`.
-
-        The graphs keep their memory while a larger batch runs, so they serve batches of half its size then.
-        """
-        limit = config.max_vertices
-        if not self._meets_large and max(self._known[1], batch.operators.num_vertices) > limit:
-            self._meets_large = True
-            if self._lane.arena.capacity.vertices > limit // 2:
-                self._lane.clear()
-        return limit // 2 if self._meets_large else limit
-
-    def _config(self, batch: StepBatch, outputs_at: str, adds: bool) -> _Config:
-        if len(self._configs) > MAX_CONFIGS:
-            self._lane.clear()
-            self._configs.clear()
-            self._states.clear()
-        kinds = [(x.dtype, x.shape[1:]) for x in (batch.features, batch.targets, *batch.further)]
-        # Buffers for several meshes also hold empty meshes, so they are checked on their own.
-        alike = self._is_known or len(batch.operators) == 1
-        key = self._facts, outputs_at, adds, alike, kind_of(batch.operators), *kinds
-        if key not in self._configs:
-            dtype = compute_dtype(batch.features, batch.operators.evecs)
-            most = max_vertices(max(self._known[0], batch.operators.k), dtype)
-            self._configs[key] = _Config(ROWS[outputs_at], frozenset({outputs_at} & {"faces", "edges"}), most, adds)
-        return self._configs[key]
-
-    def _on_buffers(self, batch: StepBatch, config: _Config) -> tuple[Tensor | None, str | None]:
-        """Train on a batch by its graph, which is recorded if there is none. See `__call__` for the results."""
-        if config.loss_rows is None:
-            config.loss_rows = self._examined(batch, config)
-            if config.loss_rows is None:
-                return None, None
-            if self._expected is not None:
-                config.largest = self._expected.largest(config.counted, self._max_vertices(batch, config)).rounded()
-        size = size_of(batch.operators, config.counted).rounded()
-        captured: _Captured | None = self._lane.get((config, size))
-        if captured is None:
-            self._lane.make_room(size.union(config.largest))
-            return self._record(batch, size, config, config.loss_rows)
-        captured.load(batch)
-        assert captured.graph is not None
-        captured.graph.replay()
-        return captured.loss, None
-
-    def _examined(self, batch: StepBatch, config: _Config) -> LossRows | None:
-        """Compile all kernels, and find out what the network reads and how the loss takes added rows."""
-        step, modules = self._step, self._step.modules
-        while True:
-            size = size_of(batch.operators, config.counted).rounded()
-            self._lane.make_room(size)
-            try:
-                given = self._loaded(batch, size, config, LossRows(0, False)).batch  # any loss takes targets of 0
-                with self._lane.stream(), preserved(modules, self.device), trial():
-                    # Without gradients, other kernels would run. No step needs them, and compiling them takes long.
-                    compile_ahead(lambda: step.loss(given), modules.parameters())  # noqa: B023
-                    outputs = step.outputs(given)
-                    check_output(outputs, getattr(size, config.rows))
-                    config.loss_dtype = step.loss_of(outputs, given).dtype
-                    outputs = outputs.detach()[: len(batch.targets)]
-                if not self._is_known:
-                    arguments = batch.features, batch.operators, batch.further
-                    check_added_rows(self._network, config.rows, size, config.counted, *arguments)
-                with preserved(modules, self.device):
-                    return loss_rows(step.values, outputs, batch.targets, self._ignore_index)
-            except NotCounted as missing:
-                config.counted |= {missing.args[0]}
-
-    def _loaded(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> _Captured:
-        """Buffers that hold this batch."""
-        arena = self._lane.arena
-        buffers = BatchBuffers(arena, size, config.counted, batch.operators)
-        operators = StaticOperators(buffers)
-
-        def take(name: str, like: Tensor, rows: str, rest: float = 0) -> Tensor:
-            return buffers.add(arena.take(name, size, lambda s: (getattr(s, rows), *like.shape[1:]), like.dtype), rest)
-
-        given = StepBatch(
-            take("features", batch.features, "vertices"),
-            operators,
-            take("targets", batch.targets, config.rows, added.target),
-            tuple(take(f"further {i}", x, "meshes") for i, x in enumerate(batch.further)),
-            arena.take("rows", size, lambda s: (), torch.int64) if added.is_each else None,
-        )
-        loss = arena.take("loss", NOTHING, lambda size: (), config.loss_dtype)
-        captured = _Captured(given, operators, loss)
-        captured.load(batch)
-        return captured
-
-    def _record(self, batch: StepBatch, size: BatchSize, config: _Config, added: LossRows) -> tuple[Tensor, str | None]:
-        """Train on the first batch of its size, and record the step."""
-        step, is_first = self._step, config.fields is None
-        captured = self._loaded(batch, size, config, added)
-
-        def run() -> None:
-            captured.loss.copy_(step.add(captured.batch) if config.adds else step(captured.batch))
-
-        with self._lane.stream():
-            # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
-            captured.operators.read(config.fields or [])
-            with nullcontext() if is_first else self._lane.memory():
-                run()
             step.optimizer.note_state()
-            config.fields = captured.operators.fields_read()
-            if is_first and size != self._lane.arena.capacity:
-                self._reserve(batch, config, added)
-            try:
-                (captured.graph,) = self._lane.record([run])
-                captured.operators.buffers.complete()
-                self._lane.keep((config, size), captured)
-            except NotCapturable as error:
-                config.refused = str(error)
-            except torch.OutOfMemoryError:
-                self._too_large = batch.operators.num_vertices
-            if captured.graph is None:
-                step.clear_gradients()  # of the recording, which have no values
-        if captured.graph is None and config.refused is None:
-            loss = captured.loss.clone()
-            self._lane.clear()
-            return loss, self._no_memory()
-        return captured.loss, config.refused
+            graph_and_loss = graph, loss
+            self._lane.keep(key, graph_and_loss)
+        graph_and_loss[0].replay()
+        step.reached = frozenset()
+        return graph_and_loss[1]
 
-    def _reserve(self, batch: StepBatch, config: _Config, added: LossRows) -> None:
+    def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
+        batch, modules = inputs.batch, cast(StepModules, replica.network)
+        with without_cached_casts(self.device.type):
+            outputs = modules.network(batch.features, inputs.operators, *batch.further)
+            check_output(outputs, getattr(inputs.buffers.size, kind.rows))
+            loss = _row_loss(modules, batch)(outputs, cast(Tensor, batch.targets), cast(Tensor, batch.rows))
+        kind.dtype = loss.dtype
+        return loss
+
+    def _stable_options(self) -> int | None:
+        """A number for what graphs of updates bake in of the optimizer. None if they can't hold its step.
+
+        They can't if it is not known, or if an option besides its learning rate changes in every step.
+        """
+        step, optimizer = self._step, self._step.optimizer
+        if not step.fuses:
+            return None
+        if self.watches or self._options is None:
+            before, self._options = self._options, optimizer.settings()
+            changed = before is not None and self._options != before
+            self._new_options = self._new_options + 1 if changed else 0
+            if optimizer.has_other_state():
+                self._lane.clear()
+                optimizer.note_state()
+        optimizer.follow_rates(self.device)
+        return None if self._new_options > MAX_NEW_STATES else self._options
+
+    def _trained(self, batch: Batch, kind: Kind, facts: Facts, updates: bool, adds: bool) -> Tensor:
+        """Train on a batch by its graph, which is recorded if there is none.
+
+        updates: whether the graph holds the update of the weights, or of the sums of `add`
+        """
+        step, is_done = self._step, False
+        # The function of the user counts targets outside of the graph, without those of added rows.
+        from_user = adds and (step.weight is not None or _row_loss(step.modules, batch).divisor is None)
+        weight = step.weight_of(cast(Tensor, batch.targets)) if from_user else None
+        program: _Program | None = self._lane.get((kind, kind.size_of(batch.operators)))
+        if program is None:
+            program = self.graphs(self._lane, kind, batch, partial(self._record, batch, kind, updates, adds, weight))
+            is_done = updates
+            if program.graph is None:
+                loss = program.loss.clone()
+                self._lane.clear()
+                return loss
+        if not is_done:
+            program.load(batch, weight)
+            assert program.graph is not None
+            program.graph.replay()
+            step.reached |= program.reached
+        if not updates:
+            joined = self._joined.get(facts.state.tensors, facts.state.parameters, program.learned)
+            torch.autograd.backward(joined, [flat.clone() for flat in program.gradients])
+            step.finish(program.loss.clone(), program.weight.clone() if adds else None)
+        return program.loss
+
+    def _record(
+        self, batch: Batch, kind: Kind, updates: bool, adds: bool, weight: Tensor | None, size: BatchSize
+    ) -> _Program:
+        """Record the step on buffers that hold a batch. If the graph holds the update, train on the batch first."""
+        step, lane, arena = self._step, self._lane, self._lane.arena
+        loss = _row_loss(step.modules, batch)
+        divisor: Any = loss.divisor
+        inputs = loaded(arena, size, kind, batch, loss.ignored)
+        # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
+        inputs.operators.read(kind.fields or [])
+        kind_of_weight = step.sums().dtype if adds else torch.float32
+        program = _Program(
+            inputs,
+            arena.take("loss", NOTHING, lambda size: (), kind.dtype),
+            arena.take("weight", NOTHING, lambda size: (), kind_of_weight),
+        )
+        program.load(batch, weight)
+        replica = Replica(step.modules, copies_buffers=False)
+        parameters = list(step.modules.parameters())
+
+        def compute(needed: list[int]) -> tuple[Tensor | None, ...]:
+            """The gradients of some parameters."""
+            value = self.computed(replica, inputs, kind)
+            program.loss.copy_(value.detach())
+            if adds and weight is None:
+                program.weight.copy_(divisor(inputs.batch.targets, inputs.batch.rows))
+            return torch.autograd.grad(value, [replica.parameters[i] for i in needed], allow_unused=True)
+
+        def train() -> None:
+            needed = [i for i, p in enumerate(replica.parameters) if p.requires_grad]
+            for i, grad in zip(needed, compute(needed), strict=True):
+                parameters[i].grad = grad
+            program.reached = step.with_gradients() if adds else program.reached
+            with torch.autocast(self.device.type, enabled=False):
+                step.finish(program.loss, program.weight if adds else None)
+
+        def differentiate() -> None:
+            grads = compute([i for group in program.learned for i in group])
+            torch._foreach_copy_(targets, grads)
+
+        with lane.stream():
+            is_first = not any(key[0] is kind for key in lane.recorded())
+            with trial() if not updates else nullcontext(), lane.memory():
+                if updates:
+                    train()
+                else:
+                    numbers = self._first_call(inputs, kind)
+            if updates:
+                step.optimizer.note_state()
+            else:
+                program.learned = groups_of(replica.parameters, numbers)
+                program.gradients, targets = gradient_buffers(arena, replica.parameters, program.learned)
+            if is_first and size != arena.capacity:
+                self._reserve(batch, kind, loss.ignored)
+            try:
+                (program.graph,) = lane.record([train if updates else differentiate])
+                inputs.buffers.complete()
+            except (NotCapturable, torch.OutOfMemoryError) as error:
+                step.clear_gradients()  # of the recording, which have no values
+                if not updates:
+                    raise
+                if isinstance(error, NotCapturable):
+                    kind.refused = str(error)
+                else:
+                    self._too_large = batch.operators.num_vertices
+        return program
+
+    def _first_call(self, inputs: Loaded, kind: Kind) -> list[int]:
+        """Run both passes. Returns the numbers of the parameters that get a gradient."""
+        with forked_random_numbers(self.device):
+            replica = Replica(self._step.modules, copies_buffers=True)
+            return with_gradients(self.computed(replica, inputs, kind), replica.parameters)
+
+    def _reserve(self, batch: Batch, kind: Kind, ignored: float | None) -> None:
         """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
 
         The memory of small steps has no room for the tensors of large ones, and it is never returned.
         """
-        modules = self._step.modules
-        largest = self._loaded(batch, self._lane.arena.capacity, config, added)
-        largest.operators.read(config.fields or [])
-        weights = [p for p in modules.parameters() if p.requires_grad]
+        largest = loaded(self._lane.arena, self._lane.arena.capacity, kind, batch, ignored)
+        largest.operators.read(kind.fields or [])
         # If it fails, each size takes its memory when it is recorded.
-        failing = suppress(NotCapturable, torch.OutOfMemoryError)
-        with failing, preserved(modules, self.device), trial(), self._lane.reserving():
-            torch.autograd.grad(self._step.loss(largest.batch), weights, allow_unused=True)
+        with suppress(NotCapturable, torch.OutOfMemoryError), trial(), self._lane.reserving():
+            self._first_call(largest, kind)
 
 
-def _described(x: Any) -> str:
-    return f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+def _row_loss(modules: StepModules, batch: Batch) -> RowLoss:
+    assert batch.targets is not None
+    loss = row_loss(modules.loss, batch.targets)
+    assert loss is not None, "only known losses have graphs"
+    return loss
+
+
+def _have_hooks(parameters: Iterable[Tensor]) -> bool:
+    return any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)

@@ -10,7 +10,6 @@ import torch
 import trimesh
 
 from diffnet import DiffusionNet, Operators, first_call, precompute
-from diffnet.cuda_graphs import recording
 from diffnet.ops.common import launcher
 
 
@@ -18,7 +17,7 @@ from diffnet.ops.common import launcher
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The networks whose kernels were compiled."""
     found: list[Any] = []
-    monkeypatch.setattr(recording, "compile_network", lambda network, features, operators: found.append(network))
+    monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))
     return found
 
 

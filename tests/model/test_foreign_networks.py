@@ -22,7 +22,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.cuda_graphs import graphed
+from diffnet.cuda_graphs import graphed, runtime
+from diffnet.cuda_graphs.forward import use_graphs
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,40 +121,36 @@ def norm(y: Tensor) -> Tensor:
     return (y - y.mean(0)) / (y.std(0) + 1e-3)
 
 
-ADDED = "rows that are added to a batch change"
+LOOKS_AT_OTHER_ROWS: dict[str, Callable[[], nn.Module]] = {
+    "batch norm": lambda: Foreign(lambda m, y, x, o: m.norm(y), norm=nn.BatchNorm1d(5)),
+    "mean": lambda: Foreign(lambda m, y, x, o: y - y.mean(0)),
+    "a small part of the mean": lambda: Foreign(lambda m, y, x, o: y + 1e-3 * y.mean(0)),
+    "mean of the features": lambda: Foreign(lambda m, y, x, o: y + x.mean()),
+    "softmax over vertices": lambda: Foreign(lambda m, y, x, o: y.softmax(0)),
+    "instance norm": lambda: Foreign(lambda m, y, x, o: norm(y)),
+    "maximum": lambda: Foreign(lambda m, y, x, o: y - y.amax(0)),
+    "sort": lambda: Foreign(lambda m, y, x, o: y + 0.01 * y.sort(0).values),
+    "attention": lambda: Foreign(lambda m, y, x, o: F.softmax(y @ y.T, 1) @ y),
+    "number of vertices": lambda: Foreign(lambda m, y, x, o: y / o.num_vertices),
+    "rows": lambda: Foreign(lambda m, y, x, o: y * len(y) ** -0.5),
+    "a branch on many rows": lambda: Foreign(lambda m, y, x, o: 2 * y if len(y) > 200 else y),
+    "number of faces": lambda: Foreign(lambda m, y, x, o: y / len(o.faces)),
+    "number of meshes": lambda: RowsOnly(lambda m, y, x, o: y / len(o)),
+    "mean mass": lambda: Foreign(lambda m, y, x, o: y * o.mass.mean()),
+    "reversed rows": lambda: Foreign(lambda m, y, x, o: y + y.flip(0)),
+    "only the gradient": lambda: Foreign(lambda m, y, x, o: y + (x.mean(0) - x.mean(0).detach()).sum()),
+    "a moving mean": lambda: Foreign(lambda m, y, x, o: y + 0 * m.norm(y), norm=nn.BatchNorm1d(5, affine=False)),
+    "last activation": lambda: small(last_activation=norm),
+    "a linear layer that centers": lambda: with_layer(Centered(8, 5)),
+    "positions": lambda: Foreign(lambda m, y, x, o: y * torch.linspace(0, 1, len(y), device=y.device)[:, None]),
+}
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "batch norm": (lambda: Foreign(lambda m, y, x, o: m.norm(y), norm=nn.BatchNorm1d(5)), ADDED),
-    "mean": (lambda: Foreign(lambda m, y, x, o: y - y.mean(0)), ADDED),
-    "a small part of the mean": (lambda: Foreign(lambda m, y, x, o: y + 1e-3 * y.mean(0)), ADDED),
-    "mean of the features": (lambda: Foreign(lambda m, y, x, o: y + x.mean()), ADDED),
-    "softmax over vertices": (lambda: Foreign(lambda m, y, x, o: y.softmax(0)), ADDED),
-    "instance norm": (lambda: Foreign(lambda m, y, x, o: norm(y)), ADDED),
-    "maximum": (lambda: Foreign(lambda m, y, x, o: y - y.amax(0)), ADDED),
-    "sort": (lambda: Foreign(lambda m, y, x, o: y + 0.01 * y.sort(0).values), ADDED),
-    "attention": (lambda: Foreign(lambda m, y, x, o: F.softmax(y @ y.T, 1) @ y), ADDED),
-    "number of vertices": (lambda: Foreign(lambda m, y, x, o: y / o.num_vertices), ADDED),
-    "rows": (lambda: Foreign(lambda m, y, x, o: y * len(y) ** -0.5), ADDED),
-    "a branch on many rows": (lambda: Foreign(lambda m, y, x, o: 2 * y if len(y) > 200 else y), ADDED),
-    "number of faces": (lambda: Foreign(lambda m, y, x, o: y / len(o.faces)), ADDED),
-    "number of meshes": (lambda: RowsOnly(lambda m, y, x, o: y / len(o)), ADDED),
-    "mean mass": (lambda: Foreign(lambda m, y, x, o: y * o.mass.mean()), ADDED),
-    "reversed rows": (lambda: Foreign(lambda m, y, x, o: y + y.flip(0)), ADDED),
-    "only the gradient": (lambda: Foreign(lambda m, y, x, o: y + (x.mean(0) - x.mean(0).detach()).sum()), ADDED),
-    "a moving mean": (
-        lambda: Foreign(lambda m, y, x, o: y + 0 * m.norm(y), norm=nn.BatchNorm1d(5, affine=False)),
-        ADDED,
-    ),
-    "last activation": (lambda: small(last_activation=norm), ADDED),
-    "a linear layer that centers": (lambda: with_layer(Centered(8, 5)), ADDED),
-    "positions": (
-        lambda: Foreign(lambda m, y, x, o: y * torch.linspace(0, 1, len(y), device=y.device)[:, None]),
-        ADDED,
-    ),
     "random numbers of Python": (lambda: Foreign(lambda m, y, x, o: y * random.random()), "of Python or NumPy"),
     "random numbers of NumPy": (lambda: Foreign(lambda m, y, x, o: y * np.random.rand()), "of Python or NumPy"),  # noqa: NPY002
     "a generator of NumPy": (
         lambda: Foreign(lambda m, y, x, o: y * m.numbers.random(), numbers=np.random.default_rng(0)),
-        "two calls on the same batch differ",
+        "the attribute 'numbers' draws random numbers",
     ),
     "a kept tensor": (lambda: Foreign(lambda m, y, x, o: setattr(m, "seen", y.detach()) or y), "the attribute 'seen'"),
     "a list": (lambda: Foreign(lambda m, y, x, o: m.seen.append(1) or y, seen=[]), "the attribute 'seen'"),
@@ -187,12 +184,47 @@ def scripted() -> Any:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", LOOKS_AT_OTHER_ROWS)
+def test_a_network_that_looks_at_other_rows_has_a_graph_for_each_size(
+    meshes: list[Operators], name: str, device: str, replays: list[int]
+) -> None:
+    calls = Calls(LOOKS_AT_OTHER_ROWS[name](), device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calls.compare([collate([meshes[0]] * 3)] if name == "number of meshes" else meshes, times=3)
+    assert len(replays) >= 4
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_many_sizes_have_graphs_if_modules_are_declared_to_be_row_wise(
+    declared: bool, monkeypatch: pytest.MonkeyPatch, replays: list[int]
+) -> None:
+    monkeypatch.setattr(runtime, "MAX_EXACT_SIZES", 3)
+    network = Foreign(lambda m, y, x, o: F.normalize(y))
+    sizes = [precompute(trimesh.creation.cylinder(1, 1, sections=n), k=6) for n in range(10, 15)]
+    settings = runtime.Settings(None, 0, (Foreign,) if declared else (), ReplayedGraph)
+    model = use_graphs(copy.deepcopy(network), settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for operators in sizes * 2:
+            results(model, operators)
+    if declared:
+        assert caught == []
+        assert len(replays) == 20
+    else:
+        (message,) = [str(w.message) for w in caught]
+        assert "more than 3 sizes have come" in message
+        assert "row_wise=[Foreign]" in message
+        assert len(replays) == 6
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_network_that_graphs_would_change_is_refused_once(
     meshes: list[Operators], name: str, device: str, replays: list[int]
 ) -> None:
     make, reason = REFUSED[name]
-    batches = [collate([meshes[0]] * 3)] * 2 if name == "number of meshes" else meshes[:1]
+    batches = meshes[:1]
     random.seed(0), np.random.seed(0)  # noqa: NPY002
     calls = Calls(make(), device)
     for each in calls.each():
@@ -412,7 +444,7 @@ def test_a_hook_on_all_modules_is_called(meshes: list[Operators], device: str) -
         each.shift = each.shift.to(device)
     calls.compare([operators])
     with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
-        with pytest.warns(RuntimeWarning, match="a submodule has hooks"):
+        with pytest.warns(RuntimeWarning, match="a module has hooks"):
             found = results(calls.model, operators)
         times = len(seen)
         assert_same(found, results(calls.plain, operators))
@@ -481,11 +513,11 @@ def test_probing_leaves_everything_as_one_step_does(meshes: list[Operators]) -> 
     """The network is refused, so the first call with graphs is one without."""
 
     def make() -> nn.Module:
-        return Foreign(lambda m, y, x, o: F.dropout(m.norm(y), 0.5), norm=nn.BatchNorm1d(5))
+        return Foreign(lambda m, y, x, o: F.dropout(m.norm(y), 0.5) * random.random(), norm=nn.BatchNorm1d(5))
 
     calls, states = Calls(make(), "cpu", first_visits=0), []
     for each in calls.each():
-        torch.manual_seed(3)
+        torch.manual_seed(3), random.seed(3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = results(each, meshes[0])

@@ -248,7 +248,7 @@ def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operator
     outer = model.register_forward_hook(lambda *_: seen.append("outer"))
     assert counted_replays(lambda: model(x, meshes[0])) == 1
     inner = model.blocks[0].register_forward_hook(lambda *_: seen.append("inner"))
-    with pytest.warns(RuntimeWarning, match="a submodule has hooks"):
+    with pytest.warns(RuntimeWarning, match="a module has hooks"):
         model(x, meshes[0])
     assert seen == ["outer", "inner", "outer"]
     with warnings.catch_warnings():

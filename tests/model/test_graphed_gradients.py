@@ -151,7 +151,7 @@ def test_autograd_makes_new_nodes_only_when_it_must(sphere: Operators) -> None:
     type(model).forward(model, sphere.frames[:, 2], sphere)
     assert nodes(model, sphere) == third
     inner = model.net.register_forward_hook(lambda *_: None)
-    with pytest.warns(RuntimeWarning, match="a submodule has hooks"):
+    with pytest.warns(RuntimeWarning, match="a module has hooks"):
         loss(model, sphere)
     inner.remove()
     assert not set(nodes(model, sphere)) & set(third)
@@ -179,7 +179,7 @@ def test_lazy_parameters(sphere: Operators) -> None:
             return out
 
     model = with_graphs(Lazy())
-    with pytest.warns(RuntimeWarning, match="a submodule has hooks"):  # that make the lazy parameters
+    with pytest.warns(RuntimeWarning, match="a module has hooks"):  # that make the lazy parameters
         loss(model, sphere)
     assert counted_replays(lambda: loss(model, sphere).backward()) == 2
     assert model.last.weight.grad is not None

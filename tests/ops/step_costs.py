@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import trimesh
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from diffnet import DiffusionNet, collate, precompute
 from diffnet.benchmarks.absent_gpu import AbsentGPU
-from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 from diffnet.ops import cross_entropy
 from diffnet.ops.common import launcher
 from diffnet.ops.common.launcher import compile_ahead
@@ -38,7 +38,7 @@ K, WIDTH, BLOCKS, CLASSES = 128, 128, 4, 8
 ALLOCATIONS = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 
 
-class DeviceOperations(DispatchMode):
+class DeviceOperations(TorchDispatchMode):
     """Counts operations that launch a kernel, which are all but views and allocations."""
 
     def __init__(self) -> None:

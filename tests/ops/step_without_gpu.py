@@ -20,11 +20,11 @@ from no_gpu import compile_only
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction, MockTensor
 
 from diffnet import DiffusionNet, collate, precompute
-from diffnet.cuda_graphs.dispatch_mode import DispatchMode
 
 NETWORKS: tuple[dict[str, Any], ...] = (
     {},
@@ -49,7 +49,7 @@ class Autocast:
         Autocast.on = self.before
 
 
-class OnlyThere(DispatchMode):
+class OnlyThere(TorchDispatchMode):
     """Runs the real implementations of our operators instead of the fake ones, and lets nothing touch the CPU."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

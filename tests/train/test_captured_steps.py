@@ -130,10 +130,12 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
     step.capture([s.operators for s in batches], EmulatedGraph)
     makes, rows_in_pool, is_open = BatchBuffers.rows, [], False
 
-    def forward(features: torch.Tensor, operators: Any) -> torch.Tensor:
+    call = DiffusionNet.forward
+
+    def forward(self: DiffusionNet, features: torch.Tensor, operators: Any) -> torch.Tensor:
         if is_open:
             rows_in_pool.append(len(features))
-        return DiffusionNet.forward(model, features, operators)
+        return call(self, features, operators)
 
     @contextmanager
     def allocating_in(pool: Any, device: torch.device) -> Iterator[None]:
@@ -149,7 +151,7 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
 
     monkeypatch.setattr(lane, "allocating_in", allocating_in)
     monkeypatch.setattr(BatchBuffers, "rows", rows)
-    model.forward = forward
+    monkeypatch.setattr(DiffusionNet, "forward", forward)
     found = torch.stack([step(batch) for batch in batches * 2])
     # The first size has no graphs yet. If it is not the largest one, the memory of the largest one is taken next.
     assert rows_in_pool == ([704, 176, 704] if sizes[0] == 1 else [176, 128])

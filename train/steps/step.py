@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ from torch import Tensor, nn
 
 from diffnet import DiffusionNet, GraphedStep, WeightAverage
 from diffnet.cuda_graphs.lane import Recorder, record_graph
+from diffnet.cuda_graphs.losses import MaskedLoss
+from diffnet.cuda_graphs.optimizers import Adam
 from diffnet.cuda_graphs.sizes import MeshSizes
 from diffnet.data import Sample, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
@@ -24,7 +25,6 @@ class TrainingStep:
 
     tally: the tally of all steps since it was set to 0, under dropout, see `Task`
     average: gets the weights after each step
-    parts: into how many parts a batch is divided. If there are several, `add` takes one, and `update` takes the step.
     """
 
     def __init__(
@@ -34,7 +34,6 @@ class TrainingStep:
         options: TrainOptions,
         device: torch.device,
         average: WeightAverage[DiffusionNet] | None = None,
-        parts: int = 1,
     ) -> None:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
@@ -46,7 +45,6 @@ class TrainingStep:
             loss,
             clip=options.clip,
             average=average,
-            weight=task.loss_weight(options) if parts > 1 else None,
         )
         self._step.graphs = self._step.watches = False
         self._autocast = autocast(options.precision, device)
@@ -107,8 +105,8 @@ class _TaskNetwork(nn.Module):
             return self._task.from_network(outputs, operators, self._options)
 
 
-class _TaskLoss(nn.Module):
-    """The loss of a task. It adds to the tally, a buffer, which trials of graphs restore."""
+class _TaskLoss(MaskedLoss):
+    """The loss of a task. It adds to the tally, a buffer, which first calls on buffers leave alone."""
 
     tally: Tensor
 
@@ -123,18 +121,8 @@ class _TaskLoss(nn.Module):
             self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1]))
             return self._task.loss(outputs, targets, self._options)
 
-
-class Adam(torch.optim.Adam):
-    """`torch.optim.Adam` without the wrappers by which `torch.compile` recognizes it.
-
-    On their first call, the wrappers import the compiler, which takes 1 to 2 seconds. Nothing here compiles a step.
-    """
-
-    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
-    load_state_dict = inspect.unwrap(torch.optim.Adam.load_state_dict)
-    state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
-    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
+    def divisor(self, targets: Tensor) -> Tensor:
+        return self._task.loss_weight(self._options)(targets)
 
 
 def make_optimizer(model: DiffusionNet, options: TrainOptions, device: torch.device) -> torch.optim.Optimizer:
