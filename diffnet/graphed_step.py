@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.cuda_graphs.buffers import Batch
 from diffnet.cuda_graphs.forward import GraphedForward
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.cuda_graphs.losses import Loss, row_loss
-from diffnet.cuda_graphs.module_state import GRAPHS
+from diffnet.cuda_graphs.losses import Loss
+from diffnet.cuda_graphs.module_state import GRAPHS, has_hooks
 from diffnet.cuda_graphs.modules import RowWise
 from diffnet.cuda_graphs.plain_step import PlainStep, Weight
-from diffnet.cuda_graphs.runtime import ROWS, Expected, Settings, check_rows, may_have_graphs, uses_graphs
+from diffnet.cuda_graphs.runtime import ROWS, Expected, Settings, may_have_graphs, uses_graphs
 from diffnet.cuda_graphs.sizes import MeshSizes, sizes_of
 from diffnet.cuda_graphs.whole_step import StepGraphs
 from diffnet.geometry import Operators
@@ -61,12 +60,12 @@ class GraphedStep:
 
     What a graph holds depends on what is known to be right with the rows that buffers add to a batch:
 
-    - The loss is PyTorch's or diffnet's, of labels or of numbers, as a module, a function, or a `functools.partial`
-      with keyword arguments: one graph holds forward, loss and backward. If the optimizer is exactly Adam, AdamW or SGD
-      of PyTorch, without hooks, the graph holds clipping, its step and the average, too.
-    - Any other loss is called as you wrote it, on outputs without added rows, between two graphs as those of `graphed`.
-    - Any other optimizer, also a subclass, takes its step after the graphs, as you wrote it.
-    - The network is treated as by `graphed`.
+    - One graph holds the whole step if the loss and the optimizer are known: the losses of PyTorch and diffnet for
+      labels and for numbers, as modules, functions, or `functools.partial` with keyword arguments, and exactly Adam,
+      AdamW and SGD of PyTorch, without hooks.
+    - With any other loss or optimizer, also a subclass, or with hooks of parameters, the network has graphs as by
+      `graphed`. The loss gets outputs without added rows, and the loss and the optimizer run as you wrote them.
+    - The network is treated as by `graphed` in both cases.
 
     Steps also run without graphs, with the same results up to rounding. They do so on the CPU, if a batch is so large
     that its kernels take longer than launching them (see `graphed`), and if a graph is impossible. In the last case, a
@@ -179,22 +178,14 @@ class GraphedStep:
         at = whole.outputs_at()
         if not may_have_graphs(batch, at, self.recorder):
             return None, self._model
-        targets = batch.targets
-        if not isinstance(targets, Tensor) or row_loss(self._plain.modules.loss, targets) is None:
-            if GRAPHS in vars(self._model):
-                return None, self._model  # it has graphs of its own
-            if _have_hooks(self._model):
-                forward.say("the network has hooks, which its graphs would not call")
-                return None, self._model
-            return None, forward
-        facts = whole.facts()
-        reason = facts.refused or check_rows(batch, at)
-        if batch.features.requires_grad:
-            reason = "the features need a gradient, which a graph would not compute"
-        if reason is None:
-            return whole(batch, at, facts, adds), self._model
-        whole.say(reason)
-        return None, self._model
+        if whole.holds(batch.targets):
+            return whole(batch, at, adds), self._model
+        if GRAPHS in vars(self._model):
+            return None, self._model  # it has graphs of its own
+        if has_hooks(self._model):
+            forward.say("a module has hooks, which a graph would not call")
+            return None, self._model
+        return None, forward
 
     def reserve(
         self,
@@ -228,11 +219,3 @@ class GraphedStep:
             whole.watches = self.watches
             self._graphs = whole, GraphedForward(self._model, settings, "training", self._expected)
         return self._graphs
-
-
-def _have_hooks(module: nn.Module) -> bool:
-    hooks = (
-        *(module._forward_hooks, module._forward_pre_hooks),
-        *(module._backward_hooks, module._backward_pre_hooks),
-    )
-    return any(hooks) or _has_any_global_hook()  # type: ignore[no-untyped-call]

@@ -168,28 +168,28 @@ class GraphedForward(GraphRuntime):
 
     def of(self, network: nn.Module) -> GraphedForward:
         """This object if it belongs to the network. A copy of the network gets one of its own at its first call."""
-        if network is self._network:
+        if network is self.network:
             return self
-        other = vars(network)[GRAPHS] = GraphedForward(network, self._settings)
+        other = vars(network)[GRAPHS] = GraphedForward(network, self.settings)
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedForward:
-        return GraphedForward(copy.deepcopy(self._network, memo), self._settings)
+        return GraphedForward(copy.deepcopy(self.network, memo), self.settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GraphedForward, (self._network, self._settings)
+        return GraphedForward, (self.network, self.settings)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         batch = self._batch(*arguments, **options)
         if batch is None:
-            if any(isinstance(x, Tensor) and uses_graphs(x, self._settings.recorder) for x in arguments):
+            if any(isinstance(x, Tensor) and uses_graphs(x, self.settings.recorder) for x in arguments):
                 self.say("it is called with other arguments than features, operators and tensors")
             return self._eager(*arguments, **options)
         at = self.outputs_at()
-        if not may_have_graphs(batch, at, self._settings.recorder):
+        if not may_have_graphs(batch, at, self.settings.recorder):
             return self._eager(*arguments, **options)
         if batch.operators.num_vertices > self.max_vertices(batch):
-            compile_before_first_call(self._network, batch.features, batch.operators)
+            compile_before_first_call(self.network, batch.features, batch.operators)
             return self._eager(*arguments, **options)
         facts = self.facts()
         reason = facts.refused or check_rows(batch, at)
@@ -217,13 +217,13 @@ class GraphedForward(GraphRuntime):
     def _on_graphs(self, batch: Batch, at: str, state: ModuleState, kind: Kind) -> Tensor | None:
         """The output by graphs. None if there are none for this batch."""
         size = kind.size_of(batch.operators)
-        records = kind.visits[size] >= self._settings.first_visits
+        records = kind.visits[size] >= self.settings.first_visits
         if not records:
             kind.visits[size] += 1
-            compile_before_first_call(self._network, batch.features, batch.operators)
+            compile_before_first_call(self.network, batch.features, batch.operators)
 
         def replayed() -> Tensor | None:
-            with self._lock:
+            with self.lock:
                 lane = self._free_lane(batch, records)
                 recording = None if lane is None else self._recording(lane, kind, batch, records)
                 if lane is None or recording is None:
@@ -236,7 +236,7 @@ class GraphedForward(GraphRuntime):
     def _eager(self, *arguments: Any, **options: Any) -> Any:
         # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
         self._joined.clear()
-        return self._plain.forward(self._network, *arguments, **options)
+        return self._plain.forward(self.network, *arguments, **options)
 
     def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
         out: Tensor = replica(inputs.batch.features, inputs.operators, *inputs.batch.further)
@@ -246,13 +246,13 @@ class GraphedForward(GraphRuntime):
     def _free_lane(self, batch: Batch, records: bool) -> Lane[Recording] | None:
         """A lane whose graphs no backward pass waits for. None if there is none."""
         device = batch.features.device
-        lane = next((lane for lane in self._lanes if not lane.busy and lane.device == device), None)
+        lane = next((lane for lane in self.lanes if not lane.busy and lane.device == device), None)
         if lane is None and records:
-            if len(self._lanes) == MAX_LANES:
+            if len(self.lanes) == MAX_LANES:
                 self.say(f"{MAX_LANES} forward passes wait for their backward pass")
                 return None
-            lane = Lane(device, self._settings.recorder)
-            self._lanes.append(lane)
+            lane = Lane(device, self.settings.recorder)
+            self.lanes.append(lane)
         if lane is not None:
             lane.follow()
         return lane
@@ -299,7 +299,7 @@ class GraphedForward(GraphRuntime):
             with trial(), forked_random_numbers(lane.device), lane.memory():  # loads kernels
                 example, numbers = self._first_call(inputs, kind)
             output = of_output("output", example)
-            replica = Replica(self._network, copies_buffers=False)
+            replica = Replica(self.network, copies_buffers=False)
             if not numbers:
                 recording = Recording(inputs, output, *lane.record([forward]))
             else:
@@ -323,7 +323,7 @@ class GraphedForward(GraphRuntime):
 
     def _first_call(self, inputs: Loaded, kind: Kind) -> tuple[Tensor, list[int]]:
         """Run both passes. Returns an output without memory, and the numbers of the inputs that get a gradient."""
-        replica = Replica(self._network, copies_buffers=True)
+        replica = Replica(self.network, copies_buffers=True)
         out = self.computed(replica, inputs, kind)
         return out.detach().to("meta"), with_gradients(out, [inputs.batch.features, *replica.parameters])
 

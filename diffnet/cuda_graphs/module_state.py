@@ -143,12 +143,7 @@ class ModuleState:
         stores = module._parameters, module._buffers, module._modules
         self._views += [store.values() for store in stores if store]
         self._empty += [store for store in stores if not store]
-        self._hooks += (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
+        self._hooks += _hooks_of(module)
         self._add(name, (*names, *(tuple(store) for store in stores)))
         for member, value in chain(((n, state[n]) for n in names), *(store.items() for store in stores)):
             self._visit(f"{name}.{member}" if name else member, value, visited)
@@ -203,6 +198,15 @@ class ModuleState:
     def changes(self) -> list[int]:
         """The number of in-place changes of each parameter."""
         return list(map(_changes, self.parameters))
+
+
+def _hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own, or all modules have."""
+    return any(_hooks_of(module)) or _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 class KnownStates:

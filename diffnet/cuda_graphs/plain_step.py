@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import is_
@@ -58,7 +58,7 @@ class PlainStep:
         self.weight = weight
         self._clip, self._average, self._ignore_index = clip, average, ignore_index
         self._sums: Tensor | None = None
-        self._parameters: list[Tensor] = []  # of the sums
+        self._summed: list[Tensor] = []  # of the sums
         self._flags: dict[tuple[bool, ...], Tensor] = {}
 
     def __call__(self, batch: Batch, forward: Callable[..., Tensor], adds: bool) -> Tensor:
@@ -114,10 +114,10 @@ class PlainStep:
     def _add(self, loss: Tensor, weight: Tensor) -> None:
         sums = self.sums()
         self.reached |= self.with_gradients()
-        reached = tuple([p.grad is not None for p in self._parameters])
+        reached = tuple([p.grad is not None for p in self._summed])
         if reached not in self._flags:  # made in a first step, because a graph can't copy it from the host
             self._flags[reached] = torch.tensor(reached, dtype=sums.dtype, device=sums.device)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._summed]
         weight = weight.to(sums.dtype)
         added = torch.cat([x.reshape(-1).to(sums.dtype) for x in (*grads, loss, torch.ones_like(weight))])
         sums[: len(added)].addcmul_(torch.where(weight > 0, added, 0), weight)  # a mean over nothing can be NaN
@@ -136,7 +136,7 @@ class PlainStep:
         Raises RuntimeError if these parameters have changed since the first `add`, and TypeError if they are sharded.
         """
         parameters = self.optimizer.parameters()
-        same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
+        same = len(parameters) == len(self._summed) and all(map(is_, parameters, self._summed))
         if self._sums is None or not same or self._sums.device != parameters[0].device:
             if self.reached:
                 raise RuntimeError("the optimizer's parameters have been replaced or moved between `add` and `update`")
@@ -146,7 +146,7 @@ class PlainStep:
             has_double = any(p.dtype == torch.float64 for p in parameters)
             dtype = torch.float64 if has_double else torch.float32
             self._sums = torch.zeros(count, dtype=dtype, device=parameters[0].device)
-            self._parameters, self._flags = parameters, {}
+            self._summed, self._flags = parameters, {}
         return self._sums
 
     def update(self, exchanged: bool) -> Tensor:
@@ -157,7 +157,7 @@ class PlainStep:
         exchanged: whether `sums` also has batches of other processes. Which parameters these have reached is only known
             on the device. So this process updates all parameters, and restores there those that no batch has reached.
         """
-        sums, parameters, reached = self.sums(), self._parameters, self.reached
+        sums, parameters, reached = self.sums(), self._summed, self.reached
         self.clear_gradients()
         # A forward pass sets negative times to 0, and a process without a batch has had none.
         diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
@@ -208,7 +208,12 @@ class PlainStep:
                 average.update()
 
     def clear_gradients(self) -> None:
-        for p in chain(self.modules.parameters(), self.optimizer.parameters()):
+        clear_gradients(chain(self.modules.parameters(), self.optimizer.parameters()))
+
+
+def clear_gradients(parameters: Iterable[Tensor]) -> None:
+    for p in parameters:
+        if p.grad is not None:
             p.grad = None
 
 

@@ -167,22 +167,22 @@ class GraphRuntime:
     def __init__(
         self, modules: nn.Module, network: nn.Module, settings: Settings, subject: str, expected: Expected | None = None
     ) -> None:
-        self._modules, self._network, self._subject, self._expected = modules, network, subject, expected
-        self._settings = settings
+        self.modules, self.network, self._subject, self._expected = modules, network, subject, expected
+        self.settings = settings
         self.watches = True
         self._states = KnownStates(modules)
         self._facts: Facts | None = None
         self._kinds: dict[Hashable, Kind] = {}
-        self._lanes: list[Lane[Any]] = []
-        self._too_large = float("inf")
+        self.lanes: list[Lane[Any]] = []
+        self.too_large = float("inf")
         self._meets_large = False
         self._said: set[str] = set()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def clear(self, above: int = -1) -> None:
         """Drop the graphs of lanes that hold batches of more vertices than this, and return their memory."""
-        with self._lock:
-            for lane in self._lanes:
+        with self.lock:
+            for lane in self.lanes:
                 if not lane.busy and lane.arena.capacity.vertices > above:
                     lane.clear()
 
@@ -193,8 +193,8 @@ class GraphRuntime:
             warn_caller(f"{self._subject} runs without CUDA graphs: {reason}")
 
     def outputs_at(self) -> str:
-        where = self._settings.outputs_at
-        return getattr(self._network, "outputs_at", "vertices") if where is None else where
+        where = self.settings.outputs_at
+        return getattr(self.network, "outputs_at", "vertices") if where is None else where
 
     def facts(self) -> Facts:
         """The state of the modules, and what follows from it."""
@@ -203,11 +203,11 @@ class GraphRuntime:
             return facts
         state, number, changing = self._states.current()
         if facts is None or facts.number != number:
-            name = exchanged(self._modules)
+            name = exchanged(self.modules)
             refused = None if name is None else f"{name} exchanges gradients in Python"
             if state.generator:
                 refused = f"the attribute {state.generator!r} draws random numbers, which a graph would repeat"
-            facts = Facts(state, number, reads_other_rows(self._network, self._settings.row_wise), refused)
+            facts = Facts(state, number, reads_other_rows(self.network, self.settings.row_wise), refused)
         facts = self._facts = facts._replace(state=state)  # another thread may read it at any time
         if state.has_inner_hooks():
             return facts._replace(refused="a module has hooks, which a graph would not call")
@@ -238,7 +238,7 @@ class GraphRuntime:
         k = max(operators.k, 0 if expected is None else expected.meshes.k)
         limit = max_vertices(k, compute_dtype(batch.features, operators.evecs))
         most = max(operators.num_vertices, 0 if expected is None else expected.largest().vertices)
-        if not self._meets_large and most > limit and self._settings.first_visits:
+        if not self._meets_large and most > limit and self.settings.first_visits:
             self._meets_large = True
             self.clear(above=limit // 2)
         return limit // 2 if self._meets_large else limit
@@ -254,8 +254,8 @@ class GraphRuntime:
                     f"more than {MAX_EXACT_SIZES} sizes have come. If it computes each row from this row alone, pass "
                     f"row_wise=[{kind.other_rows}]"
                 )
-        if batch.operators.num_vertices >= self._too_large:
-            return kind.refused or f"{self._too_large} vertices don't fit into the memory"
+        if batch.operators.num_vertices >= self.too_large:
+            return kind.refused or f"{self.too_large} vertices don't fit into the memory"
         return kind.refused
 
     def attempt(self, batch: Batch, kind: Kind, call: Callable[[], T]) -> T | None:
@@ -263,7 +263,7 @@ class GraphRuntime:
         try:
             return call()
         except torch.OutOfMemoryError:
-            self._too_large = batch.operators.num_vertices
+            self.too_large = batch.operators.num_vertices
         except NotCapturable as error:
             kind.refused = str(error)
         if kind.refused is None:  # no error keeps the tensors of the failed call alive here
@@ -307,7 +307,7 @@ class GraphRuntime:
         """
         with lane.stream(), saved_as_usual(), trial(), forked_random_numbers(lane.device):
             inputs = loaded(lane.arena, size, kind, batch).with_leaf(batch.features)
-            replica = Replica(self._modules, copies_buffers=True)
+            replica = Replica(self.modules, copies_buffers=True)
             leaves = [inputs.batch.features, *replica.parameters]
             compile_ahead(lambda: self.computed(replica, inputs, kind), leaves)
             inputs.load(batch)  # compilation leaves other values

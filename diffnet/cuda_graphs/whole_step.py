@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from diffnet.cuda_graphs.buffers import Batch
-from diffnet.cuda_graphs.gradients import Groups, JoinedParameters, gradient_buffers, groups_of
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.losses import RowLoss, row_loss
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, settings
-from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, without_cached_casts
+from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, clear_gradients, without_cached_casts
 from diffnet.cuda_graphs.recording import check_output, forked_random_numbers, trial, with_gradients
 from diffnet.cuda_graphs.replica import Replica
-from diffnet.cuda_graphs.runtime import NOTHING, Expected, Facts, GraphRuntime, Kind, Loaded, Settings, loaded
+from diffnet.cuda_graphs.runtime import NOTHING, Expected, GraphRuntime, Kind, Loaded, Settings, check_rows, loaded
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.ops.common.cuda_graph import NotCapturable
 
@@ -29,7 +28,6 @@ class _Program:
     """A step on buffers of one size.
 
     loss, weight: buffers (); the weight is that of the batch in `add`
-    gradients, learned: see `Recording`. They are empty if the graph holds the update.
     reached: the numbers of the optimizer's parameters that get a gradient
     graph: None if it can't be recorded
     """
@@ -37,8 +35,6 @@ class _Program:
     inputs: Loaded
     loss: Tensor
     weight: Tensor
-    gradients: list[Tensor] = field(default_factory=list)
-    learned: Groups = ()
     reached: frozenset[int] = frozenset()
     graph: Graph | None = None
 
@@ -51,9 +47,7 @@ class _Program:
 class StepGraphs(GraphRuntime):
     """Runs a training step on buffers, and replays CUDA graphs of it. One graph serves all batches of about one size.
 
-    A graph holds the forward pass, the loss and the backward pass. It also holds the update of the weights if the
-    optimizer is known and no parameter has hooks. If not, the gradients reach the parameters by autograd after each
-    replay, and the step of the optimizer follows.
+    A graph holds the forward pass, a known loss, the backward pass, and the step of a known optimizer.
 
     All kernels are compiled before the first step. The first step of a size runs kernel by kernel, and the graph is
     recorded after it. A replay runs the same kernels and draws the same random numbers. So results don't depend on the
@@ -64,36 +58,43 @@ class StepGraphs(GraphRuntime):
         super().__init__(step.modules, step.modules.network, settings, "training", expected)
         self.device = device
         self._step = step
-        self._lane: Lane[Any] = Lane(
-            device, settings.recorder
-        )  # programs of each kind and size, and graphs of `update`
-        self._lanes.append(self._lane)
-        self._joined = JoinedParameters()
+        self._lane: Lane[Any] = Lane(device, settings.recorder)  # a program for each kind and size, and updates
+        self.lanes.append(self._lane)
         self._updates = True  # whether graphs of updates can be recorded
         self._updated: Hashable = None  # the key of the last update without a graph
         self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
 
-    def __call__(self, batch: Batch, at: str, facts: Facts, adds: bool) -> Tensor | None:
-        """Train on a batch, or add its gradients to those of other batches.
+    def holds(self, targets: Any) -> bool:
+        """Whether one graph may hold a step with such targets, up to the network: the loss and the optimizer are known.
+
+        No parameter may have hooks, and no option of the optimizer besides its learning rate may change in every step.
+        """
+        step = self._step
+        if not isinstance(targets, Tensor) or row_loss(step.modules.loss, targets) is None:
+            return False
+        hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in step.modules.parameters())
+        return self._stable_options() is not None and not (self.watches and any(hooks))
+
+    def __call__(self, batch: Batch, at: str, adds: bool) -> Tensor | None:
+        """Train on a batch, or add its gradients to those of other batches. The step `holds` its targets.
 
         Returns the loss (), which the next call overwrites. None if this step can't have a graph. Nothing has been
         changed then, and a warning has said why if later steps can't have one, either.
         """
-        options = self._stable_options()
-        updates = options is not None and not _have_hooks(facts.state.parameters)
-        if self.watches:
-            for p in facts.state.parameters:
-                if p.grad is not None:
-                    p.grad = None
-        self._lane.follow()
-        kind = self.kind(batch, at, facts, updates and options, updates, adds)
-        if batch.operators.num_vertices > self.max_vertices(batch):
-            return None
-        value, reason = None, self.refusal(batch, kind)
-        if reason is None:
-            value = self.attempt(batch, kind, partial(self._trained, batch, kind, facts, updates, adds))
+        facts = self.facts()
+        value, reason = None, facts.refused or check_rows(batch, at)
+        if batch.features.requires_grad:
+            reason = "the features need a gradient, which a graph would not compute"
+        if reason is None and batch.operators.num_vertices <= self.max_vertices(batch):
+            self._lane.follow()
+            if self.watches:
+                clear_gradients(facts.state.parameters)
+            kind = self.kind(batch, at, facts, self._options, adds)
             reason = self.refusal(batch, kind)
+            if reason is None:
+                value = self.attempt(batch, kind, partial(self._trained, batch, kind, adds))
+                reason = self.refusal(batch, kind)
         if reason is not None:
             self.say(reason)
         return value
@@ -104,8 +105,7 @@ class StepGraphs(GraphRuntime):
         The result is None if there is no graph. Nothing has been changed then. The first update runs kernel by kernel,
         and the second one is recorded.
         """
-        step = self._step
-        options = self._stable_options()
+        step, options = self._step, self._stable_options()
         if not self._updates or options is None or not self._lane.recorded():
             return None
         self._lane.follow()
@@ -122,9 +122,10 @@ class StepGraphs(GraphRuntime):
                     (graph,) = self._lane.record([lambda: loss.copy_(step.update(exchanged))])
                 except (NotCapturable, torch.OutOfMemoryError):
                     step.clear_gradients()  # of the recording, which have no values
-                    step.reached = reached
                     self._updates = False
                     return None
+                finally:
+                    step.reached = reached
             step.optimizer.note_state()
             graph_and_loss = graph, loss
             self._lane.keep(key, graph_and_loss)
@@ -146,8 +147,8 @@ class StepGraphs(GraphRuntime):
 
         They can't if it is not known, or if an option besides its learning rate changes in every step.
         """
-        step, optimizer = self._step, self._step.optimizer
-        if not step.fuses:
+        optimizer = self._step.optimizer
+        if not self._step.fuses:
             return None
         if self.watches or self._options is None:
             before, self._options = self._options, optimizer.settings()
@@ -159,106 +160,78 @@ class StepGraphs(GraphRuntime):
         optimizer.follow_rates(self.device)
         return None if self._new_options > MAX_NEW_STATES else self._options
 
-    def _trained(self, batch: Batch, kind: Kind, facts: Facts, updates: bool, adds: bool) -> Tensor:
-        """Train on a batch by its graph, which is recorded if there is none.
-
-        updates: whether the graph holds the update of the weights, or of the sums of `add`
-        """
-        step, is_done = self._step, False
-        # The function of the user counts targets outside of the graph, without those of added rows.
+    def _trained(self, batch: Batch, kind: Kind, adds: bool) -> Tensor:
+        """Train on a batch by its graph, which is recorded after a first step if there is none."""
+        step = self._step
+        # A function of the user counts targets outside of the graph, where there are no added rows.
         from_user = adds and (step.weight is not None or _row_loss(step.modules, batch).divisor is None)
         weight = step.weight_of(cast(Tensor, batch.targets)) if from_user else None
         program: _Program | None = self._lane.get((kind, kind.size_of(batch.operators)))
         if program is None:
-            program = self.graphs(self._lane, kind, batch, partial(self._record, batch, kind, updates, adds, weight))
-            is_done = updates
+            program = self.graphs(self._lane, kind, batch, partial(self._record, batch, kind, adds, weight))
             if program.graph is None:
                 loss = program.loss.clone()
                 self._lane.clear()
                 return loss
-        if not is_done:
+        else:
             program.load(batch, weight)
             assert program.graph is not None
             program.graph.replay()
             step.reached |= program.reached
-        if not updates:
-            joined = self._joined.get(facts.state.tensors, facts.state.parameters, program.learned)
-            torch.autograd.backward(joined, [flat.clone() for flat in program.gradients])
-            step.finish(program.loss.clone(), program.weight.clone() if adds else None)
         return program.loss
 
-    def _record(
-        self, batch: Batch, kind: Kind, updates: bool, adds: bool, weight: Tensor | None, size: BatchSize
-    ) -> _Program:
-        """Record the step on buffers that hold a batch. If the graph holds the update, train on the batch first."""
+    def _record(self, batch: Batch, kind: Kind, adds: bool, weight: Tensor | None, size: BatchSize) -> _Program:
+        """Train on the first batch of its size, and record the step.
+
+        weight: of the batch in `add`, (). None if the loss says it.
+        """
         step, lane, arena = self._step, self._lane, self._lane.arena
         loss = _row_loss(step.modules, batch)
         divisor: Any = loss.divisor
         inputs = loaded(arena, size, kind, batch, loss.ignored)
         # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
         inputs.operators.read(kind.fields or [])
-        kind_of_weight = step.sums().dtype if adds else torch.float32
+        dtype = step.sums().dtype if adds else torch.float32
         program = _Program(
             inputs,
             arena.take("loss", NOTHING, lambda size: (), kind.dtype),
-            arena.take("weight", NOTHING, lambda size: (), kind_of_weight),
+            arena.take("weight", NOTHING, lambda size: (), dtype),
         )
         program.load(batch, weight)
         replica = Replica(step.modules, copies_buffers=False)
-        parameters = list(step.modules.parameters())
+        learned = [
+            (p, x) for p, x in zip(step.modules.parameters(), replica.parameters, strict=True) if x.requires_grad
+        ]
 
-        def compute(needed: list[int]) -> tuple[Tensor | None, ...]:
-            """The gradients of some parameters."""
+        def train() -> None:
             value = self.computed(replica, inputs, kind)
             program.loss.copy_(value.detach())
             if adds and weight is None:
                 program.weight.copy_(divisor(inputs.batch.targets, inputs.batch.rows))
-            return torch.autograd.grad(value, [replica.parameters[i] for i in needed], allow_unused=True)
-
-        def train() -> None:
-            needed = [i for i, p in enumerate(replica.parameters) if p.requires_grad]
-            for i, grad in zip(needed, compute(needed), strict=True):
-                parameters[i].grad = grad
-            program.reached = step.with_gradients() if adds else program.reached
+            grads = torch.autograd.grad(value, [x for _, x in learned], allow_unused=True)
+            for (p, _), grad in zip(learned, grads, strict=True):
+                p.grad = grad
+            program.reached = step.with_gradients() if adds else frozenset()
             with torch.autocast(self.device.type, enabled=False):
                 step.finish(program.loss, program.weight if adds else None)
 
-        def differentiate() -> None:
-            grads = compute([i for group in program.learned for i in group])
-            torch._foreach_copy_(targets, grads)
-
+        is_first = not any(key[0] is kind for key in lane.recorded())
         with lane.stream():
-            is_first = not any(key[0] is kind for key in lane.recorded())
-            with trial() if not updates else nullcontext(), lane.memory():
-                if updates:
-                    train()
-                else:
-                    numbers = self._first_call(inputs, kind)
-            if updates:
-                step.optimizer.note_state()
-            else:
-                program.learned = groups_of(replica.parameters, numbers)
-                program.gradients, targets = gradient_buffers(arena, replica.parameters, program.learned)
+            with lane.memory():
+                train()
+            step.optimizer.note_state()
             if is_first and size != arena.capacity:
                 self._reserve(batch, kind, loss.ignored)
             try:
-                (program.graph,) = lane.record([train if updates else differentiate])
+                (program.graph,) = lane.record([train])
                 inputs.buffers.complete()
-            except (NotCapturable, torch.OutOfMemoryError) as error:
+            except NotCapturable as error:
+                kind.refused = str(error)
+            except torch.OutOfMemoryError:
+                self.too_large = batch.operators.num_vertices
+            if program.graph is None:
                 step.clear_gradients()  # of the recording, which have no values
-                if not updates:
-                    raise
-                if isinstance(error, NotCapturable):
-                    kind.refused = str(error)
-                else:
-                    self._too_large = batch.operators.num_vertices
         return program
-
-    def _first_call(self, inputs: Loaded, kind: Kind) -> list[int]:
-        """Run both passes. Returns the numbers of the parameters that get a gradient."""
-        with forked_random_numbers(self.device):
-            replica = Replica(self._step.modules, copies_buffers=True)
-            return with_gradients(self.computed(replica, inputs, kind), replica.parameters)
 
     def _reserve(self, batch: Batch, kind: Kind, ignored: float | None) -> None:
         """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
@@ -268,8 +241,10 @@ class StepGraphs(GraphRuntime):
         largest = loaded(self._lane.arena, self._lane.arena.capacity, kind, batch, ignored)
         largest.operators.read(kind.fields or [])
         # If it fails, each size takes its memory when it is recorded.
-        with suppress(NotCapturable, torch.OutOfMemoryError), trial(), self._lane.reserving():
-            self._first_call(largest, kind)
+        failing = suppress(NotCapturable, torch.OutOfMemoryError)
+        with failing, forked_random_numbers(self.device), trial(), self._lane.reserving():
+            replica = Replica(self._step.modules, copies_buffers=True)
+            with_gradients(self.computed(replica, largest, kind), replica.parameters)
 
 
 def _row_loss(modules: StepModules, batch: Batch) -> RowLoss:
@@ -277,7 +252,3 @@ def _row_loss(modules: StepModules, batch: Batch) -> RowLoss:
     loss = row_loss(modules.loss, batch.targets)
     assert loss is not None, "only known losses have graphs"
     return loss
-
-
-def _have_hooks(parameters: Iterable[Tensor]) -> bool:
-    return any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)

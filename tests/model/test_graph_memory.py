@@ -88,7 +88,7 @@ def step(forward: GraphedForward, operators: Operators) -> Tensor:
 
 
 def recordings(forward: GraphedForward) -> list[Recording]:
-    return list(forward._lanes[0]._graphs.values())  # nothing public tells what is recorded
+    return list(forward.lanes[0]._graphs.values())  # nothing public tells what is recorded
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient": "sparse"}], ids=str)
@@ -272,7 +272,7 @@ def test_a_recording_keeps_no_batch_and_is_freed_without_the_garbage_collector(
         ]
         del batch, operators
         assert found[0]() is None
-        forward._lanes[0].clear()
+        forward.lanes[0].clear()
         assert [ref() for ref in found] == [None] * len(found)
     finally:
         gc.enable()

@@ -156,7 +156,7 @@ def test_a_lane_is_free_again_when_its_output_is_gone(meshes: list[Operators]) -
         loss = model(x, meshes[0]).sum()  # the old loss lives until the new one is there
         loss.backward()
     gc.collect()
-    lanes = vars(model)[GRAPHS]._lanes  # nothing public tells how many lanes there are
+    lanes = vars(model)[GRAPHS].lanes  # nothing public tells how many lanes there are
     assert len(lanes) == 1
     assert not lanes[0].busy
 
@@ -226,7 +226,7 @@ def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
     assert large.num_vertices / 2 < middle.num_vertices < large.num_vertices * 3 / 4
     for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, of_small), (middle, 2)):
         assert_replays(plain, model, operators, replays)
-    assert len(vars(model)[GRAPHS]._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
+    assert len(vars(model)[GRAPHS].lanes[0].recorded()) == 2  # type: ignore[attr-defined]
 
 
 def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
