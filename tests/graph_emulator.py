@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -61,6 +63,17 @@ class _Recorder(TorchDispatchMode):
             x.copy_(value)
 
 
+class _ReadBack(TorchFunctionMode):
+    """Refuses `tolist`, as CUDA does. Only checks of values, which run on the CPU alone, may call it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.tolist and sys._getframe(1).f_globals["__name__"] != "diffnet.ops.common.checks":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return func(*args, **(kwargs or {}))
+
+
 class EmulatedGraph:
     """Stands in for a CUDA graph. A replay calls the recorded function again.
 
@@ -97,7 +110,7 @@ class ReplayedGraph(EmulatedGraph):
     def recorded(self, function: Callable[[], Any]) -> Callable[[], Any]:
         recorder = _Recorder()
         try:
-            with recorder:
+            with recorder, _ReadBack():
                 function()
         finally:
             recorder.undo()

@@ -122,7 +122,8 @@ class CapturedOptimizer:
                 continue  # a graph reads this tensor
             value = float(rate)
             if key not in self._rates:
-                self._rates[key] = torch.full((), value, device=device)
+                dtype = torch.float64 if _has_doubles(group) else torch.float32
+                self._rates[key] = torch.full((), value, dtype=dtype, device=device)
             elif value != self._values[key]:
                 self._rates[key].fill_(value)
             self._values[key] = value
@@ -198,6 +199,8 @@ class CapturedOptimizer:
         """Whether one kernel may update all parameters, because the user has chosen no other form."""
         if group.get("fused", False) is not None or group.get("foreach") is not None or group.get("differentiable"):
             return False
+        if _has_doubles(group) and group["params"][0].is_cuda:  # fused kernels on a GPU read rates in float32
+            return False
         changed = [p for p in group["params"] if p.grad is not None]
         # The kernel of SGD takes momenta of all parameters or of none.
         known = {len(self.optimizer.state.get(p, ())) for p in changed}
@@ -211,6 +214,10 @@ class CapturedOptimizer:
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.ndim == 0 and value.device != p.device:
                     state[name] = value.to(p.device, torch.float32)
+
+
+def _has_doubles(group: dict[str, Any]) -> bool:
+    return any(p.dtype == torch.float64 for p in group["params"])
 
 
 def _entry(value: Any) -> Hashable:

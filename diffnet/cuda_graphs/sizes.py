@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -77,7 +77,11 @@ class MeshSizes(NamedTuple):
 
 def sizes_of(meshes: Sequence[Operators]) -> MeshSizes:
     """The sizes of meshes from their operators."""
-    return MeshSizes(lambda counted: [size_of(o, counted) for o in meshes], max(o.k for o in meshes))
+    return MeshSizes(partial(_counted, meshes), max(o.k for o in meshes))
+
+
+def _counted(meshes: Sequence[Operators], counted: Iterable[str]) -> list[BatchSize]:
+    return [size_of(o, counted) for o in meshes]
 
 
 def max_vertices(k: int, dtype: torch.dtype) -> int:

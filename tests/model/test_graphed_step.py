@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +28,6 @@ from diffnet import (
     precompute,
 )
 from diffnet.cuda_graphs import sizes as graph_sizes
-from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
 from diffnet.cuda_graphs.whole_step import StepGraphs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,86 +132,6 @@ def two_groups(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
 
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    "Adam": ADAM,
-    "AdamW": partial(torch.optim.AdamW, lr=1e-2, eps=1e-4, amsgrad=True),
-    "fused Adam": partial(ADAM, fused=True),
-    "SGD": partial(torch.optim.SGD, lr=1e-2, momentum=0.9),
-    "two groups": two_groups,
-}
-
-
-@pytest.mark.usefixtures("no_warning")
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("clip", [0, 0.05])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_train_as_a_loop_does(meshes: list[Operators], optimizer: str, clip: float, device: str) -> None:
-    # 12 and 42 vertices share buffers. Buffers of the first size are dropped for those of 162 vertices.
-    assert_same(batches(meshes, device), optimizer=OPTIMIZERS[optimizer], clip=clip, replays=6)
-
-
-class Weighted(nn.Module):
-    """A loss with parameters, which are not trained, and with a count of its rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.rand(CLASSES))
-        self.register_buffer("rows", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.rows += (targets >= 0).sum()
-        return F.cross_entropy(outputs, targets, self.weights.detach())
-
-
-def squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets[:, None]).square()
-
-
-def without_missing(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A mean over the targets that are not NaN."""
-    known = ~targets.isnan()
-    errors = torch.where(known, outputs[:, 0] - targets.nan_to_num(), 0).square()
-    return errors.sum() / known.sum()
-
-
-LOSSES: dict[str, Any] = {
-    "PyTorch's": F.cross_entropy,
-    "diffnet's": partial(label_smoothing_loss, smoothing=0.1),
-    "ignoring -1": partial(F.cross_entropy, ignore_index=-1, label_smoothing=0.1),
-    "module": nn.CrossEntropyLoss(),
-    "of rows": partial(F.cross_entropy, reduction="none"),
-    "of several columns": squares,
-}
-
-
-@pytest.mark.usefixtures("no_warning")
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_losses(meshes: list[Operators], loss: str, device: str) -> None:
-    # On the CPU, diffnet's loss reads labels to check them.
-    recorder = EmulatedGraph if loss == "diffnet's" else ReplayedGraph
-    assert_same(batches(meshes, device), LOSSES[loss], recorder=recorder, replays=6)
-
-
-@pytest.mark.usefixtures("no_warning")
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_loss_that_is_a_module_may_count(meshes: list[Operators], device: str) -> None:
-    data = batches(meshes, device)
-    loss = Weighted().to(device)
-    model = network().to(device)
-    step = made(model, ADAM(model.parameters()), loss)
-    for batch in data:
-        step(*batch)
-    assert int(loss.rows) == sum(len(y) for _, _, y in data)
-
-
-@pytest.mark.usefixtures("no_warning")
-def test_targets_that_are_numbers(meshes: list[Operators]) -> None:
-    data = [(x, o, y.float() / 4) for x, o, y in batches(meshes)]
-    assert_same(data, without_missing, replays=6)
-    assert_same(data, lambda out, y: (out[:, 0] - y).abs(), replays=6)
-
-
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("at", ["faces", "edges", "global_mean"])
 def test_outputs_elsewhere(meshes: list[Operators], at: Any) -> None:
@@ -260,110 +179,23 @@ def test_learning_rates_that_change(meshes: list[Operators], device: str) -> Non
     assert not torch.equal(before[0], next(model.parameters()))
 
 
-class Noisy(nn.Module):
-    """A network with batch statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.norm = network(), nn.BatchNorm1d(CLASSES)
-
-    def forward(self, x: Tensor, o: Operators) -> Tensor:
-        return self.norm(self.net(x, o))
-
-
-def hooked() -> nn.Module:
-    model = network()
-    model.last.register_forward_hook(lambda *_: None)
-    return model
-
-
-def reads_back(outputs: Tensor, targets: Tensor) -> Tensor:
-    loss = F.cross_entropy(outputs, targets)
-    assert loss.item() >= 0
-    return loss
-
-
-def with_hook(parameters: Any) -> torch.optim.Optimizer:
-    optimizer = torch.optim.Adam(parameters, lr=1e-2)
-    optimizer.register_step_post_hook(lambda *_: None)
-    return optimizer
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "mean over rows": (
-        {"loss": lambda out, y: squares(out, y).mean()},
-        r"the loss doesn't ignore rows that are added to a batch with the target -1 \(the value changes\) or -100",
-    ),
-    "label out of range": (
-        {"loss": partial(F.cross_entropy, ignore_index=255)},
-        r"the target -1 \(IndexError: Target -1 is out of bounds.\).*pass the ignored label as ignore_index",
-    ),
-    "wrong label": ({"ignore_index": 3}, r"with the target 3 \(the value changes\)"),
-    "rows that depend": (
-        {"loss": lambda out, y: F.cross_entropy(out - out.mean(0), y, reduction="none")},
-        "the loss of a row depends on rows that are added to a batch",
-    ),
-    "other rows": ({"loss": lambda out, y: squares(out, y).flatten()}, "should return a number or 12 rows for 12 rows"),
-    "value read back": ({"loss": reads_back}, r"it can't be recorded \(.*capturing; .* as by .item\(\)\)"),
-    "batch statistics": ({"model": Noisy}, "rows that are added to a batch change the output"),
-    "hooks": ({"model": hooked}, "a module has hooks"),
-    "optimizer without the option": ({"optimizer": partial(torch.optim.Adagrad, lr=1e-2)}, "Adagrad has no option"),
-    "optimizer with hooks": ({"optimizer": with_hook}, "Adam has hooks"),
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", REFUSED)
-def test_steps_without_graphs_say_why_once(meshes: list[Operators], case: str, device: str) -> None:
-    given, reason = REFUSED[case]
-    given = {name: value() if name == "model" else value for name, value in given.items()}
-    with pytest.warns(RuntimeWarning, match=f"training runs without CUDA graphs: .*{reason}") as caught:
-        assert_same(batches(meshes[:2], device, 2), replays=0, **given)
-    assert len([w for w in caught if w.category is RuntimeWarning]) == 1
-    assert caught[0].filename == __file__
-
-
-@pytest.mark.usefixtures("no_warning")
-def test_another_ignored_label(meshes: list[Operators]) -> None:
-    loss = partial(F.cross_entropy, ignore_index=255)
-    assert_same(batches(meshes), loss, ignore_index=255, replays=6)
-
-
 @pytest.mark.usefixtures("no_warning")
 def test_batches_in_which_nothing_counts(meshes: list[Operators]) -> None:
     (x, o, y), *others = batches(meshes)
     data = [(x, o, torch.full_like(y, -1)), *others]
-    assert_same(data, label_smoothing_loss, recorder=EmulatedGraph, replays=5)
-
-
-def test_options_that_change_in_every_step(meshes: list[Operators]) -> None:
-    model = network()
-    optimizer = ADAM(model.parameters())
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=20)
-    step = made(model, optimizer, F.cross_entropy)
-    data = batches(meshes[:1], rounds=MAX_NEW_STATES + 4)
-
-    def train() -> None:
-        for batch in data:
-            step(*batch)
-            scheduler.step()
-
-    with pytest.warns(RuntimeWarning, match="as OneCycleLR changes betas"):
-        train()
-    optimizer.param_groups[0]["betas"] = (0.9, 0.99)
-    assert replays_of(lambda: [step(*data[0]) for _ in range(4)]) == 2
+    assert_same(data, label_smoothing_loss, recorder=EmulatedGraph, replays=6)
 
 
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["Adam", "SGD"])
-def test_what_changes_between_steps_counts(meshes: list[Operators], name: str, device: str) -> None:
+@pytest.mark.parametrize("optimizer_of", [ADAM, partial(torch.optim.SGD, lr=1e-2, momentum=0.9)])
+def test_what_changes_between_steps_counts(meshes: list[Operators], optimizer_of: Optimizer, device: str) -> None:
     """Modes, frozen parameters, replaced layers, loaded weights, and a stored optimizer."""
     data = batches(meshes[:2], device, 1)
     found = []
     for graphs in (False, True):
         model = network(dropout=0.5).eval().to(device)
-        optimizer = OPTIMIZERS[name](model.parameters())
+        optimizer = optimizer_of(model.parameters())
         step = made(model, optimizer, F.cross_entropy)
 
         def run() -> Tensor:
@@ -425,7 +257,7 @@ class Unused(nn.Module):
 
 @pytest.mark.usefixtures("no_warning")
 def test_parameters_without_gradients_and_recomputed_activations(meshes: list[Operators]) -> None:
-    assert_same(batches(meshes), model=Unused(), replays=6)
+    assert_same(batches(meshes), model=Unused(), replays=4)  # one graph for each size
 
 
 @pytest.mark.usefixtures("no_warning")
@@ -448,7 +280,9 @@ def test_an_error_of_the_loss_leaves_the_step_usable(meshes: list[Operators]) ->
         step(*data[0])
     assert torch.equal(next(model.parameters()), next(network().parameters()))
     fails = False
-    assert replays_of(lambda: [step(*batch) for batch in data]) == 6
+    assert replays_of(lambda: [step(*batch) for batch in data]) == 14  # of two passes
+    with pytest.raises(ValueError, match=r"a number or 12 rows for 12 rows, got shape \(60,\)"):
+        made(model, torch.optim.Adam(model.parameters()), lambda out, y: out.flatten())(*data[0])
     with pytest.raises(TypeError, match="the loss should return a tensor, got float"):
         made(model, torch.optim.Adam(model.parameters()), lambda out, y: 1.0)(*data[0])
 
@@ -493,11 +327,13 @@ def test_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
-SEVERAL = {
+SEVERAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "a number": (partial(F.cross_entropy, ignore_index=-1), {}),
     "rows": (partial(F.cross_entropy, reduction="none", ignore_index=-1), {}),
-    "weights": (
-        partial(F.cross_entropy, ignore_index=-1, weight=1.0 + torch.arange(CLASSES)),
+    "class weights": (nn.CrossEntropyLoss(1.0 + torch.arange(CLASSES), ignore_index=-1, label_smoothing=0.1), {}),
+    "a function of the user": (lambda out, y: F.cross_entropy(out, y, ignore_index=-1), {"ignore_index": -1}),
+    "weights of the user": (
+        lambda out, y: F.cross_entropy(out, y, 1.0 + torch.arange(CLASSES), ignore_index=-1),
         {"weight": lambda targets: torch.where(targets < 0, 0, 1 + targets).sum().float()},
     ),
 }
@@ -549,6 +385,130 @@ def test_several_batches_are_one_step(meshes: list[Operators], case: str) -> Non
         assert (a - b).abs().max() < 0.1  # the moments of Adam are left
 
 
+class Flagged(nn.Module):
+    """A network with a layer that no batch reaches, and one that only some batches reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.unused, self.extra = network(), nn.Linear(2, 2), nn.Linear(3, CLASSES, bias=False)
+
+    def forward(self, x: Tensor, o: Operators) -> Tensor:
+        out: Tensor = self.net(x, o)
+        return out + self.extra(x) if x[:, 0].any() else out
+
+
+@pytest.mark.filterwarnings("ignore:training runs without CUDA graphs")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_parameters_that_no_batch_reaches_stay(meshes: list[Operators], graphs: bool) -> None:
+    """Weight decay and momenta change them in no process, whichever of these reaches them."""
+    data = [(x.double(), o.to(torch.float64), y) for x, o, y in batches(meshes, rounds=4)]
+    for i, (x, _, _) in enumerate(data):
+        if i % 4 != 1:
+            x.zero_()
+    models = [Flagged().double() for _ in range(4)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-4, weight_decay=0.5) for m in models]
+    _, alone, *both = (made(m, o, F.cross_entropy, clip=1.0) for m, o in zip(models, optimizers, strict=True))
+    for step in (alone, *both):
+        step.graphs = graphs
+    for i in range(0, 12, 2):
+        parts = data[i : i + 2]
+        xs, os, ys = zip(*parts, strict=True)
+        loop(models[0], optimizers[0], F.cross_entropy, [(torch.cat(xs), collate(list(os)), torch.cat(ys))], clip=1.0)
+        for step, batch in zip(both, parts, strict=True):
+            alone.add(*batch)
+            step.add(*batch)
+        total = both[0]._plain.sums() + both[1]._plain.sums()  # what all_reduce would give to both
+        for step in (alone, *both):
+            step.update(None if step is alone else lambda sums: sums.copy_(total))  # noqa: B023
+    for model in models[1:]:
+        for a, b in zip(model.parameters(), models[0].parameters(), strict=True):
+            assert (a - b).norm() <= 1e-9 * b.norm()
+
+
+def test_batches_count_what_their_losses_divide_by(meshes: list[Operators]) -> None:
+    """Changes between `add` and `update` lose no batch, and a loss that doesn't say what it divides by is refused."""
+    (x, o, y), (x2, o2, y2) = batches(meshes)[1:3]
+    y[:20], y2[:100] = 255, 255
+    plain, model = network(), network()
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    whole = torch.cat([x, x2]), collate([o, o2]), torch.cat([y, y2])
+    expected = loop(plain, ADAM(plain.parameters()), loss, [whole])
+    step = made(model, ADAM(model.parameters()), loss)
+    step.add(x, o, y)
+    model.first.requires_grad_(False)
+    step.add(x2, o2, y2)
+    model.first.requires_grad_(True)
+    torch.testing.assert_close(step.update(), expected[0])
+    torch.testing.assert_close(model.last.weight, plain.last.weight)
+    assert not torch.equal(model.first.weight, network().first.weight)
+    for unclear in (
+        nn.CrossEntropyLoss(reduction="sum"),
+        lambda out, y: F.cross_entropy(out, y, ignore_index=255).reshape(1),
+    ):
+        with pytest.raises(ValueError, match="pass weight= or ignore_index= to GraphedStep"):
+            made(network(), ADAM(plain.parameters()), unclear).add(x, o, y)
+    step.add(x, o, y)
+    step._plain.optimizer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})  # the user's optimizer
+    with pytest.raises(RuntimeError, match="parameters have been replaced or moved between `add` and `update`"):
+        step.update()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))])
+def test_copies_of_a_step_go_on_alike(meshes: list[Operators], copied: Callable[[Any], Any]) -> None:
+    data = batches(meshes)
+    model = network()
+    step = made(model, ADAM(model.parameters()), F.cross_entropy, average=WeightAverage(model, 0.9))
+    step.reserve(meshes)
+    for batch in data:
+        step(*batch)
+    step.add(*data[0])
+    other = copied(step)
+    for each in (step, other):
+        each.add(*data[1])
+    torch.testing.assert_close(other.update(), step.update())
+    torch.testing.assert_close(other(*data[2]), step(*data[2]))
+
+
+@pytest.mark.parametrize("recorder", [EmulatedGraph, ReplayedGraph])
+def test_packed_batches_whose_division_changes(meshes: list[Operators], recorder: Any) -> None:
+    """All have 108 vertices and share a graph. Sizes that are read back can't be recorded."""
+    a, b, _ = (o.to(torch.float64) for o in meshes)
+    packs = [collate(pack) for pack in ([a, b, b, a], [b, a, a, b], [b, b, a, a], [a, a, b, b])] * 3
+    data = [(torch.randn(o.num_vertices, 3).double(), o, torch.randint(CLASSES, (o.num_vertices,))) for o in packs]
+    plain = network().double()
+    other, network_alone = copy.deepcopy(plain), copy.deepcopy(plain)
+    expected = loop(plain, ADAM(plain.parameters()), F.cross_entropy, data)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step = made(other, ADAM(other.parameters()), F.cross_entropy, recorder)
+        before = EmulatedGraph.replays
+        torch.testing.assert_close(torch.stack([step(*batch) for batch in data]), expected, rtol=1e-9, atol=0)
+        assert EmulatedGraph.replays - before == (11 if recorder is EmulatedGraph else 0)
+        step = made(network_alone, ADAM(network_alone.parameters()), lambda out, y: F.cross_entropy(out, y), recorder)
+        torch.testing.assert_close(torch.stack([step(*batch) for batch in data]), expected, rtol=1e-9, atol=0)
+    assert len(caught) == (0 if recorder is EmulatedGraph else 2)
+
+
+def test_wrapped_networks_that_exchange_gradients(meshes: list[Operators], tmp_path: Path) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.parallel.DistributedDataParallel(network())
+
+        def forward(self, x: Tensor, o: Operators) -> Tensor:
+            return self.inner(x, o)
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        for loss in (F.cross_entropy, lambda out, y: F.cross_entropy(out, y)):
+            with pytest.warns(RuntimeWarning, match="DistributedDataParallel exchanges gradients"):
+                assert_same(batches(meshes), loss, model=Wrapper(), replays=0)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_updates_are_recorded(meshes: list[Operators], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is, and gives the bits of one that is not, also after changes of rate, state and mode."""
@@ -556,7 +516,7 @@ def test_updates_are_recorded(meshes: list[Operators], device: str, monkeypatch:
     found = []
     for recorded in (True, False):
         if not recorded:
-            monkeypatch.setattr(StepGraphs, "update", lambda self: None)
+            monkeypatch.setattr(StepGraphs, "update", lambda self, exchanged: None)
         model = network().to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         step = made(model, optimizer, F.cross_entropy, clip=1.0, average=WeightAverage(model, 0.9))
@@ -673,19 +633,3 @@ def test_steps_wait_for_nothing_on_a_gpu(meshes: list[Operators]) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len({float(x) for x in losses}) == 3
-
-
-def test_the_compiler_of_pytorch_stays_out() -> None:
-    """Importing it takes seconds. Checks run in modes that PyTorch keeps from it by importing it."""
-    program = (
-        "import sys, torch\n"
-        "from diffnet.cuda_graphs.loss_rows import _IndicesOnCPU\n"
-        "with _IndicesOnCPU():\n"
-        "    torch.nn.functional.cross_entropy(torch.zeros(2, 3), torch.zeros(2).long())\n"
-        "from diffnet.cuda_graphs.random_numbers import same_random_numbers\n"
-        "with same_random_numbers(torch.device('cpu')):\n"
-        "    torch.nn.functional.dropout(torch.ones(2), 0.5)\n"
-        "print('torch._dynamo' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["False"]
