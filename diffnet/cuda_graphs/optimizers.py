@@ -141,7 +141,7 @@ class CapturedOptimizer:
 
     def _is_adam(self) -> bool:
         """Whether the Triton kernel may take the step. Compiling it for a GPU of AMD takes half a minute."""
-        return isinstance(self.optimizer, torch.optim.Adam) and torch.version.hip is None
+        return torch.version.hip is None and isinstance(self.optimizer, torch.optim.Adam) and self.is_known()
 
     def _update_adam(self, group: dict[str, Any], average: WeightAverage[Any] | None) -> set[Tensor]:
         """Update a group by the Triton kernel and take its gradients away, if the kernel suits the group.
