@@ -95,7 +95,7 @@ class ReadsFields(nn.Module):
 def test_an_added_field_is_read_under_graphs(meshes: list[Any]) -> None:
     torch.manual_seed(0)
     plain = ReadsFields()
-    model = use_graphs(ReadsFields(), Settings("vertices", 1, ReplayedGraph))
+    model = use_graphs(ReadsFields(), Settings("vertices", 1, recorder=ReplayedGraph))
     model.load_state_dict(plain.state_dict())
     before = EmulatedGraph.replays
     for changed in range(3):

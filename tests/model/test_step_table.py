@@ -443,4 +443,7 @@ def test_steps_train_as_a_loop_does(meshes: list[Operators], name: str, device: 
         ]
     else:
         plain = trained(case, batches, dtype, device, graphs=False)
+        assert torch.equal(result.isnan(), plain.isnan())
+        result, plain = (torch.where(plain.isnan(), torch.nan, x) for x in (result, plain))
+        exact = torch.where(plain.isnan(), torch.nan, exact)  # kernels of ReLU and its gradient spread NaN otherwise
         assert distance(result, exact) <= 3 * distance(plain, exact) + 1e-6
