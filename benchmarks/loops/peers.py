@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet import GraphedStep, graphed
@@ -23,6 +23,7 @@ from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.segmentation import TASK
 
 Step = Callable[[], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def training_peers(work: Workload, compile: bool) -> dict[str, Run]:
@@ -34,7 +35,8 @@ def training_peers(work: Workload, compile: bool) -> dict[str, Run]:
         "diffnet": first_made(partial(loop, work, "triton")),
         "diffnet-graphed": first_made(partial(loop, work, "triton", graphs=True)),
         "diffnet-graphed-fused": first_made(partial(loop, work, "triton", graphs=True, fused=True)),
-        "diffnet-step": first_made(partial(whole_step, work)),
+        "diffnet-step": first_made(partial(whole_step, work, nn.CrossEntropyLoss(reduction="none"))),
+        "diffnet-step-own-loss": first_made(partial(whole_step, work, losses_of_rows)),
         "diffnet-captured": first_made(partial(captured, work)),
         "diffnet-command": first_made(partial(command, work)),
     }
@@ -64,12 +66,12 @@ def loop(work: Workload, backend: Backend, *, compile: bool = False, graphs: boo
     return step
 
 
-def whole_step(work: Workload) -> Step:
+def whole_step(work: Workload, loss: Loss) -> Step:
     """A loop as users write it with `GraphedStep`."""
     needs_gpu(work.device)
     network = work.network("triton").train()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    training_step = GraphedStep(network, optimizer, losses_of_rows)
+    training_step = GraphedStep(network, optimizer, loss)
     samples, order = work.samples_of_a_peer(), work.order()
 
     def step() -> Tensor:

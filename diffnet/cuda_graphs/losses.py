@@ -64,8 +64,8 @@ class RowLoss:
     reduction: str = ""
     divisor: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def __call__(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-        """rows: (), the number of rows of the batch, which come first"""
+    def __call__(self, outputs: Tensor, targets: Tensor, rows: Any) -> Tensor:
+        """rows: (), the number of rows of the batch, which come first. It is read if there is a reduction."""
         counts = None
         if self.ignored is None:
             if outputs.shape != targets.shape:  # PyTorch would spread the smaller one over the rows of the other
@@ -107,6 +107,8 @@ def row_loss(loss: Loss, targets: Tensor) -> RowLoss | None:
         return None if options.get("weight") is not None else RowLoss(by_rows, None, reduction_of_rows, count)
     defaults = _parameters(function)
     label, weights = (options.get(name, defaults.get(name)) for name in _OF_LABELS[function])
+    if weights is not None and options.get("label_smoothing"):
+        return None  # PyTorch reads back which labels count
     if function is cross_entropy:
         return RowLoss(loss, label, "mean", count)
     if "reduction" not in defaults or (not of_numbers and reduction != "none"):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from diffnet.cuda_graphs.arena import Arena
 from diffnet.cuda_graphs.buffers import Batch, BatchBuffers, NotCounted
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
+from diffnet.cuda_graphs.losses import RowLoss
 from diffnet.cuda_graphs.module_state import KnownStates, ModuleState, settings
 from diffnet.cuda_graphs.modules import RowWise, exchanged, reads_other_rows
 from diffnet.cuda_graphs.recording import forked_random_numbers, host_random_states, trial, with_gradients
@@ -131,11 +132,12 @@ class Loaded(NamedTuple):
         return self._replace(batch=self.batch._replace(features=leaf))
 
 
-def loaded(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, ignored: float | None = None) -> Loaded:
+def loaded(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, loss: RowLoss | None = None) -> Loaded:
     """Buffers that hold a batch.
 
-    ignored: the target of added rows. None for any
+    loss: of the targets. It says which ones added rows get, and whether it reads the number of rows.
     """
+    ignored = None if loss is None else loss.ignored
     buffers = BatchBuffers(arena, size, kind.counted, batch.operators)
 
     def take(name: str, like: Tensor, rows: str, rest: float = 0) -> Tensor:
@@ -146,7 +148,7 @@ def loaded(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, ignored: flo
         StaticOperators(buffers),
         tuple([take(f"further {i}", x, "meshes") for i, x in enumerate(batch.further)]),
         None if batch.targets is None else take("targets", batch.targets, kind.rows, ignored or 0),
-        arena.take("rows", size, lambda s: (), torch.int64),
+        arena.take("rows", size, lambda s: (), torch.int64) if loss is not None and loss.reduction else None,
     )
     result = Loaded(buffers, inputs)
     result.load(batch)
@@ -295,6 +297,10 @@ class GraphRuntime:
             lane.keep((kind, size), graphs)
             return graphs
 
+    def loss_of(self, batch: Batch) -> RowLoss | None:
+        """How a graph holds the loss. None if it holds no loss."""
+        return None
+
     def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
         """What a graph computes from a batch in buffers: the output of the network, or the loss."""
         raise NotImplementedError
@@ -306,7 +312,7 @@ class GraphRuntime:
         of Python or NumPy, and the gradient of a tensor that is no parameter.
         """
         with lane.stream(), saved_as_usual(), trial(), forked_random_numbers(lane.device):
-            inputs = loaded(lane.arena, size, kind, batch).with_leaf(batch.features)
+            inputs = loaded(lane.arena, size, kind, batch, self.loss_of(batch)).with_leaf(batch.features)
             replica = Replica(self.modules, copies_buffers=True)
             leaves = [inputs.batch.features, *replica.parameters]
             compile_ahead(lambda: self.computed(replica, inputs, kind), leaves)

@@ -133,12 +133,15 @@ class StepGraphs(GraphRuntime):
         step.reached = frozenset()
         return graph_and_loss[1]
 
+    def loss_of(self, batch: Batch) -> RowLoss:
+        return _row_loss(self._step.modules, batch)
+
     def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
         batch, modules = inputs.batch, cast(StepModules, replica.network)
         with without_cached_casts(self.device.type):
             outputs = modules.network(batch.features, inputs.operators, *batch.further)
             check_output(outputs, getattr(inputs.buffers.size, kind.rows))
-            loss = _row_loss(modules, batch)(outputs, cast(Tensor, batch.targets), cast(Tensor, batch.rows))
+            loss = _row_loss(modules, batch)(outputs, cast(Tensor, batch.targets), batch.rows)
         kind.dtype = loss.dtype
         return loss
 
@@ -164,7 +167,7 @@ class StepGraphs(GraphRuntime):
         """Train on a batch by its graph, which is recorded after a first step if there is none."""
         step = self._step
         # A function of the user counts targets outside of the graph, where there are no added rows.
-        from_user = adds and (step.weight is not None or _row_loss(step.modules, batch).divisor is None)
+        from_user = adds and (step.weight is not None or self.loss_of(batch).divisor is None)
         weight = step.weight_of(cast(Tensor, batch.targets)) if from_user else None
         program: _Program | None = self._lane.get((kind, kind.size_of(batch.operators)))
         if program is None:
@@ -186,9 +189,9 @@ class StepGraphs(GraphRuntime):
         weight: of the batch in `add`, (). None if the loss says it.
         """
         step, lane, arena = self._step, self._lane, self._lane.arena
-        loss = _row_loss(step.modules, batch)
+        loss = self.loss_of(batch)
         divisor: Any = loss.divisor
-        inputs = loaded(arena, size, kind, batch, loss.ignored)
+        inputs = loaded(arena, size, kind, batch, loss)
         # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
         inputs.operators.read(kind.fields or [])
         dtype = step.sums().dtype if adds else torch.float32
@@ -221,7 +224,7 @@ class StepGraphs(GraphRuntime):
                 train()
             step.optimizer.note_state()
             if is_first and size != arena.capacity:
-                self._reserve(batch, kind, loss.ignored)
+                self._reserve(batch, kind)
             try:
                 (program.graph,) = lane.record([train])
                 inputs.buffers.complete()
@@ -233,12 +236,12 @@ class StepGraphs(GraphRuntime):
                 step.clear_gradients()  # of the recording, which have no values
         return program
 
-    def _reserve(self, batch: Batch, kind: Kind, ignored: float | None) -> None:
+    def _reserve(self, batch: Batch, kind: Kind) -> None:
         """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
 
         The memory of small steps has no room for the tensors of large ones, and it is never returned.
         """
-        largest = loaded(self._lane.arena, self._lane.arena.capacity, kind, batch, ignored)
+        largest = loaded(self._lane.arena, self._lane.arena.capacity, kind, batch, self.loss_of(batch))
         largest.operators.read(kind.fields or [])
         # If it fails, each size takes its memory when it is recorded.
         failing = suppress(NotCapturable, torch.OutOfMemoryError)

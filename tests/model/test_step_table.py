@@ -300,7 +300,8 @@ CASES: dict[str, Case] = {
     "smoothed, ignored -1": Case(
         partial(F.cross_entropy, ignore_index=-1, label_smoothing=0.1), targets=some_ignored(-1)
     ),
-    "class weights": Case(Made(nn.CrossEntropyLoss, WEIGHTS.clone(), label_smoothing=0.1)),
+    "class weights": Case(Made(nn.CrossEntropyLoss, WEIGHTS.clone())),
+    "smoothed class weights": Case(Made(nn.CrossEntropyLoss, WEIGHTS.clone(), label_smoothing=0.1), graphs="network"),
     "class probabilities": Case(nn.CrossEntropyLoss(), targets=numbers),
     "log-likelihood": Case(F.nll_loss, model=lambda: network(last_activation=F.log_softmax)),
     "squares": Case(nn.MSELoss(), targets=numbers),
@@ -444,6 +445,5 @@ def test_steps_train_as_a_loop_does(meshes: list[Operators], name: str, device: 
     else:
         plain = trained(case, batches, dtype, device, graphs=False)
         assert torch.equal(result.isnan(), plain.isnan())
-        result, plain = (torch.where(plain.isnan(), torch.nan, x) for x in (result, plain))
-        exact = torch.where(plain.isnan(), torch.nan, exact)  # kernels of ReLU and its gradient spread NaN otherwise
-        assert distance(result, exact) <= 3 * distance(plain, exact) + 1e-6
+        finite = plain.isfinite() & exact.isfinite()  # kernels spread NaN otherwise than PyTorch
+        assert distance(result[finite], exact[finite]) <= 3 * distance(plain[finite], exact[finite]) + 1e-6

@@ -325,7 +325,7 @@ def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str, align: b
         torch.manual_seed(0)
         model = build_model(options, ["u"] * 16, "vertices")
         if recorded:
-            use_graphs(model, Settings("vertices", 0, EmulatedGraph))
+            use_graphs(model, Settings("vertices", 0, recorder=EmulatedGraph))
         step = TrainingStep(TASK, model, options, CPU)
         found.append(torch.stack([step(batch, rotations) for _ in range(4)]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
