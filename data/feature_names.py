@@ -41,9 +41,9 @@ class Kind:
 
 
 def _positions(mesh: Mesh, operators: Operators) -> Tensor:
-    import torch
+    from diffnet.geometry.transfer import tensor_of
 
-    return torch.from_numpy(mesh.verts).float()
+    return tensor_of(mesh.verts).float()
 
 
 def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
@@ -51,9 +51,9 @@ def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
 
 
 def _diffused_curvature(mesh: Mesh, operators: Operators) -> Tensor:
-    import torch
+    from diffnet.geometry.transfer import tensor_of
 
-    found = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
+    found = geometry.diffused_curvature(tensor_of(mesh.verts), operators)
     return _without_unit(found, mesh).flatten(1)
 
 

@@ -24,7 +24,8 @@ from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Operators, collate
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
 from diffnet.geometry.preprocessing.read_again import PinnedEntries
-from diffnet.geometry.transfer import pinned
+from diffnet.geometry.transfer import aligned, pinned, tensor_of
+from diffnet.ops.common.memo import remember
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Interpolation:
     @classmethod
     def of(cls, weights: Weights) -> Interpolation:
         """From the result of `interpolation_weights`."""
-        return cls(torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())
+        return cls(tensor_of(weights[0]), tensor_of(weights[1]).float())
 
     def __call__(self, values: Tensor) -> Tensor:
         """values (M, C) of the other mesh → (N, C)"""
@@ -71,8 +72,7 @@ class Sample:
     interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
-        if self.labels.ndim == 0:
-            object.__setattr__(self, "labels", self.labels[None])  # the only way to set a field of a frozen dataclass
+        remember(self, features=aligned(self.features), labels=aligned(torch.atleast_1d(self.labels)))
 
     def to(
         self,

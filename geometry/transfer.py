@@ -1,4 +1,7 @@
-"""Copies many tensors to a GPU or to pinned memory as one flat buffer, because each single copy has a fixed cost."""
+"""Copies of tensors where they should lie: on a GPU, in pinned memory, or at aligned addresses on the CPU.
+
+Many tensors are copied to a GPU or to pinned memory as one flat buffer, because each single copy has a fixed cost.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.geometry.cache import Arrays
+from diffnet.geometry.mapped_file import ALIGNMENT
 from diffnet.geometry.preprocessing.flat import Place, layout
+from diffnet.ops.common.memo import can_remember
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
 # so pieces grow to MAX_PIECE.
@@ -162,6 +168,22 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
     # `.data`, because views share a version counter: autograd could not use the others after a write to one of them.
     return typed.as_strided(shape, stride, first).data
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return a copy of a tensor on the CPU that is not contiguous or doesn't begin at ALIGNMENT, else the tensor.
+
+    Equal tensors then give equal bits, wherever they come from.
+    """
+    if type(x) is not Tensor or x.device.type != "cpu" or not can_remember():
+        return x
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """Return a tensor with the values of an array. It shares the memory of an array that is aligned, see `aligned`."""
+    return aligned(torch.from_numpy(array))
 
 
 def own_memory(x: Tensor) -> Tensor:

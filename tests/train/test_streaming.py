@@ -349,7 +349,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **given: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "save_file", full)
+    monkeypatch.setattr(cache, "safetensors_of", full)
     with pytest.warns(UserWarning, match=r"sample\.safetensors can't be written .*No space left"):
         assert_equal(run(data, tmp_path / "second"), expected)
     with (

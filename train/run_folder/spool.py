@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from diffnet.geometry.transfer import tensor_of
 
 
 class Spool(Sequence[Tensor]):
@@ -54,4 +55,4 @@ class Spool(Sequence[Tensor]):
             and os.preadv(self._file.fileno(), [array.reshape(-1).view(np.uint8).data], offset) < array.nbytes
         ):
             raise OSError(f"the temporary file of the predictions ends before tensor {i}")
-        return torch.from_numpy(array)
+        return tensor_of(array)
