@@ -61,8 +61,10 @@ def _without_unit(curvatures: Tensor, mesh: Mesh) -> Tensor:
     """Mean and Gaussian curvature (…, 2) times the radius of the mesh and its square, compressed."""
     import torch
 
+    from diffnet.geometry.transfer import tensor_of
+
     mean, gaussian = curvatures.unbind(-1)
-    verts = torch.from_numpy(mesh.verts)
+    verts = tensor_of(mesh.verts)
     lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], -1)
     return torch.asinh(lengths * float((verts - verts.mean(0)).norm(dim=1).max())) / 2
 

@@ -25,7 +25,6 @@ from diffnet.geometry import Operators, collate
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
 from diffnet.geometry.preprocessing.read_again import PinnedEntries
 from diffnet.geometry.transfer import aligned, pinned, tensor_of
-from diffnet.ops.common.memo import remember
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,9 @@ class Sample:
     operators: the operators of the packed batch
     interpolation: takes outputs to the elements that have the labels, if these are of a mesh with more faces, see
         `decimated_to_score`; or None
+
+    On the CPU, features and labels that are not contiguous or don't begin at a multiple of 64 bytes are copied, so that
+    equal samples give equal bits.
     """
 
     names: tuple[str, ...]
@@ -72,7 +74,8 @@ class Sample:
     interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
-        remember(self, features=aligned(self.features), labels=aligned(torch.atleast_1d(self.labels)))
+        for name, value in (("features", self.features), ("labels", torch.atleast_1d(self.labels))):
+            object.__setattr__(self, name, aligned(value))  # the only way to set a field of a frozen dataclass
 
     def to(
         self,

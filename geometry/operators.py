@@ -506,7 +506,7 @@ class Operators(Fields):
         return self.map_tensors(lambda x: copy_of[id(x)])
 
     def split(self) -> list[Operators]:
-        """The meshes of the batch as separate operators. The inverse of `collate`."""
+        """The meshes of the batch as separate operators. The inverse of `collate`. On the CPU, values are copied."""
         return [self] if len(self) == 1 else [each._aligned() for each in self._groups([1] * len(self))]
 
     def _aligned(self) -> Operators:
