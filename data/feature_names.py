@@ -41,9 +41,9 @@ class Kind:
 
 
 def _positions(mesh: Mesh, operators: Operators) -> Tensor:
-    from diffnet.geometry.transfer import tensor_of
+    import torch
 
-    return tensor_of(mesh.verts).float()
+    return torch.from_numpy(mesh.verts).float()
 
 
 def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
@@ -51,9 +51,9 @@ def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
 
 
 def _diffused_curvature(mesh: Mesh, operators: Operators) -> Tensor:
-    from diffnet.geometry.transfer import tensor_of
+    import torch
 
-    found = geometry.diffused_curvature(tensor_of(mesh.verts), operators)
+    found = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
     return _without_unit(found, mesh).flatten(1)
 
 
@@ -61,10 +61,8 @@ def _without_unit(curvatures: Tensor, mesh: Mesh) -> Tensor:
     """Mean and Gaussian curvature (…, 2) times the radius of the mesh and its square, compressed."""
     import torch
 
-    from diffnet.geometry.transfer import tensor_of
-
     mean, gaussian = curvatures.unbind(-1)
-    verts = tensor_of(mesh.verts)
+    verts = torch.from_numpy(mesh.verts)
     lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], -1)
     return torch.asinh(lengths * float((verts - verts.mean(0)).norm(dim=1).max())) / 2
 

@@ -28,7 +28,6 @@ from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, wr
 from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import read_again
-from diffnet.geometry.transfer import tensor_of
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
 
@@ -126,7 +125,7 @@ class PreparedSamples(LazySequence[Sample]):
         found = operators_at(self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward)
         if found is None:
             return None
-        features, labels = tensor_of(arrays["features"]), tensor_of(arrays["labels"])
+        features, labels = torch.from_numpy(arrays["features"]), torch.from_numpy(arrays["labels"])
         back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
         return Sample((name,), features, labels, found, None if back is None else Interpolation.of(back))
 

@@ -24,7 +24,7 @@ from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Operators, collate
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
 from diffnet.geometry.preprocessing.read_again import PinnedEntries
-from diffnet.geometry.transfer import aligned, pinned, tensor_of
+from diffnet.geometry.transfer import aligned, pinned
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Interpolation:
     @classmethod
     def of(cls, weights: Weights) -> Interpolation:
         """From the result of `interpolation_weights`."""
-        return cls(tensor_of(weights[0]), tensor_of(weights[1]).float())
+        return cls(*map(aligned, (torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())))
 
     def __call__(self, values: Tensor) -> Tensor:
         """values (M, C) of the other mesh → (N, C)"""
@@ -56,15 +56,12 @@ class Sample:
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
-    features: (V, C) float32
+    features: (V, C) float32. On the CPU, features and labels that don't begin at a multiple of 64 bytes are copied.
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
     interpolation: takes outputs to the elements that have the labels, if these are of a mesh with more faces, see
         `decimated_to_score`; or None
-
-    On the CPU, features and labels that are not contiguous or don't begin at a multiple of 64 bytes are copied, so that
-    equal samples give equal bits.
     """
 
     names: tuple[str, ...]
@@ -74,7 +71,7 @@ class Sample:
     interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("features", self.features), ("labels", torch.atleast_1d(self.labels))):
+        for name, value in (("features", self.features), ("labels", self.labels.reshape(self.labels.shape or (1,)))):
             object.__setattr__(self, name, aligned(value))  # the only way to set a field of a frozen dataclass
 
     def to(

@@ -95,8 +95,7 @@ class SoundEntry(NamedTuple):
     """An open entry that `read_entry` has found sound.
 
     begin: the byte at which the first of its arrays that are wanted begins
-    arrays: name, dtype, shape and bytes of each of these, in the order in which they follow each other. The bytes
-        count the padding before the next one.
+    arrays: name, dtype, shape and bytes, with those before the next one, of each of these in their order in the file
     """
 
     file: BinaryIO
@@ -152,16 +151,8 @@ def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ..
         raise ValueError("it holds other arrays than it should")
 
 
-_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "U8": "|u1",
-    "U16": "<u2",
-    "U32": "<u4",
-    "I64": "<i8",
-    "I32": "<i4",
-}
+_NAMES = "F64", "F32", "F16", "U8", "U16", "U32", "I64", "I32"
+_DTYPES = {name: np.dtype(f"<{name[0].lower()}{int(name[1:]) // 8}") for name in _NAMES}
 _PADDING = "__padding"  # begins the names of arrays of zeros, after which the next array is aligned
 
 
@@ -216,7 +207,7 @@ def _described(header: bytes) -> tuple[list[tuple[int, int, str, np.dtype[Any], 
     described = json.loads(header)
     metadata = described.pop("__metadata__", {})
     return [
-        (*about["data_offsets"], name, np.dtype(_DTYPES[about["dtype"]]), tuple(about["shape"]))
+        (*about["data_offsets"], name, _DTYPES[about["dtype"]], tuple(about["shape"]))
         for name, about in described.items()
         if not name.startswith(_PADDING)
     ], metadata
@@ -227,15 +218,14 @@ def safetensors_of(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
 
     The format allows no gaps, so there are arrays of zeros between them. `parsed` leaves them out.
     """
-    dtypes = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": metadata}
-    pieces = []
-    end = 0
+    pieces, end = list[Any](), 0
 
     def add(name: str, array: NDArray[Any]) -> None:
         nonlocal end
         begin, end = end, end + array.nbytes
-        header[name] = {"dtype": dtypes[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
+        dtype = f"{array.dtype.kind.upper()}{8 * array.itemsize}"
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (begin, end)}
         pieces.append(array.data)
 
     for name, array in arrays.items():

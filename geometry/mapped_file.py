@@ -14,19 +14,9 @@ from functools import cache
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 SMALL = 1 << 17  # bytes; smaller files are read, because many systems allow 65,530 maps
-
-# Bytes. Memory that PyTorch allocates on the CPU has this alignment. Libraries may round products differently if a
-# factor begins elsewhere, so tensors from files and from NumPy begin there, too.
-ALIGNMENT = 64
-
-
-def empty_bytes(size: int) -> NDArray[np.uint8]:
-    """Memory (size,) that begins at a multiple of ALIGNMENT bytes. NumPy's begins at a multiple of 16."""
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    return memory[-memory.ctypes.data % ALIGNMENT :][:size]
+ALIGNMENT = 64  # bytes; memory that PyTorch allocates on the CPU begins at multiples of it
 
 
 def map_file(file: BinaryIO) -> memoryview:
@@ -36,8 +26,9 @@ def map_file(file: BinaryIO) -> memoryview:
     """
     size = os.fstat(file.fileno()).st_size
     if size < SMALL:
-        content = empty_bytes(size).data
-        return content[: file.readinto(content)]  # type: ignore[attr-defined]
+        memory = np.empty(size + ALIGNMENT, np.uint8)  # begins at a multiple of 16
+        small = memory[-memory.ctypes.data % ALIGNMENT :][:size].data
+        return small[: file.readinto(small)]  # type: ignore[attr-defined]
     if sys.version_info >= (3, 13) and os.name != "nt":
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, trackfd=False))
     if os.name != "posix":

@@ -11,7 +11,6 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.transfer import tensor_of
 from diffnet.ops import Pattern, block_diagonal_pattern
 from diffnet.ops.common.checks import check_count, not_a_tensor
 
@@ -36,7 +35,7 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
     for _ in range(k):
         reached = reached @ one_ring  # with bool entries: whether a path exists
     reached.sort_indices()
-    return _with(operators, Pattern(tensor_of(reached.indptr), tensor_of(reached.indices), ring.columns))
+    return _with(operators, Pattern(torch.from_numpy(reached.indptr), torch.from_numpy(reached.indices), ring.columns))
 
 
 def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
@@ -85,7 +84,7 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     nearest = cKDTree(places).query(places, np.arange(1, count + 1))[1] if count else own
     # If more than k points coincide, the query may leave the point itself out.
     nearest[:, -1:] = np.where((nearest == own).any(1, keepdims=True), nearest[:, -1:], own)
-    indices = tensor_of(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
+    indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
     return Pattern.from_row_lengths(torch.full((len(places),), count), indices, len(places))
 
 

@@ -546,9 +546,8 @@ def pack(batch: Sequence[Operators]) -> Operators:
     lengths: tuple[int, ...] = sum((o.lengths for o in batch), ())
     face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
     extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
-    rows = [own + [0] * (-len(own) % 8) for own in extents]  # each begins at 64 bytes, see `aligned`
-    both = torch.tensor(rows, dtype=batch[0].ptr.dtype).to(batch[0].device, non_blocking=True)
-    ptr, face_ptr = both[:, : len(lengths) + 1]
+    both = torch.tensor(extents, dtype=batch[0].ptr.dtype).to(batch[0].device, non_blocking=True)
+    ptr, face_ptr = map(aligned, both)
     fields: dict[str, Any] = {"ptr": ptr, "face_ptr": face_ptr}
     later: dict[str, Callable[[], Any]] = {}
     pieces: list[Tensor] = []

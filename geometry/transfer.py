@@ -1,7 +1,4 @@
-"""Copies of tensors where they should lie: on a GPU, in pinned memory, or at aligned addresses on the CPU.
-
-Many tensors are copied to a GPU or to pinned memory as one flat buffer, because each single copy has a fixed cost.
-"""
+"""Copies many tensors to a GPU or to pinned memory as one flat buffer, because each single copy has a fixed cost."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.geometry.cache import Arrays
@@ -171,19 +167,14 @@ def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return a copy of a tensor on the CPU that is not contiguous or doesn't begin at ALIGNMENT, else the tensor.
+    """Return the tensor, or a copy if it is on the CPU and is not contiguous or doesn't begin at ALIGNMENT.
 
-    Equal tensors then give equal bits, wherever they come from.
+    Libraries may round products differently if a factor begins elsewhere, so equal tensors would give other bits.
     """
     if type(x) is not Tensor or x.device.type != "cpu" or not can_remember():
         return x
     x = x.contiguous()
     return x.clone() if x.data_ptr() % ALIGNMENT else x
-
-
-def tensor_of(array: NDArray[Any]) -> Tensor:
-    """Return a tensor with the values of an array. It shares the memory of an array that is aligned, see `aligned`."""
-    return aligned(torch.from_numpy(array))
 
 
 def own_memory(x: Tensor) -> Tensor:

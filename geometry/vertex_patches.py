@@ -12,7 +12,6 @@ from torch import Tensor
 
 from diffnet.geometry.discretize.vertex_order import order_along_surface
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.transfer import tensor_of
 from diffnet.ops import BlockPattern, Pattern
 
 
@@ -50,13 +49,13 @@ def patches(operators: Operators, block: int = 32) -> Patches:
     order = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     ordered = graph[order][:, order]
     ordered.sort_indices()
-    pattern = Pattern(tensor_of(ordered.indptr), tensor_of(ordered.indices), len(order))
+    pattern = Pattern(torch.from_numpy(ordered.indptr), torch.from_numpy(ordered.indices), len(order))
     blocks = BlockPattern.covering(pattern, block)
     blocks.blocks.prepare()
     place = torch.arange(block)
     mesh = torch.repeat_interleave(torch.arange(len(operators)), torch.tensor(operators.lengths))
     mesh = torch.cat([mesh, mesh.new_full((-len(mesh) % block,), -1)])
     rows, columns = (mesh[i[:, None] * block + place] for i in (blocks.row_indices, blocks.column_indices))
-    at = tensor_of(order)
+    at = torch.from_numpy(order)
     found = Patches(at, torch.argsort(at), blocks, rows[:, :, None] == columns[:, None, :])
     return found.to(operators.device)

@@ -14,7 +14,6 @@ from diffnet.data import LabeledMesh, feature_parts
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.positions.alignment import principal_axes, share_an_axis
-from diffnet.geometry.transfer import tensor_of
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 
@@ -24,7 +23,7 @@ LOOKED_AT = 50
 def mesh_axes(mesh: Mesh) -> Tensor:
     """The `principal_axes` (3, 3) of a mesh."""
     areas = element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts))
-    return principal_axes(tensor_of(mesh.verts), tensor_of(areas))
+    return principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas))
 
 
 def say_what_is_rotated(items: Sequence[LabeledMesh], options: TrainOptions, console: Console) -> None:

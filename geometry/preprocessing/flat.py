@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS
-from diffnet.geometry.mapped_file import empty_bytes
 
 # Bytes. Memory that PyTorch allocates on a GPU has this alignment. Kernels are compiled for aligned and for unaligned
 # pointers, so tensors in a flat buffer have the same.
@@ -42,7 +41,7 @@ def flat(arrays: Arrays) -> Flat:
     """A copy of arrays in one buffer."""
     offsets, size = layout(array.nbytes for array in arrays.values())
     items = zip(arrays.items(), offsets, strict=True)
-    copies = Flat(empty_bytes(size), {name: (x.dtype, x.shape, at) for (name, x), at in items})
+    copies = Flat(np.empty(size, np.uint8), {name: (x.dtype, x.shape, at) for (name, x), at in items})
     for name, copied in copies.arrays().items():
         copied[...] = arrays[name]
     return copies

@@ -28,7 +28,7 @@ def tensors_of(value: Any) -> list[Tensor]:
         return [*value.state_dict().values()]
     found: list[Tensor] = [value] if isinstance(value, Tensor) else []
     if isinstance(value, Operators):
-        value.map_tensors(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
+        value.map_tensors(lambda x: found.append(x) or x)
     return found
 
 

@@ -63,7 +63,7 @@ def in_shards(folder: Path) -> Sequence[Sample]:
 def of_worker_processes(folder: Path) -> Sequence[Sample]:
     operators = precompute_all(MESHES, OPTIONS.k, jobs=2, normalize=True)
     plain = [replace(sample, operators=own) for sample, own in zip(computed(folder), operators, strict=True)]
-    return [*DataLoader(plain, batch_size=None, num_workers=1)]  # type: ignore[arg-type]  # a list is a data set, too
+    return [*DataLoader(plain, batch_size=None, num_workers=1)]
 
 
 def split_from_a_batch(folder: Path) -> Sequence[Sample]:

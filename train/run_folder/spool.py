@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from diffnet.geometry.transfer import tensor_of
+from diffnet.geometry.transfer import aligned
 
 
 class Spool(Sequence[Tensor]):
@@ -55,4 +56,4 @@ class Spool(Sequence[Tensor]):
             and os.preadv(self._file.fileno(), [array.reshape(-1).view(np.uint8).data], offset) < array.nbytes
         ):
             raise OSError(f"the temporary file of the predictions ends before tensor {i}")
-        return tensor_of(array)
+        return aligned(torch.from_numpy(array))
