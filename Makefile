@@ -22,13 +22,14 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help demo test test-all test-versions fast lint typecheck docs clean
+.PHONY: help demo test test-all test-cpus test-versions fast lint typecheck docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo      train on generated figures, then label and draw a new figure (minutes on a CPU)'
 	@echo 'make test      lint, type-check the wheel, and run the fast tests; PYTEST_ARGS="-k name" selects tests'
 	@echo 'make test-all  the same with the slow tests'
+	@echo 'make test-cpus the tests that compare bits, as on CPUs with fewer instructions'
 	@echo 'make test-versions  the fast tests with the lowest and the newest dependencies, and with PYTHONS=$(PYTHONS)'
 	@echo 'make docs      run the code blocks of all pages, and build the site in build/docs; PYTHON=… is 3.11 or newer'
 	@echo 'make clean     remove everything that make has created, including the environment'
@@ -65,6 +66,14 @@ test-all: lint
 # pytest uses the last -m that it is given, so PYTEST_ARGS="-m gpu" runs slow GPU tests too.
 fast: $(VENV)/installed-test
 	$(PYTEST) $(MARKERS) $(PYTEST_ARGS)
+
+# The tests of streaming, shards, resuming, ranks and caches, as PyTorch runs on CPUs without AVX-512 and without AVX2.
+# They are an extra and stand for no other CPU: its libraries for products of matrices may round differently.
+CPU_TESTS := tests/geometry/test_cache.py tests/data/test_shards.py $(addprefix tests/train/test_, addresses.py \
+    checkpoints.py determinism.py many_ranks.py precompute_shards.py ranks.py streaming.py training.py)
+
+test-cpus: $(VENV)/installed-test
+	for which in default avx2; do ATEN_CPU_CAPABILITY=$$which $(PYTEST) $(MARKERS) $(CPU_TESTS) || exit 1; done
 
 # PyTorch and Triton stay those of constraints.txt, because each other release takes gigabytes.
 test-versions:

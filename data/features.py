@@ -21,6 +21,7 @@ from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile
 from diffnet.geometry.preprocessing.many import precompute_all as precompute_all
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.processes import available_cores as available_cores
+from diffnet.geometry.transfer import aligned
 
 
 def prepare(
@@ -146,7 +147,7 @@ def input_features(
 
 def _own_axes(mesh: Mesh, operators: Operators) -> tuple[Tensor, Tensor]:
     """The principal axes (3, 3) of a mesh and its center (3,), float32."""
-    positions = torch.from_numpy(mesh.verts)
+    positions = aligned(torch.from_numpy(mesh.verts))
     return principal_axes(positions, operators.mass).float(), center_of(positions, operators.mass).float()
 
 

@@ -24,7 +24,7 @@ from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Operators, collate
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
 from diffnet.geometry.preprocessing.read_again import PinnedEntries
-from diffnet.geometry.transfer import pinned
+from diffnet.geometry.transfer import aligned, pinned
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Interpolation:
     @classmethod
     def of(cls, weights: Weights) -> Interpolation:
         """From the result of `interpolation_weights`."""
-        return cls(torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())
+        return cls(*map(aligned, (torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())))
 
     def __call__(self, values: Tensor) -> Tensor:
         """values (M, C) of the other mesh → (N, C)"""
@@ -56,7 +56,7 @@ class Sample:
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
-    features: (V, C) float32
+    features: (V, C) float32. On the CPU, features and labels that don't begin at a multiple of 64 bytes are copied.
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
@@ -71,8 +71,8 @@ class Sample:
     interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
-        if self.labels.ndim == 0:
-            object.__setattr__(self, "labels", self.labels[None])  # the only way to set a field of a frozen dataclass
+        for name, value in (("features", self.features), ("labels", self.labels.reshape(self.labels.shape or (1,)))):
+            object.__setattr__(self, name, aligned(value))  # the only way to set a field of a frozen dataclass
 
     def to(
         self,

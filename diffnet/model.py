@@ -22,6 +22,7 @@ from diffnet.forward_plans import plan_of, shared_plans, shares_launches
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.preprocessing.device import existing_device
+from diffnet.geometry.transfer import aligned
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import mlp_with
@@ -156,6 +157,7 @@ class DiffusionNet(nn.Module):
                 f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
+        features = aligned(features)
         modules = [self.first, *self.blocks, self.last]
         plans: Sequence[Plan | None] = [None] * len(modules)
         if shares_launches(self.backend, features):

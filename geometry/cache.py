@@ -17,16 +17,13 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
-from diffnet.geometry.mapped_file import map_file
+from diffnet.geometry.mapped_file import ALIGNMENT, map_file
 from diffnet.geometry.phases import phase
 
 FORMAT = 9  # increase when the meaning or the layout of entries changes
@@ -98,7 +95,7 @@ class SoundEntry(NamedTuple):
     """An open entry that `read_entry` has found sound.
 
     begin: the byte at which the first of its arrays that are wanted begins
-    arrays: name, dtype, shape and bytes of each of these, in the order in which they follow each other
+    arrays: name, dtype, shape and bytes, with those before the next one, of each of these in their order in the file
     """
 
     file: BinaryIO
@@ -138,12 +135,14 @@ def open_again(path: Path, wanted: tuple[str, ...] | None = None) -> SoundEntry 
 
 
 def _arrays_in(file: BinaryIO, wanted: tuple[str, ...] | None) -> tuple[int, list[_Stored]]:
-    """`begin` and `arrays` of a `SoundEntry`. There are no arrays if the file has gaps, which the format allows."""
+    """`begin` and `arrays` of a `SoundEntry`."""
     size = int.from_bytes(file.read(8), "little")
     found = sorted(each for each in _described(file.read(size))[0] if wanted is None or each[2] in wanted)
-    if not found or any(one[1] != other[0] for one, other in pairwise(found)):
+    if not found:
         return 0, []
-    return 8 + size + found[0][0], [(name, dtype, shape, last - first) for first, last, name, dtype, shape in found]
+    begin, ends = found[0][0], [*(first for first, *_ in found[1:]), found[-1][1]]
+    described = zip(found, ends, strict=True)
+    return 8 + size + begin, [(name, dtype, shape, end - at) for (at, _, name, dtype, shape), end in described]
 
 
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -152,16 +151,9 @@ def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ..
         raise ValueError("it holds other arrays than it should")
 
 
-_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "U8": "|u1",
-    "U16": "<u2",
-    "U32": "<u4",
-    "I64": "<i8",
-    "I32": "<i4",
-}
+_NAMES = "F64", "F32", "F16", "U8", "U16", "U32", "I64", "I32"
+_DTYPES = {name: np.dtype(f"<{name[0].lower()}{int(name[1:]) // 8}") for name in _NAMES}
+_PADDING = "__padding"  # begins the names of arrays of zeros, after which the next array is aligned
 
 
 def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
@@ -215,9 +207,34 @@ def _described(header: bytes) -> tuple[list[tuple[int, int, str, np.dtype[Any], 
     described = json.loads(header)
     metadata = described.pop("__metadata__", {})
     return [
-        (*about["data_offsets"], name, np.dtype(_DTYPES[about["dtype"]]), tuple(about["shape"]))
+        (*about["data_offsets"], name, _DTYPES[about["dtype"]], tuple(about["shape"]))
         for name, about in described.items()
+        if not name.startswith(_PADDING)
     ], metadata
+
+
+def safetensors_of(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
+    """The content of a safetensors file. Each array begins at a multiple of ALIGNMENT bytes.
+
+    The format allows no gaps, so there are arrays of zeros between them. `parsed` leaves them out.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    pieces, end = list[Any](), 0
+
+    def add(name: str, array: NDArray[Any]) -> None:
+        nonlocal end
+        begin, end = end, end + array.nbytes
+        dtype = f"{array.dtype.kind.upper()}{8 * array.itemsize}"
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (begin, end)}
+        pieces.append(array.data)
+
+    for name, array in arrays.items():
+        if array.nbytes and end % ALIGNMENT:
+            add(f"{_PADDING}{end}", np.zeros(-end % ALIGNMENT, np.uint8))
+        add(name, np.asarray(array, order="C"))
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
 
 
 def write_entry(path: Path, arrays: Arrays) -> None:
@@ -229,16 +246,12 @@ def write_entry(path: Path, arrays: Arrays) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # safetensors makes files that only their owner may read. Users share caches, so take the umask's mode.
-            temporary.touch(exist_ok=False)
-            mode = temporary.stat().st_mode
             metadata = {"format": str(FORMAT), "key": path.name, "checksum": str(checksum(arrays))}
-            save_file(arrays, temporary, metadata=metadata)
-            temporary.chmod(mode)
+            temporary.write_bytes(safetensors_of(arrays, metadata))
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as e:
+    except OSError as e:
         warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
 
 

@@ -16,16 +16,19 @@ from typing import Any, BinaryIO
 import numpy as np
 
 SMALL = 1 << 17  # bytes; smaller files are read, because many systems allow 65,530 maps
+ALIGNMENT = 64  # bytes; memory that PyTorch allocates on the CPU begins at multiples of it
 
 
 def map_file(file: BinaryIO) -> memoryview:
     """The content of an open file, which may be closed then. Writing to the memory doesn't change the file.
 
-    Raises OSError.
+    The memory begins at a multiple of ALIGNMENT bytes. Raises OSError.
     """
     size = os.fstat(file.fileno()).st_size
     if size < SMALL:
-        return memoryview(bytearray(file.read()))
+        memory = np.empty(size + ALIGNMENT, np.uint8)  # begins at a multiple of 16
+        small = memory[-memory.ctypes.data % ALIGNMENT :][:size].data
+        return small[: file.readinto(small)]  # type: ignore[attr-defined]
     if sys.version_info >= (3, 13) and os.name != "nt":
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, trackfd=False))
     if os.name != "posix":

@@ -19,7 +19,7 @@ from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
 from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.geometry.pytree import register_tree
-from diffnet.geometry.transfer import copies_of, own_memory, pinned, to_gpu
+from diffnet.geometry.transfer import aligned, copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -231,7 +231,7 @@ class Operators(Fields):
 
     def _consecutive(self, first: int, count: int) -> Operators:
         rest = len(self) - first - count
-        return self if first == rest == 0 else self._groups([first, count, rest])[1]
+        return self if first == rest == 0 else self._groups([first, count, rest])[1]._aligned()
 
     def __iter__(self) -> Iterator[Operators]:
         return iter(self.split())
@@ -506,8 +506,11 @@ class Operators(Fields):
         return self.map_tensors(lambda x: copy_of[id(x)])
 
     def split(self) -> list[Operators]:
-        """The meshes of the batch as separate operators. The inverse of `collate`."""
-        return [self] if len(self) == 1 else self._groups([1] * len(self))
+        """The meshes of the batch as separate operators. The inverse of `collate`. On the CPU, values are copied."""
+        return [self] if len(self) == 1 else [each._aligned() for each in self._groups([1] * len(self))]
+
+    def _aligned(self) -> Operators:
+        return self.map_tensors(aligned) if self.device.type == "cpu" else self
 
     def _groups(self, counts: Sequence[int]) -> list[Operators]:
         """Split into batches of these numbers of consecutive meshes."""
@@ -543,7 +546,8 @@ def pack(batch: Sequence[Operators]) -> Operators:
     lengths: tuple[int, ...] = sum((o.lengths for o in batch), ())
     face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
     extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
-    ptr, face_ptr = torch.tensor(extents, dtype=batch[0].ptr.dtype).to(batch[0].device, non_blocking=True)
+    both = torch.tensor(extents, dtype=batch[0].ptr.dtype).to(batch[0].device, non_blocking=True)
+    ptr, face_ptr = map(aligned, both)
     fields: dict[str, Any] = {"ptr": ptr, "face_ptr": face_ptr}
     later: dict[str, Callable[[], Any]] = {}
     pieces: list[Tensor] = []

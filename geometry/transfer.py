@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.cache import Arrays
+from diffnet.geometry.mapped_file import ALIGNMENT
 from diffnet.geometry.preprocessing.flat import Place, layout
+from diffnet.ops.common.memo import can_remember
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
 # so pieces grow to MAX_PIECE.
@@ -162,6 +164,17 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
     # `.data`, because views share a version counter: autograd could not use the others after a write to one of them.
     return typed.as_strided(shape, stride, first).data
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it is on the CPU and is not contiguous or doesn't begin at ALIGNMENT.
+
+    Libraries may round products differently if a factor begins elsewhere, so equal tensors would give other bits.
+    """
+    if type(x) is not Tensor or x.device.type != "cpu" or not can_remember():
+        return x
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def own_memory(x: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from diffnet.data.arrays import array_states, own_arrays
 from diffnet.data.content import content_hash
@@ -32,17 +31,17 @@ from diffnet.data.shards.records import Settings, mesh_arrays, options_of
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
 from diffnet.data.stored import joined, sources_of
 from diffnet.geometry import load_mesh
-from diffnet.geometry.cache import Arrays, checksum
+from diffnet.geometry.cache import Arrays, checksum, safetensors_of
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.files import make_folder, named, write_atomically
 from diffnet.geometry.folder_lock import locked
+from diffnet.geometry.mapped_file import ALIGNMENT
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.preprocessing.entry import entry_of, operators_path, read_operators
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 
 SHARD_BYTES = 2**30  # a shard is complete before it is larger
 MAGIC = b"diffnet\x01"  # the last bytes of a shard, after the length of its table
-ALIGNMENT = 64  # bytes
 WRITING = f".writing{SUFFIX}"  # the name of a shard that isn't complete
 
 
@@ -220,7 +219,7 @@ class _Writer:
         checksums = [checksum(first), checksum(entry)]
         digits = content_hash(item.mesh.verts, item.mesh.faces)[:16]
         content = int.from_bytes(bytes.fromhex(digits), "big", signed=True)
-        blobs = [save(first), save(entry)]
+        blobs = [safetensors_of(arrays, {}) for arrays in (first, entry)]
         sizes = [-(-len(blob) // ALIGNMENT) * ALIGNMENT for blob in blobs]
         with self._lock:
             if self._fault is not None:  # of another thread

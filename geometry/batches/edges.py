@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
+from diffnet.geometry.transfer import aligned
 from diffnet.ops import Pattern
 from diffnet.ops.common.ragged import cat_shifted
 
@@ -35,7 +36,7 @@ def find_edges(faces: Tensor, lengths: Sequence[int]) -> Edges:
     pairs = mesh_edges(faces.cpu().numpy())
     mesh = np.searchsorted(np.cumsum(lengths), pairs[:, 0], side="right")
     counts = np.bincount(mesh, minlength=len(lengths)).tolist()
-    return Edges(torch.from_numpy(pairs).to(faces.device), tuple(counts))
+    return Edges(aligned(torch.from_numpy(pairs)).to(faces.device), tuple(counts))
 
 
 def pack_edges(found: Sequence[Edges | None], vertex_offsets: Sequence[int]) -> Edges | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.preprocessing.flat import tensor_arrays
+from diffnet.geometry.transfer import aligned
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.sparse.pattern import transposed_entries
 
@@ -23,7 +24,7 @@ def given_fields() -> list[str]:
 
 
 def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = True) -> dict[str, Any]:
-    """The fields of the operators in a cache entry. They share the memory of its arrays.
+    """The fields of the operators in a cache entry. They share the memory of its arrays, see `aligned`.
 
     faces: (F, 3)
     backward: see `Pattern.prepare`. Without it, this takes half of the time or less.
@@ -32,8 +33,8 @@ def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = 
 
 
 def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
-    """Tensors that share the memory of arrays."""
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    """Tensors that share the memory of arrays, see `aligned`."""
+    return {name: aligned(torch.from_numpy(array)) for name, array in arrays.items()}
 
 
 def fields_of(tensors: Mapping[str, Tensor], backward: bool = True, even: bool = False) -> dict[str, Any]:

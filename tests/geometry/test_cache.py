@@ -367,11 +367,11 @@ def test_folder_that_cannot_be_written(mesh: Any, tmp_path: Path) -> None:
 
 
 def interrupted(error: BaseException) -> Any:
-    def save(tensors: Any, path: Path, **options: Any) -> None:
-        path.write_bytes(b"half of it")
+    def write(path: Path, content: bytes) -> None:
+        path.write_text("half of it")
         raise error
 
-    return save
+    return write
 
 
 def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
 def test_full_disk(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = precompute(mesh, k=K)
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "save_file", interrupted(OSError(28, "No space left on device")))
+        patch.setattr(Path, "write_bytes", interrupted(OSError(28, "No space left on device")))
         with pytest.warns(UserWarning, match="No space left"):
             assert_same(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
     assert entries(tmp_path) == []
@@ -397,7 +397,7 @@ def test_full_disk(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_interrupted_write_keeps_the_old_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "entry"
     cache.write_entry(path, {"a": np.arange(3)})
-    monkeypatch.setattr(cache, "save_file", interrupted(KeyboardInterrupt()))
+    monkeypatch.setattr(Path, "write_bytes", interrupted(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         cache.write_entry(path, {"a": np.arange(4)})
     assert entries(tmp_path) == [path]

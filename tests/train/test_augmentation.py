@@ -143,6 +143,7 @@ def run(out: Path, epochs: int, resume: bool = False, **given: Any) -> dict[str,
     return {"checkpoint": load_checkpoint(out / "last.pt"), "text": console.file.getvalue()}  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("addresses")
 def test_a_run_with_everything_resumes_and_says_what_it_makes(tmp_path: Path) -> None:
     chosen = {**ALL, "schedule": "step"}  # the cosine schedule depends on the number of epochs
     whole = run(tmp_path / "whole", 3, **chosen)

@@ -91,6 +91,7 @@ def results(out: Path) -> Any:
     return {name: value for name, value in found.items() if name not in ("date", "cores")}
 
 
+@pytest.mark.usefixtures("addresses")
 def test_training_and_evaluation(tmp_path: Path) -> None:
     """Batches of three: the last one has one mesh, so one of the ranks has none."""
     data = write_set(tmp_path / "set")

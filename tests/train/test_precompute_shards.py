@@ -114,6 +114,7 @@ def test_variants_of_meshes_in_shards(tmp_path: Path) -> None:
         torch.testing.assert_close(second[name], weight, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("addresses")
 @pytest.mark.parametrize("task", ["segmentation", "classification", "regression"])
 def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bits of a run on the files. No operators are computed or stored."""

@@ -117,6 +117,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("addresses")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "pairs" else []) for name in RUNS]
 )
@@ -196,6 +197,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.usefixtures("addresses")
 @pytest.mark.parametrize("kind", ["sample", "operators", "facts", "derived"])
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "missing"])
 def test_entries_that_are_gone_are_made_again(tmp_path: Path, kind: str, how: Callable[[Path], Any]) -> None:
@@ -338,6 +340,7 @@ def test_a_file_that_disappears_in_an_epoch(
     assert_equal(run(loaded(tmp_path, "labels"), tmp_path / "second", NOTHING, resume=True), expected)
 
 
+@pytest.mark.usefixtures("addresses")
 @pytest.mark.filterwarnings("ignore:.*facts.safetensors can't be written")
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the cache can't hold stays in memory if it fits there, and otherwise an error names the file."""
@@ -349,7 +352,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **given: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "save_file", full)
+    monkeypatch.setattr(cache, "safetensors_of", full)
     with pytest.warns(UserWarning, match=r"sample\.safetensors can't be written .*No space left"):
         assert_equal(run(data, tmp_path / "second"), expected)
     with (

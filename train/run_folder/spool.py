@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffnet.geometry.transfer import aligned
+
 
 class Spool(Sequence[Tensor]):
     """Tensors on the CPU that are written to a file without a name. Each is read when it is asked for.
@@ -54,4 +56,4 @@ class Spool(Sequence[Tensor]):
             and os.preadv(self._file.fileno(), [array.reshape(-1).view(np.uint8).data], offset) < array.nbytes
         ):
             raise OSError(f"the temporary file of the predictions ends before tensor {i}")
-        return torch.from_numpy(array)
+        return aligned(torch.from_numpy(array))

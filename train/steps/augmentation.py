@@ -14,6 +14,7 @@ from diffnet.data import Sample, TargetsAt, augmented
 from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.positions.rotation import small_rotations
+from diffnet.geometry.transfer import aligned
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.classes import mirrored_on
 from diffnet.train.tasks.options.sides import NO_SIDES
@@ -51,7 +52,7 @@ class Changes:
 
     def rotations_of(self, first: int, count: int) -> Tensor | None:
         """The rotations of `count` meshes from number `first` on."""
-        return None if self.rotations is None else self.rotations[first : first + count]
+        return None if self.rotations is None else aligned(self.rotations[first : first + count])
 
     def made(self, sample: Sample, first: int) -> Sample:
         """The sample, on the device, with all changes but rotations. Its first mesh has the number `first`."""
