@@ -105,7 +105,7 @@ def is_label_table(path: Path) -> bool:
 
 def _first_column(path: Path) -> list[str]:
     try:
-        return [cells[0].strip() if cells else "" for cells in csv.reader(io.StringIO(text_of(path)))]
+        return [cells[0].strip() if cells else "" for cells in csv_rows(io.StringIO(text_of(path)))]
     except csv.Error as e:
         raise DataError(f"{path}: not a table of text ({e})") from e
 
