@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import DataError
 from diffnet.geometry import Mesh
+from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import Line, integer, numbered_lines, table, whole
