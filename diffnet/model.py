@@ -244,8 +244,8 @@ class DiffusionNet(nn.Module):
         broken = first_not_finite(weights)
         if broken is not None:
             raise ValueError(
-                f"{broken} is not finite in single precision, as after a training that diverged, and "
-                "DiffusionNet.load would refuse the file; write torch.save(model.state_dict(), path) to keep the weights"
+                f"{broken} is not finite in single precision, as after a training that diverged, and such a file can't "
+                "be loaded; write torch.save(model.state_dict(), path) to keep the weights"
             )
         write_network(path, weights, self.architecture, self.metadata | metadata)
 

@@ -26,8 +26,8 @@ class WeightAverage(Generic[M]):
     network: a copy of the network, which `write` gives the average. Until then it has the initial weights.
     averages: of the parameters, not yet divided by the sum of all weights. The last entry is this sum.
 
-    Raises ValueError for another decay. `update` and `write` raise RuntimeError, which names a parameter, if the network
-    has got other parameters since, or has been moved.
+    Raises ValueError for another decay. `update` and `write` raise RuntimeError if the network has got other parameters
+    since, which it names, or has been moved.
 
     >>> from torch import nn
     >>> average = WeightAverage(nn.Linear(1, 1), decay=0.9)

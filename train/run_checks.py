@@ -52,7 +52,9 @@ def check_alike(
     versions = f"diffnet {__version__}, PyTorch {torch.__version__}"
     every = ranks.gathered([versions, options.as_dict(), reached, fingerprint])
     for rank, own in enumerate(every):
-        for name, first, found in zip(("versions", "options", "a checkpoint", "data"), every[0], own, strict=True):
+        for name, first, found in zip(
+            ("versions", "options", "epochs and steps in last.pt", "data"), every[0], own, strict=True
+        ):
             if first == found:
                 continue
             of = f"rank {rank} has other {name} than rank 0"
@@ -63,6 +65,9 @@ def check_alike(
                 pairs = zip_longest(both[0], both[rank])
                 mesh = next((theirs or ours for ours, theirs in pairs if ours != theirs), None)
                 raise OptionError(of + ("" if mesh is None else f": {mesh[0]} differs, and maybe others"))
+            if name == "options":
+                differ = [(option, found[option], first[option]) for option in first if found[option] != first[option]]
+                raise OptionError("; ".join(f"{o} is {a!r} on rank {rank} and {b!r} on rank 0" for o, a, b in differ))
             raise OptionError(f"{of}: {found} and {first}")
 
 
