@@ -80,15 +80,14 @@ def trained_time(module: Any) -> Tensor:
     those at 0. Under FSDP they stay until the end of the backward pass, because each pass has copies of the weights.
     """
     time: Tensor = module.time
-    sharded = is_sharded(module)
-    if not (sharded or under_transforms()):
+    if not (is_sharded(module) or under_transforms()):
         keep_nonnegative([time])
         return time
-    nonnegative = time - time.detach().clamp(max=0)
-    if sharded and nonnegative.requires_grad:
+    result = time - time.detach().clamp(max=0)
+    if is_sharded(module) and result.requires_grad:
         after_backward = torch.autograd.Variable._execution_engine.queue_callback  # as FSDP does
-        nonnegative.register_hook(lambda _: after_backward(lambda: keep_nonnegative([module.time])))
-    return nonnegative
+        result.register_hook(lambda _: after_backward(lambda: keep_nonnegative([module.time])))
+    return result
 
 
 def keep_nonnegative(times: Sequence[Tensor]) -> None:
@@ -99,8 +98,8 @@ def keep_nonnegative(times: Sequence[Tensor]) -> None:
     The write goes through `time.data`, which autograd does not record as a modification. Several forward passes before
     one backward pass are therefore allowed. They all see the same times: only the first can find a negative one.
     """
-    own = [time.to_local() if hasattr(time, "to_local") else time for time in (time.data for time in times)]
-    if len(own) == 1:
-        own[0].clamp_(min=0)
-    elif own:
-        torch._foreach_clamp_min_(own, 0)
+    shares = [time.data.to_local() if hasattr(time, "to_local") else time.data for time in times]
+    if len(shares) == 1:
+        shares[0].clamp_(min=0)
+    elif shares:
+        torch._foreach_clamp_min_(shares, 0)

@@ -46,8 +46,8 @@ class WeightAverage(Generic[M]):
         # The average of the constant 1 is the sum of the weights of the steps.
         tensors = [*parameters, torch.ones((), device=parameters[0].device)]
         self.averages = {tensor: torch.zeros_like(tensor, requires_grad=False) for tensor in tensors}
-        self._holders = [held for module in model.modules() for held in (module._modules, module._parameters)]
-        self._held = self._now_held()
+        self._places = [parts for module in model.modules() for parts in (module._modules, module._parameters)]
+        self._parts = self._current_parts()
 
     @torch.no_grad()
     def update(self, done: Set[Tensor] = frozenset()) -> None:
@@ -69,27 +69,24 @@ class WeightAverage(Generic[M]):
         for buffer, trained in zip(self.network.buffers(), self._model.buffers(), strict=True):
             buffer.copy_(trained)
 
-    def _now_held(self) -> list[object]:
-        return list(chain.from_iterable(held.values() for held in self._holders))
+    def _current_parts(self) -> list[object]:
+        return list(chain.from_iterable(parts.values() for parts in self._places))
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError unless the network has the parameters of the averages. This takes some microseconds."""
         first, average = next(iter(self.averages.items()))
         if (first.device, first.dtype) != (average.device, average.dtype):
-            raise RuntimeError(
-                f"the network is {first.dtype} on {first.device}, and its average is {average.dtype} on "
-                f"{average.device}; write WeightAverage(model, decay) after the network is moved"
-            )
-        held = self._now_held()
-        if len(held) == len(self._held) and all(map(is_, held, self._held)):
+            raise RuntimeError(f"the network is now {first.dtype} on {first.device}; make another WeightAverage of it")
+        parts = self._current_parts()
+        if len(parts) == len(self._parts) and all(map(is_, parts, self._parts)):
             return
         before = dict(zip((name for name, _ in self.network.named_parameters()), self.averages, strict=False))
         now = dict(self._model.named_parameters())
         for name in before | now:
             if before.get(name) is not now.get(name):
                 raise RuntimeError(
-                    f"{name} has been replaced, added or removed since WeightAverage(model, decay), so it has no "
-                    "average; write WeightAverage(model, decay) after changes of the network"
+                    f"{name} was replaced, added or removed after WeightAverage(model, decay), so it has no average; "
+                    "make another WeightAverage of the network"
                 )
 
     def state_dict(self) -> dict[str, Any]:

@@ -84,11 +84,11 @@ def main() -> None:
     try:
         code = app(standalone_mode=prints)  # this mode prints mistakes on the command line, and ends the process
     except Exception as error:
-        message, code = user_message(error), getattr(error, "exit_code", 1)
-        if message is not None and (prints or re.match(r"ranks? 0 |rank \d+ has lost", message)):
-            complain(message)
-        elif message is None and not hasattr(error, "exit_code"):
+        message, code = user_message(error) or "", getattr(error, "exit_code", 1)
+        if not (message or hasattr(error, "exit_code")):
             raise
-        elif message is None or not message.startswith("rank"):
+        if message and (prints or re.match(r"ranks? 0 |rank \d+ has lost", message)):
+            complain(message)
+        elif not message.startswith("rank"):  # the ranks don't know it from each other
             time.sleep(PATIENCE)
     sys.exit(code)

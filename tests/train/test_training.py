@@ -387,7 +387,7 @@ def test_a_learning_rate_far_too_high_stops_the_run(data: LabeledMeshes, tmp_pat
 def test_weights_and_moments_that_are_not_finite_are_not_kept(
     tmp_path: Path, scale: float, labeled: bool, fault: str
 ) -> None:
-    """Without labels the loss is 0 even if the output is NaN, but its gradient is NaN. The square of 1e25 is infinite."""
+    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. 1e25² is infinite."""
     data = balls(1)
     (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
     labels = sample.labels if labeled else torch.full_like(sample.labels, -1)

@@ -156,8 +156,7 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
 def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> None:
     """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
 
-    before: options of the run to resume, or None. If --recipe is given, only those that no recipe decides alone are
-        read from them: the number of epochs, and the meshes of a batch
+    before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch count
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
     context: typer.Context = given["context"]
@@ -170,8 +169,8 @@ def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] |
     if given["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
-        kept = {name: before[name] for name in ("epochs", "batch_meshes")}
-        followed = dict(before) if "recipe" in defaults else followed | kept
+        names = before if "recipe" in defaults else ("epochs", "batch_meshes")
+        followed |= {name: before[name] for name in names}
     given.update({name: value for name, value in followed.items() if name in defaults})
 
 
