@@ -212,8 +212,8 @@ class DiffusionNet(nn.Module):
         `torch.tanh`; pass that function to `load`. Networks on a GPU and under `graphed` are saved alike.
 
         Raises TypeError, which names the key, for metadata that JSON can't hold. Raises ValueError for a network on the
-        meta device, with other layers than `DiffusionNet(**model.architecture)` has, or with weights that are NaN or
-        infinite, which `load` refuses.
+        meta device, and for a network with other layers than `DiffusionNet(**model.architecture)` has. Raises
+        CheckpointError, which names a weight, for weights that `load` refuses because they are NaN or infinite.
 
         >>> model = DiffusionNet(16, 8, width=64, blocks=2)
         >>> model.save("parts.safetensors", features="hks", k=128, normalize=True, label_names=["a", "b"])
@@ -221,7 +221,7 @@ class DiffusionNet(nn.Module):
         >>> loaded.width, loaded.metadata["features"]
         (64, 'hks')
         """
-        from diffnet.checkpoints.files import difference, first_not_finite
+        from diffnet.checkpoints.files import difference
         from diffnet.checkpoints.safetensors_file import write_network
         from diffnet.cuda_graphs.graphed_class import plain_class
 
@@ -240,12 +240,6 @@ class DiffusionNet(nn.Module):
             raise ValueError(
                 f"the network is not the one of DiffusionNet(**model.architecture), it {changed}; "
                 "write torch.save(model.state_dict(), path)"
-            )
-        broken = first_not_finite(weights)
-        if broken is not None:
-            raise ValueError(
-                f"{broken} is not finite in single precision, as after a training that diverged, and such a file can't "
-                "be loaded; write torch.save(model.state_dict(), path) to keep the weights"
             )
         write_network(path, weights, self.architecture, self.metadata | metadata)
 

@@ -70,15 +70,12 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any, *, in_memory: 
         size += tensor.numel() * tensor.element_size()
     if not in_memory and size > Path(path).stat().st_size:
         raise CheckpointError(f"{path}: the weights claim {size} bytes, more than the file has")
-    name = first_not_finite(found)
-    if name is not None:
-        raise CheckpointError(f"{path}: {name:.80} has values that are not finite in single precision")
+    for name, tensor in found.items():
+        if not tensor.float().isfinite().all():
+            raise CheckpointError(
+                f"{path}: {name:.80} has values that are not finite in single precision, as if a training diverged"
+            )
     return found
-
-
-def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with values that are NaN or infinite in single precision."""
-    return next((name for name, tensor in weights.items() if not tensor.float().isfinite().all()), None)
 
 
 def check_format(path: str | os.PathLike[str], found: Any, known: int, version: Any) -> None:

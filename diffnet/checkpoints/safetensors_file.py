@@ -39,8 +39,9 @@ def write_network(
 ) -> None:
     """Write the file of a network. The old file stays until the new one is complete.
 
-    Raises TypeError for metadata that JSON can't hold.
+    Raises TypeError for metadata that JSON can't hold, CheckpointError for weights that `read_network_file` refuses.
     """
+    check_named_tensors(path, dict(weights), in_memory=True)
     activation = architecture["last_activation"]
     names = [name for name, function in NAMED_ACTIVATIONS.items() if function is activation]
     own = None if activation is None else {"own": getattr(activation, "__name__", type(activation).__name__)}
