@@ -86,7 +86,9 @@ def trained_time(module: Any) -> Tensor:
     result = time - time.detach().clamp(max=0)
     if is_sharded(module) and result.requires_grad:
         after_backward = torch.autograd.Variable._execution_engine.queue_callback  # as FSDP does
-        result.register_hook(lambda _: after_backward(lambda: keep_nonnegative([module.time])))
+        result.register_hook(  # type: ignore[no-untyped-call]
+            lambda _: after_backward(lambda: keep_nonnegative([module.time]))
+        )
     return result
 
 
@@ -98,7 +100,8 @@ def keep_nonnegative(times: Sequence[Tensor]) -> None:
     The write goes through `time.data`, which autograd does not record as a modification. Several forward passes before
     one backward pass are therefore allowed. They all see the same times: only the first can find a negative one.
     """
-    shares = [time.data.to_local() if hasattr(time, "to_local") else time.data for time in times]
+    values: list[Any] = [time.data for time in times]
+    shares = [value.to_local() if hasattr(value, "to_local") else value for value in values]
     if len(shares) == 1:
         shares[0].clamp_(min=0)
     elif shares:

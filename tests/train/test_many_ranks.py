@@ -23,7 +23,7 @@ from two_ranks import commands_of_ranks, torchrun
 from diffnet import DiffusionNet
 from diffnet.train import cli, epoch, loop, ranks, run
 from diffnet.train.checkpoint import load_checkpoint
-from diffnet.train.ranks import place
+from diffnet.train.place import place
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="signals"),

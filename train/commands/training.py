@@ -16,6 +16,7 @@ from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated,
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
+from diffnet.train.place import place
 from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
 from diffnet.train.tasks.options.shared import TaskName
@@ -73,7 +74,7 @@ def run_command(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.ranks import RankError, connected, place
+        from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.run_checks import check_divided
         from diffnet.train.tasks.registry import task_named
