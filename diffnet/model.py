@@ -132,7 +132,7 @@ class DiffusionNet(nn.Module):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """The arguments that build this network, `DiffusionNet(**model.architecture)`.
+        """The arguments that build this network, `DiffusionNet(**model.architecture)`, as a new dictionary.
 
         Each is also an attribute of the network, except the number of blocks, `len(model.blocks)`.
 
