@@ -91,4 +91,9 @@ def is_plain(module: object, cls: type[M]) -> TypeGuard[M]:
 
 def has_plain_modules(network: nn.Module) -> bool:
     """Return whether each module inside a network is plain, so that hooks neither see nor change what it computes."""
-    return all(is_plain(module, type(module)) for module in network.modules() if module is not network)
+    return not is_sharded(network) and all(is_plain(m, type(m)) for m in network.modules() if m is not network)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether FSDP manages a module, so that its parameters are copies of shares during a pass."""
+    return "_is_fsdp_managed_module" in module.__dict__  # PyTorch marks what `fully_shard` takes

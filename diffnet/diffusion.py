@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, refuses_fields
+from diffnet.arguments import check_eigenpairs, is_sharded, refuses_fields
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
@@ -43,7 +43,7 @@ class LearnedTimeDiffusion(nn.Module):
 
     def learned_time(self) -> Tensor:
         """Return the times (C,). In training, negative times are set to 0 first."""
-        return trained_time(self.time) if self.training else self.time
+        return trained_time(self) if self.training else self.time
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).
@@ -73,27 +73,36 @@ def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
     return torch.tensor([MIN_TIME * ratio ** (i / last) for i in range(channels)])
 
 
-def trained_time(time: Tensor) -> Tensor:
-    """Return times in training: negative ones are set to 0 in place, see `keep_nonnegative`.
+def trained_time(module: Any) -> Tensor:
+    """Return `time` of a module in training: negative ones are set to 0 in place, see `keep_nonnegative`.
 
     A transform of torch.func allows no such write. Negative times stay as they are then, and values and gradients are
-    those at 0.
+    those at 0. Under FSDP they stay until the end of the backward pass, because each pass has copies of the weights.
     """
-    if under_transforms():
-        return time - time.detach().clamp(max=0)
-    keep_nonnegative([time])
-    return time
+    time: Tensor = module.time
+    if not (is_sharded(module) or under_transforms()):
+        keep_nonnegative([time])
+        return time
+    result = time - time.detach().clamp(max=0)
+    if is_sharded(module) and result.requires_grad:
+        after_backward = torch.autograd.Variable._execution_engine.queue_callback  # as FSDP does
+        result.register_hook(  # type: ignore[no-untyped-call]
+            lambda _: after_backward(lambda: keep_nonnegative([module.time]))
+        )
+    return result
 
 
 def keep_nonnegative(times: Sequence[Tensor]) -> None:
-    """Set negative times to 0 in place.
+    """Set negative times to 0 in place. A rank does so in its share of a distributed tensor.
 
     This is projected gradient descent: if an optimizer step overshoots 0, the next step starts from 0.
 
     The write goes through `time.data`, which autograd does not record as a modification. Several forward passes before
     one backward pass are therefore allowed. They all see the same times: only the first can find a negative one.
     """
-    if len(times) == 1:
-        times[0].data.clamp_(min=0)
-    elif times:
-        torch._foreach_clamp_min_([time.data for time in times], 0)
+    values: list[Any] = [time.data for time in times]
+    shares = [value.to_local() if hasattr(value, "to_local") else value for value in values]
+    if len(shares) == 1:
+        shares[0].clamp_(min=0)
+    elif shares:
+        torch._foreach_clamp_min_(shares, 0)

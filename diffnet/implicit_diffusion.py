@@ -50,7 +50,7 @@ class ImplicitDiffusion(nn.Module):
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        time = trained_time(self.time) if self.training else self.time
+        time = trained_time(self) if self.training else self.time
         return implicit_diffusion(
             x,
             time.clamp(min=0),

@@ -47,9 +47,9 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     @property
-    def layers(self) -> list[nn.Linear]:
-        """The linear layers, first to last."""
-        return [self._modules[name] for name in self._layer_names]  # type: ignore[misc]
+    def layers(self) -> tuple[nn.Linear, ...]:
+        """The linear layers, first to last. To replace one, `setattr(mlp, name, layer)` by its name in `state_dict`."""
+        return tuple(self._modules[name] for name in self._layer_names)  # type: ignore[misc]
 
     def forward(self, inputs: Sequence[Tensor], residual: Tensor | None = None) -> Tensor:
         """Apply the layers to the concatenated inputs and add the residual.

@@ -133,7 +133,7 @@ class DiffusionNet(nn.Module):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """The arguments that build this network, `DiffusionNet(**model.architecture)`.
+        """The arguments that build this network, `DiffusionNet(**model.architecture)`, as a new dictionary.
 
         Each is also an attribute of the network, except the number of blocks, `len(model.blocks)`.
 
@@ -214,7 +214,8 @@ class DiffusionNet(nn.Module):
         `torch.tanh`; pass that function to `load`. Networks on a GPU and under `graphed` are saved alike.
 
         Raises TypeError, which names the key, for metadata that JSON can't hold. Raises ValueError for a network on the
-        meta device, and for a network with other layers than `DiffusionNet(**model.architecture)` has.
+        meta device, and for a network with other layers than `DiffusionNet(**model.architecture)` has. Raises
+        CheckpointError, which names a weight, for weights that `load` refuses because they are NaN or infinite.
 
         >>> model = DiffusionNet(16, 8, width=64, blocks=2)
         >>> model.save("parts.safetensors", features="hks", k=128, normalize=True, label_names=["a", "b"])

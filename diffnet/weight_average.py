@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Set
+from itertools import chain
+from operator import is_
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -24,7 +26,8 @@ class WeightAverage(Generic[M]):
     network: a copy of the network, which `write` gives the average. Until then it has the initial weights.
     averages: of the parameters, not yet divided by the sum of all weights. The last entry is this sum.
 
-    Raises ValueError for another decay.
+    Raises ValueError for another decay. `update` and `write` raise RuntimeError if the network has got other parameters
+    since, which it names, or has been moved.
 
     >>> from torch import nn
     >>> average = WeightAverage(nn.Linear(1, 1), decay=0.9)
@@ -43,6 +46,8 @@ class WeightAverage(Generic[M]):
         # The average of the constant 1 is the sum of the weights of the steps.
         tensors = [*parameters, torch.ones((), device=parameters[0].device)]
         self.averages = {tensor: torch.zeros_like(tensor, requires_grad=False) for tensor in tensors}
+        self._places = [parts for module in model.modules() for parts in (module._modules, module._parameters)]
+        self._parts = self._current_parts()
 
     @torch.no_grad()
     def update(self, done: Set[Tensor] = frozenset()) -> None:
@@ -50,17 +55,39 @@ class WeightAverage(Generic[M]):
 
         done: the parameters whose averages have the step already
         """
+        self._check_parameters()
         rest = [tensor for tensor in self.averages if tensor not in done]
         torch._foreach_lerp_([self.averages[tensor] for tensor in rest], rest, 1 - self.decay)
 
     @torch.no_grad()
     def write(self) -> None:
         """Give `network` the average, and the buffers of the trained network. There has to be a step."""
+        self._check_parameters()
         *averages, total = self.averages.values()
         for parameter, average in zip(self.network.parameters(), averages, strict=True):
             torch.div(average, total, out=parameter)
         for buffer, trained in zip(self.network.buffers(), self._model.buffers(), strict=True):
             buffer.copy_(trained)
+
+    def _current_parts(self) -> list[object]:
+        return list(chain.from_iterable(parts.values() for parts in self._places))
+
+    def _check_parameters(self) -> None:
+        """Raise RuntimeError unless the network has the parameters of the averages. This takes some microseconds."""
+        first, average = next(iter(self.averages.items()))
+        if (first.device, first.dtype) != (average.device, average.dtype):
+            raise RuntimeError(f"the network is now {first.dtype} on {first.device}; make another WeightAverage of it")
+        parts = self._current_parts()
+        if len(parts) == len(self._parts) and all(map(is_, parts, self._parts)):
+            return
+        before = dict(zip((name for name, _ in self.network.named_parameters()), self.averages, strict=False))
+        now = dict(self._model.named_parameters())
+        for name in before | now:
+            if before.get(name) is not now.get(name):
+                raise RuntimeError(
+                    f"{name} was replaced, added or removed after WeightAverage(model, decay), so it has no average; "
+                    "make another WeightAverage of the network"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """The trained weights, the averages and their total weight. `network` has no part in it."""

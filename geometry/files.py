@@ -7,11 +7,16 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from diffnet.geometry.errors import OptionError
+
+# How a cell begins that spreadsheets run as a formula. Apostrophes before it are part of the text, or escape it.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+_ESCAPED = re.compile(r"'" + _FORMULA.pattern)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-](nan|inf)", re.ASCII | re.IGNORECASE)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | memoryview | str) -> None:
@@ -39,10 +44,29 @@ def as_text(name: str) -> str:
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """The content of a CSV file with these rows."""
+    """The content of a CSV file with these rows, which `csv_rows` reads.
+
+    Text that a spreadsheet would run as a formula gets an apostrophe in front. Numbers stay, also as text.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    writer = csv.writer(text, lineterminator="\r\n")  # so cells with a part of it are quoted
+    for row in rows:
+        writer.writerow([_without_formula(cell) for cell in row])
+        text.seek(text.tell() - 2)
+        text.write("\n")
+    text.truncate()
     return text.getvalue()
+
+
+def csv_rows(lines: Iterable[str], *, strict: bool = False) -> Iterator[list[str]]:
+    """The rows of a CSV file, of `csv_text` or of another program. Raises csv.Error, see `csv.reader`."""
+    for row in csv.reader(lines, strict=strict):
+        yield [cell[1:] if _ESCAPED.match(cell) else cell for cell in row]
+
+
+def _without_formula(cell: Any) -> Any:
+    text = str(cell)
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else cell
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:

@@ -6,8 +6,9 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 
 from __future__ import annotations
 
-import os
+import re
 import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
@@ -16,6 +17,7 @@ from typing import Annotated, get_args
 import typer
 
 from diffnet import __version__
+from diffnet.geometry.errors import OptionError
 from diffnet.train.commands.console import complain, user_message
 from diffnet.train.commands.demo import demo
 from diffnet.train.commands.exporting import export
@@ -23,7 +25,10 @@ from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
 from diffnet.train.commands.view import view
+from diffnet.train.place import place
 from diffnet.train.tasks.options.shared import TaskName
+
+PATIENCE = 5.0  # seconds in which the first rank of a machine prints an error; when any rank ends, torchrun stops all
 
 app = typer.Typer(
     help="Learning on surfaces with DiffusionNet: train on labeled meshes, predict on new ones.",
@@ -68,17 +73,22 @@ def main() -> None:
     """Run the command line.
 
     An error that the user can fix prints one line on stderr, and the exit code is 1. Any other error is a bug, and
-    shows its traceback.
+    shows its traceback. Of the ranks on a machine, the first one prints errors. Others do so if rank 0 is gone.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal can't show
     try:
-        app()
+        prints = place().local_rank == 0
+    except OptionError:  # the command says so, if it shares its work
+        prints = True
+    try:
+        code = app(standalone_mode=prints)  # this mode prints mistakes on the command line, and ends the process
     except Exception as error:
-        message = user_message(error)
-        if message is None:
+        message, code = user_message(error) or "", getattr(error, "exit_code", 1)
+        if not (message or hasattr(error, "exit_code")):
             raise
-        # Rank 0 prints its own error. Of other ranks, only the first one of each machine repeats it.
-        if not message.startswith("rank 0: ") or os.environ.get("LOCAL_RANK", "0") == "0":
+        if message and (prints or re.match(r"ranks? 0 |rank \d+ has lost", message)):
             complain(message)
-        sys.exit(1)
+        elif not message.startswith("rank"):  # the ranks don't know it from each other
+            time.sleep(PATIENCE)
+    sys.exit(code)

@@ -6,7 +6,7 @@ import torch
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.train.ranks import place
+from diffnet.train.place import place
 from diffnet.train.tasks.options.shared import Precision
 
 

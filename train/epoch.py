@@ -143,9 +143,12 @@ class Epoch:
         """The losses as numbers. They are read rarely, so steps don't wait for the GPU. Raises TrainingError."""
         values: list[float] = torch.stack([*losses]).tolist()
         broken = [(f"loss became {v}", own) for v, own in zip(values, names, strict=True) if not math.isfinite(v)]
-        # No loss has been computed yet with the weights of the last step.
-        if not all(torch.stack([p.detach().isfinite().all() for p in self._step.model.parameters()]).tolist()):
-            broken.append(("weights became NaN or infinite", names[-1]))
+        # No loss has been computed yet with the weights of the last step, and an infinite moment only stops its weight.
+        moments = [x for state in self._step.optimizer.state.values() for x in state.values() if x.ndim > 0]
+        for what, tensors in (("weights", [*self._step.model.parameters()]), ("moments of Adam", moments)):
+            norms = torch._foreach_norm([x.detach() for x in tensors], math.inf)
+            if not torch.stack(norms).isfinite().all():
+                broken.append((f"{what} became NaN or infinite", names[-1]))
         if broken:
             fault, own = broken[0]
             batch = [name for names in self._ranks.gathered(own) for name in names]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -34,6 +34,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
 from diffnet.train.commands.console import complain, console, user_message
+from diffnet.train.place import Place, place
 
 T = TypeVar("T")
 
@@ -46,39 +47,6 @@ _runs = itertools.count()  # of this process; all ranks start the same ones
 
 class RankError(DiffnetError, RuntimeError):
     """Another rank has failed or is missing. The message names it."""
-
-
-class Place(NamedTuple):
-    """Which of the ranks a process is: its number among all, and among those on its machine."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-
-def place() -> Place:
-    """The place of this process, from the variables that torchrun sets. A process without them is alone.
-
-    Raises OptionError for variables that don't fit.
-    """
-    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-        return Place()
-    found = Place(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK", "0"), _number("LOCAL_WORLD_SIZE", "1"))
-    for name, number, count in (
-        ("WORLD_SIZE", found.rank, found.world_size),
-        ("LOCAL_WORLD_SIZE", found.local_rank, found.local_world_size),
-    ):
-        if number >= count:
-            raise OptionError(f"{name} should be above the number of the rank, {number}, got {count}")
-    return found
-
-
-def _number(name: str, default: str = "") -> int:
-    value = os.environ.get(name, default)
-    if not value.isdecimal():
-        raise OptionError(f"{name} should be an integer from 0, got {value!r}; torchrun sets it")
-    return int(value)
 
 
 class Ranks:

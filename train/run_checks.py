@@ -50,20 +50,21 @@ def check_alike(
 ) -> None:
     """Raises OptionError, which names a rank, if it has other data, options, versions or checkpoints than rank 0."""
     versions = f"diffnet {__version__}, PyTorch {torch.__version__}"
-    every = ranks.gathered([versions, options.as_dict(), reached, fingerprint])
-    for rank, own in enumerate(every):
-        for name, first, found in zip(("versions", "options", "a checkpoint", "data"), every[0], own, strict=True):
-            if first == found:
-                continue
-            of = f"rank {rank} has other {name} than rank 0"
-            if name == "data":  # all ranks get here
-                names = [name for part in (meshes.train, meshes.test) for name in names_of(part)]
-                hashes = [" ".join(own) for part in content for own in part]
-                both = ranks.gathered(list(zip(names, hashes, strict=True)))
-                pairs = zip_longest(both[0], both[rank])
-                mesh = next((theirs or ours for ours, theirs in pairs if ours != theirs), None)
-                raise OptionError(of + ("" if mesh is None else f": {mesh[0]} differs, and maybe others"))
-            raise OptionError(f"{of}: {found} and {first}")
+    facts = {"versions": versions, **options.as_dict(), "epochs and steps": reached, "data": fingerprint}
+    first, *others = ranks.gathered(facts)
+    for rank, other in enumerate(others, 1):
+        differences = [name for name in first if first[name] != other.get(name)]
+        if differences == ["data"]:  # all ranks get here
+            names = [name for part in (meshes.train, meshes.test) for name in names_of(part)]
+            hashes = [" ".join(own) for part in content for own in part]
+            both = ranks.gathered(list(zip(names, hashes, strict=True)))
+            pairs = zip_longest(both[0], both[rank])
+            mesh = next((theirs or ours for ours, theirs in pairs if ours != theirs), None)
+            which = "" if mesh is None else f": {mesh[0]} differs, and maybe others"
+            raise OptionError(f"rank {rank} has other data than rank 0{which}")
+        texts = [f"{n} is {other.get(n)!r} on rank {rank} and {first[n]!r} on rank 0" for n in differences]
+        if texts:
+            raise OptionError("; ".join(texts[:-1] if differences[-1] == "data" else texts))
 
 
 def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:

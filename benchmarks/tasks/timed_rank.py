@@ -26,7 +26,7 @@ from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import raise_at_sigterm
 from diffnet.train import cli, loop, run
 from diffnet.train.checkpoint import Checkpoint
-from diffnet.train.ranks import place
+from diffnet.train.place import place
 
 
 class Times:

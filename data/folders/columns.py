@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from diffnet.data.counts import counted
 from diffnet.data.folders.numbers import lines_of, read_array
 from diffnet.data.labeled import DataError
+from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import real
 
@@ -68,7 +69,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, cells
         return
     try:
-        for number, cells in enumerate(csv.reader((line for _, line in lines_of(path)), strict=True), 1):
+        for number, cells in enumerate(csv_rows((line for _, line in lines_of(path)), strict=True), 1):
             if cells:
                 yield number, [cell.strip() for cell in cells]
     except csv.Error as e:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import DataError
 from diffnet.geometry import Mesh
+from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import Line, integer, numbered_lines, table, whole
@@ -105,7 +106,7 @@ def is_label_table(path: Path) -> bool:
 
 def _first_column(path: Path) -> list[str]:
     try:
-        return [cells[0].strip() if cells else "" for cells in csv.reader(io.StringIO(text_of(path)))]
+        return [cells[0].strip() if cells else "" for cells in csv_rows(io.StringIO(text_of(path)))]
     except csv.Error as e:
         raise DataError(f"{path}: not a table of text ({e})") from e
 

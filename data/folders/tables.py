@@ -9,6 +9,7 @@ from pathlib import Path
 from diffnet.data.folders.numbers import text_of
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
+from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
 PARTS = ("train", "test")
@@ -24,7 +25,7 @@ def read_table(table: Path, expected: str) -> list[Line]:
     Raises DataError for a file that is missing or is not a table of text.
     """
     try:
-        lines = list(csv.reader(io.StringIO(text_of(table)), strict=True))
+        lines = list(csv_rows(io.StringIO(text_of(table)), strict=True))
     except csv.Error as e:
         raise DataError(f"{table}: not a table {expected} of text ({e})") from e
     return [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, 1) if any(line)]

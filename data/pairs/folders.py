@@ -24,6 +24,7 @@ from diffnet.data.pairs.partial import check_whole
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
 from diffnet.geometry import Mesh, SurfacePoints, load_mesh
 from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.content import check_unpacked
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 TEMPLATE = "template.npz"  # the triangles and the mirror images of template points
@@ -278,9 +279,10 @@ def _points(path: Path, arrays: dict[str, NDArray[Any]], prefix: str, mesh: Mesh
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as content:
+            check_unpacked(sum(entry.file_size for entry in content.zip.infolist()))  # no entry expands beyond it
             return {name: content[name] for name in content.files}
     except Exception as e:  # NumPy and zipfile raise many kinds for damaged files
-        raise DataError(f"{path}: the file is not an archive of NumPy arrays ({e})") from e
+        raise DataError(f"{path}: the file can't be read as an archive of NumPy arrays ({e})") from e
 
 
 def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.int64]]:

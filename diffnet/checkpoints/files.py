@@ -72,7 +72,9 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any, *, in_memory: 
         raise CheckpointError(f"{path}: the weights claim {size} bytes, more than the file has")
     for name, tensor in found.items():
         if not tensor.float().isfinite().all():
-            raise CheckpointError(f"{path}: {name:.80} has values that are not finite in single precision")
+            raise CheckpointError(
+                f"{path}: {name:.80} has values that are not finite in single precision, as if a training diverged"
+            )
     return found
 
 

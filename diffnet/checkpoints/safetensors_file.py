@@ -7,10 +7,12 @@
 | `diffnet_version` | the version of diffnet that wrote the file |
 | `architecture` | JSON: the arguments of `DiffusionNet` |
 | `metadata` | JSON: what the user gave to `save` |
+| `sha256` | a hash of all weights and of the other entries. Files of older versions lack it. |
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from diffnet import __version__
@@ -36,8 +39,9 @@ def write_network(
 ) -> None:
     """Write the file of a network. The old file stays until the new one is complete.
 
-    Raises TypeError for metadata that JSON can't hold.
+    Raises TypeError for metadata that JSON can't hold, CheckpointError for weights that `read_network_file` refuses.
     """
+    check_named_tensors(path, dict(weights), in_memory=True)
     activation = architecture["last_activation"]
     names = [name for name, function in NAMED_ACTIVATIONS.items() if function is activation]
     own = None if activation is None else {"own": getattr(activation, "__name__", type(activation).__name__)}
@@ -50,7 +54,16 @@ def write_network(
     }
     # A copy of each tensor: safetensors refuses tensors that share memory.
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
-    write_atomically(path, safetensors.torch.save(copies, metadata=texts))
+    write_atomically(path, safetensors.torch.save(copies, metadata={**texts, "sha256": _checksum(copies, texts)}))
+
+
+def _checksum(weights: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """A hash of contiguous tensors on the CPU, with their names, dtypes and shapes, and of texts with their names."""
+    digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode())
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _json(name: str, value: Any) -> str:
@@ -101,6 +114,9 @@ def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
     found = texts["diffnet_format"]
     number = int(found) if found.isdecimal() and len(found) < 10 else found
     check_format(path, number, FORMAT, texts.get("diffnet_version", ""))
+    checksum = texts.pop("sha256", None)
+    if checksum is not None and checksum != _checksum(weights, texts):
+        raise CheckpointError(f"{path}: damaged, the checksum of its weights and metadata differs")
     architecture, metadata = (_object(path, name, texts.get(name)) for name in ("architecture", "metadata"))
     activation = architecture.get("last_activation")
     if isinstance(activation, str):

@@ -304,7 +304,7 @@ def test_errors_and_flips() -> None:
         ),
         ("template.npz", {"faces": np.array([[0, 1, 42]])}, r"template\.npz: faces should have indices from 0 to 41"),
         ("template.npz", None, r"template\.npz: no such file"),
-        ("points/e1.npz", b"rubbish", r"e1\.npz: the file is not an archive"),
+        ("points/e1.npz", b"rubbish", r"e1\.npz: the file can't be read as an archive"),
     ],
 )
 def test_faults_of_points_in_faces(tmp_path: Path, file: str, arrays: object, words: str) -> None:
@@ -316,6 +316,14 @@ def test_faults_of_points_in_faces(tmp_path: Path, file: str, arrays: object, wo
     elif isinstance(arrays, dict):
         np.savez(tmp_path / file, **arrays)
     with pytest.raises(DataError, match=words):
+        load_pairs(tmp_path)
+
+
+def test_archives_that_expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_pairs(in_faces(), tmp_path)
+    np.savez_compressed(tmp_path / "points/e1.npz", faces=np.zeros(10**6, int))
+    monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "0.001")
+    with pytest.raises(DataError, match=r"e1\.npz: .*it has more than 0\.001 GiB when unpacked"):
         load_pairs(tmp_path)
 
 

@@ -118,12 +118,19 @@ def test_gltf_that_is_larger_than_its_file(folder: Path, uris: list[str], monkey
 
 
 def test_the_limit_of_gzip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is refused takes no memory."""
     bomb = gzip.compress(OBJ.encode() * 10**4)
     read(tmp_path / "a.obj.gz", bomb)
     monkeypatch.setenv(LIMIT, "0.0001")
     refused(
         tmp_path / "b.obj.gz", bomb, rf"more than 0\.0001 GiB when unpacked\. .*environment variable {LIMIT} to a la"
     )
+    monkeypatch.setenv(LIMIT, "0.03")
+    zeros = gzip.compress(bytes(2**26))
+    tracemalloc.start()
+    refused(tmp_path / "zeros.obj.gz", zeros, "more than 0.03 GiB")
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
     for wrong in ("0", "-1", "nan", "2 GiB", ""):
         monkeypatch.setenv(LIMIT, wrong)
         refused(tmp_path / "c.obj.gz", bomb, f"{LIMIT} should be a number above 0, got '{wrong}'")

@@ -344,6 +344,8 @@ def test_layers_without_a_bias_and_lazy_ones(operators: Operators, backend: str)
     assert type(model.first) is nn.Linear
     with pytest.raises(ValueError, match=r"features should have shape \(12, 3\), shape is \(12, 2\)"):
         model(x[:, :2], operators)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        model.blocks[0].mlp.layers[1] = nn.Linear(C, C)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

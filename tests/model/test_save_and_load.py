@@ -222,6 +222,9 @@ def test_networks_that_are_not_saved(path: Path) -> None:
         assert f"is not the one of DiffusionNet(**model.architecture), it {expected}" in line
         assert "write torch.save(model.state_dict(), path)" in line
     assert "meta device" in message(lambda: network().to("meta").save(path), ValueError)
+    diverged = network()
+    diverged.last.bias.data[1] = torch.nan
+    assert f"{path}: last.bias has values that are not finite" in message(lambda: diverged.save(path))
     assert not path.exists()
 
 
@@ -259,6 +262,7 @@ def test_other_files(path: Path) -> None:
     with safetensors.safe_open(path, "pt") as file:
         texts = file.metadata()
     assert texts["format"] == "pt"
+    del texts["sha256"]  # as in files of older versions
     assert json.loads(texts["metadata"]) == {"k": 8}
 
     def line(changed: dict[str, Tensor] | None = None, **changes: str) -> str:
@@ -312,7 +316,7 @@ def test_other_files(path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files(path: Path, seed: int) -> None:
-    """A file that was cut or has flipped bits is read or gives one line. Nothing else happens."""
+    """A file that was cut or has a flipped bit gives one line. Only a bit in the name of the hash can be lost."""
     network().save(path, k=8)
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -320,16 +324,12 @@ def test_damaged_files(path: Path, seed: int) -> None:
     for length in [0, 1, 8, 9, *rng.integers(0, len(whole), 6), len(whole) - 1]:
         path.write_bytes(whole[:length])
         message(lambda: DiffusionNet.load(path))
-    refused = 0
-    for _ in range(30):
+    for position in [*rng.integers(0, header, 30), *rng.integers(header, len(whole), 30)]:
         damaged = bytearray(whole)
-        damaged[rng.integers(0, header)] ^= 1 << rng.integers(8)
+        damaged[position] ^= 1 << rng.integers(8)
         path.write_bytes(damaged)
-        try:
-            DiffusionNet.load(path)
-        except CheckpointError:
-            refused += 1
-    assert refused > 10
+        if b'"sha256"' in damaged:
+            assert str(path) in message(lambda: DiffusionNet.load(path))
 
 
 DIFFERENT: list[tuple[dict[str, Any], str]] = [

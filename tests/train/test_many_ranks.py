@@ -21,9 +21,9 @@ from shapes import ellipsoid
 from two_ranks import commands_of_ranks, torchrun
 
 from diffnet import DiffusionNet
-from diffnet.train import epoch, loop, ranks, run
+from diffnet.train import cli, epoch, loop, ranks, run
 from diffnet.train.checkpoint import load_checkpoint
-from diffnet.train.ranks import place
+from diffnet.train.place import place
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="signals"),
@@ -139,6 +139,35 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
     np.testing.assert_allclose(metrics(tmp_path / "begun"), metrics(tmp_path / "one" / "labels"), rtol=1e-4)
 
 
+def test_commands_without_the_size_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has a mesh or a pair for each rank. Rank 0 prints mistakes, and which options differ."""
+    monkeypatch.setattr(cli, "PATIENCE", 0.0)
+    data = write_set(tmp_path / "set")
+    same = ["--cache", tmp_path / "cache", *SMALL]
+    labels = ["train", "segmentation", "--data", data / "labels", *same]
+    pairs = ["train", "correspondence", "--data", data / "pairs", "--map-k", 5, "--channels", 8, *same]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for name, train, batch in (("labels", labels, "--batch-meshes"), ("pairs", pairs, "--batch-pairs")):
+        assert diffnet(*train, batch, 2, "--out", one / name)[::2] == (0, "")
+    first, second = commands_of_ranks(
+        tmp_path,
+        [
+            [*labels, "--epochs", 1, "--out", two / "labels"],
+            [*pairs, "--out", two / "pairs"],
+            [*labels, "--epochs", 0, "--out", two / "refused"],
+            [*labels, "--seed", "RANK", "--width", "8RANK", "--out", two / "refused"],
+        ],
+    )
+    assert [(code, err) for code, _, err in first[:2]] == [(0, "")] * 2
+    assert diffnet(*labels, "--resume", "--out", two / "labels")[::2] == (0, "")
+    for name in ("labels", "pairs"):
+        assert results(two / name)["options"]["batch_meshes"] == 2
+        np.testing.assert_allclose(metrics(two / name), metrics(one / name), rtol=1e-4)
+    assert "Invalid value for '--epochs'" in first[2][2]
+    assert first[3][2] == "diffnet: --width is 81 on rank 1 and 80 on rank 0; seed is 1 on rank 1 and 0 on rank 0\n"
+    assert second == [(0, "", "")] * 2 + [(2, "", ""), (1, "", "")]
+
+
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     """Batches of eight: the last one of an epoch has six meshes, so two of eight ranks have none."""
@@ -240,7 +269,7 @@ def test_a_slow_rank_finds_the_error_of_rank_0(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(ranks, "_wait_for", slow)
     train = ["train", "segmentation", "--data", tmp_path / "set", "--device", "cpu", "--out", tmp_path / "run"]
     first, second = commands_of_ranks(tmp_path, [train])
-    assert "--batch-meshes should be at least 2" in first[0][2]
+    assert "set: no such file or folder" in first[0][2]
     assert second == [(1, "", "")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -21,9 +22,11 @@ from command import complaint, diffnet, output
 from copies import ends_of_copies
 
 from diffnet import DiffusionNet
-from diffnet.data import LabelsAt, load_dataset
+from diffnet.data import LabelsAt, load_classes, load_dataset
+from diffnet.data.folders.columns import read_columns
 from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry import label_instances
+from diffnet.geometry.files import csv_rows, csv_text
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.inference import predict as predict_module
@@ -454,6 +457,31 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
     assert plyfile.PlyData.read(tmp_path / "a.ply").comments[0] == r"label 0 arm\udcff"
     with np.load(tmp_path / "p.npz") as found:
         assert str(tmp_path / "m\\udcff.off") in found.files
+
+
+def test_text_that_spreadsheets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas in tables get an apostrophe, numbers stay, and each table is read back as it was."""
+    text = ["=a()", "+x", "-x.off", "@x", "\tx", "\r=x", "'=x", "''-1", "-1_0"]
+    plain: list[Any] = ["'x", "x=1", "-1.5", "+2e-3", "-nan", ".5", "", -1.5, 3]
+    rows = [text, plain, [Path("=p")]]
+    table = csv_text(rows)
+    found = list(csv.reader(io.StringIO(table, newline="")))
+    assert found == [[f"'{cell}" for cell in text], [str(cell) for cell in plain], ["'=p"]]
+    assert list(csv_rows(io.StringIO(table, newline=""))) == [[str(cell) for cell in row] for row in rows]
+
+    monkeypatch.chdir(tmp_path)
+    checkpoint = write_network(tmp_path / "a.safetensors", "global_mean", label_names=["=cat", "-dog", "-1"])
+    meshes = [write_ball(Path(name), i).name for i, name in enumerate(("=m.off", "@n.off"))]
+    predict = ["predict", *meshes, "--checkpoint", checkpoint, "--device", "cpu", "--out", "t.csv"]
+    output(*predict)
+    assert [row["file"] for row in report_rows(tmp_path / "t.report.csv")] == [f"'{name}" for name in meshes]
+    assert (tmp_path / "t.csv").read_text().startswith("file,label,'=cat,'-dog,-1\n'=m.off,")
+    assert computed(*predict, "--resume") == []
+    (tmp_path / "labels.csv").write_text(csv_text([(meshes[0], "=cat", "test"), (meshes[1], "-dog", "test")]))
+    data = load_classes(tmp_path / "labels.csv", needs_train=False)
+    assert (data.label_names, [Path(item.mesh.name).name for item in data.test]) == (["-dog", "=cat"], meshes)
+    (tmp_path / "targets.csv").write_text(csv_text([["=height", "width"], ["-1.5", "2"]]))
+    assert read_columns(tmp_path / "targets.csv").names == ["=height", "width"]
 
 
 @pytest.mark.usefixtures("short_waits")

@@ -22,7 +22,8 @@ from two_ranks import command_under_torchrun, ended, run_ranks, torchrun, two_ma
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import available_cores
 from diffnet.train.device import pick_device
-from diffnet.train.ranks import Place, RankError, connected, place
+from diffnet.train.place import Place, place
+from diffnet.train.ranks import RankError, connected
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 

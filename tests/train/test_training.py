@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -382,12 +383,16 @@ def test_a_learning_rate_far_too_high_stops_the_run(data: LabeledMeshes, tmp_pat
     assert all(value.isfinite().all() for value in stored["model"].values())
 
 
-def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
-    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN."""
+@pytest.mark.parametrize(("scale", "labeled", "fault"), [(math.nan, False, "weights"), (1e25, True, "moments of Adam")])
+def test_weights_and_moments_that_are_not_finite_are_not_kept(
+    tmp_path: Path, scale: float, labeled: bool, fault: str
+) -> None:
+    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. 1e25² is infinite."""
     data = balls(1)
     (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
-    sample = replace(sample, features=sample.features * float("nan"), labels=torch.full_like(sample.labels, -1))
-    with pytest.raises(TrainingError, match=r"weights .* in epoch 1, on ball 0; last.pt holds epoch 0"):
+    labels = sample.labels if labeled else torch.full_like(sample.labels, -1)
+    sample = replace(sample, features=sample.features * scale, labels=labels)
+    with pytest.raises(TrainingError, match=rf"the {fault} became .* in epoch 1, on ball 0; last.pt holds epoch 0"):
         fit(data, tmp_path, samples=[sample])
     assert all(value.isfinite().all() for value in load_checkpoint(tmp_path / "last.pt")["model"].values())
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, csv_text, make_folder, named, write_atomically
+from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, named, write_atomically
 from diffnet.train.commands.console import complain, console, user_message
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def read_rows(path: Path, header: Sequence[str]) -> list[list[str]]:
     content = path.read_bytes()
     try:
         text = content[: content.rfind(b"\n") + 1].decode()
-        rows = list(csv.reader(io.StringIO(text, newline="")))
+        rows = list(csv_rows(io.StringIO(text, newline="")))
     except (UnicodeDecodeError, csv.Error) as e:
         raise OptionError(f"{path}: the file is damaged ({e}); leave out --resume to begin again") from e
     if rows[:1] != [[as_text(name) for name in header]]:

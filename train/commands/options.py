@@ -113,7 +113,7 @@ DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two s
 ClipOption = Annotated[
     float, typer.Option(min=0, metavar="NORM", help="Scale gradients down to this norm if they are longer; 0: never.")
 ]
-BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step, of all ranks together.")]
+BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step of all ranks, one each at least.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
 ]

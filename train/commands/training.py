@@ -16,6 +16,7 @@ from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated,
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
+from diffnet.train.place import place
 from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
 from diffnet.train.tasks.options.shared import TaskName
@@ -73,7 +74,7 @@ def run_command(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.ranks import RankError, connected, place
+        from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.run_checks import check_divided
         from diffnet.train.tasks.registry import task_named
@@ -89,7 +90,7 @@ def run_command(
         if resume:
             ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
-        _complete(name, given, None if before is None else before["options"])
+        _complete(name, given, None if before is None else before["options"], ranks.place.world_size)
         names = {field.name for field in fields(TrainOptions)}
         options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
         check_divided(options, ranks)  # before the data are read, which can take long
@@ -153,10 +154,11 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     return found
 
 
-def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None) -> None:
+def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> None:
     """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
 
-    before: options of the run to resume, or None. If --recipe is given, only the number of epochs is read from them.
+    before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch count
+    ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
     context: typer.Context = given["context"]
     sources = {name: context.get_parameter_source(name) for name in given}
@@ -164,10 +166,12 @@ def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] |
     chosen = {name: value for name, value in given.items() if name not in defaults}
     named = options_of_recipe(given["recipe"], task, chosen)
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
+    followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
     if given["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
-        followed = dict(before) if "recipe" in defaults else {**followed, "epochs": before["epochs"]}
+        names = before if "recipe" in defaults else ("epochs", "batch_meshes")
+        followed |= {name: before[name] for name in names}
     given.update({name: value for name, value in followed.items() if name in defaults})
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from diffnet.data.shares import balanced_shares
 from diffnet.train.options import TrainOptions
-from diffnet.train.ranks import Place
+from diffnet.train.place import Place
 
 
 def own_parts(

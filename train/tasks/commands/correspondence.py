@@ -59,7 +59,7 @@ PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the 
 PairEpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
 ]
-BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step.")]
+BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step, at least one per rank.")]
 
 
 @training_command("correspondence", ("variants",))
