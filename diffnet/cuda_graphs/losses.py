@@ -105,7 +105,7 @@ def row_loss(loss: Loss, targets: Tensor) -> RowLoss | None:
     if function not in _OF_LABELS:
         # The weights of PyTorch's losses of numbers have a row for each of the batch.
         return None if options.get("weight") is not None else RowLoss(by_rows, None, reduction_of_rows, count)
-    defaults = _parameters(function)
+    defaults = _defaults(function)
     label, weights = (options.get(name, defaults.get(name)) for name in _OF_LABELS[function])
     if weights is not None and options.get("label_smoothing"):
         return None  # PyTorch reads back which labels count
@@ -123,7 +123,7 @@ def _call_of(loss: Loss) -> tuple[Function | None, Mapping[str, Any]]:
     function: Any = loss
     if isinstance(loss, nn.Module):
         function = None if "forward" in vars(loss) else _MODULES.get(type(loss))
-        names = () if function is None else _parameters(function)
+        names = () if function is None else _defaults(function)
         options = {name: getattr(loss, name) for name in names if hasattr(loss, name)}
     elif isinstance(loss, partial) and not loss.args:
         function, options = loss.func, loss.keywords

@@ -173,6 +173,8 @@ class GraphRuntime:
         self.settings = settings
         self.watches = True
         self._states = KnownStates(modules)
+        # The most eigenpairs and vertices that are expected.
+        self._most = (0, 0) if expected is None else (expected.meshes.k, expected.largest().vertices)
         self._facts: Facts | None = None
         self._kinds: dict[Hashable, Kind] = {}
         self.lanes: list[Lane[Any]] = []
@@ -236,11 +238,10 @@ class GraphRuntime:
         The graphs keep their memory while a larger batch runs, so its first call halves the limit. With first_visits=0
         the limit stays, because results must not depend on the order of the batches.
         """
-        operators, expected = batch.operators, self._expected
-        k = max(operators.k, 0 if expected is None else expected.meshes.k)
-        limit = max_vertices(k, compute_dtype(batch.features, operators.evecs))
-        most = max(operators.num_vertices, 0 if expected is None else expected.largest().vertices)
-        if not self._meets_large and most > limit and self.settings.first_visits:
+        operators, (k, vertices) = batch.operators, self._most
+        limit = max_vertices(max(k, operators.k), compute_dtype(batch.features, operators.evecs))
+        is_large = max(vertices, operators.num_vertices) > limit
+        if is_large and not self._meets_large and self.settings.first_visits:
             self._meets_large = True
             self.clear(above=limit // 2)
         return limit // 2 if self._meets_large else limit

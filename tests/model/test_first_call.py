@@ -17,6 +17,7 @@ from diffnet.ops.common import launcher
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The networks whose kernels were compiled."""
     found: list[Any] = []
+    # Compiling needs a GPU, and nothing public tells that it is wanted.
     monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))
     return found
 
