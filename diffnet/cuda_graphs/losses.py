@@ -132,8 +132,8 @@ def _call_of(loss: Loss) -> tuple[Function | None, Mapping[str, Any]]:
 
 
 @cache
-def _parameters(function: Function) -> dict[str, Any]:
-    """The parameters of a function, with their defaults."""
+def _defaults(function: Function) -> dict[str, Any]:
+    """The defaults of the parameters of a function, by their names."""
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
 
