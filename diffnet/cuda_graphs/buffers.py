@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -9,13 +10,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.cuda_graphs.arena import Arena, Shape
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
 
 Read = Callable[[Operators], Tensor]
+Shape = Callable[[BatchSize], Sequence[int]]
 Rest = float | None | Callable[[Any], float]
 MAX_KNOWN = 64  # `_Copies` that buffers remember; each size of a batch has one
+
+
+class Arena:
+    """Named buffers. A smaller batch uses the front of a buffer, so all sizes share one piece of memory.
+
+    capacity: the largest batch that the buffers hold
+    """
+
+    def __init__(self, device: torch.device, capacity: BatchSize) -> None:
+        self.device, self.capacity = device, capacity
+        self._flat: dict[tuple[str, torch.dtype, int], Tensor] = {}
+
+    def take(self, name: str, size: BatchSize, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """The buffer of this name for batches of this size. A new buffer holds zeros.
+
+        shape: the shape of the buffer, given the size of the batch
+        """
+        needed, dims = math.prod(shape(self.capacity)), tuple(shape(size))
+        key = name, dtype, needed
+        if key not in self._flat:
+            with torch.inference_mode(False):  # a buffer of inference mode could not be written in training
+                self._flat[key] = torch.zeros(needed, dtype=dtype, device=self.device)
+        return self._flat[key][: math.prod(dims)].view(dims)
 
 
 class Batch(NamedTuple):

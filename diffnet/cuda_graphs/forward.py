@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from diffnet.cuda_graphs.buffers import Batch, Rows
-from diffnet.cuda_graphs.gradients import Groups, JoinedParameters, gradient_buffers, groups_of
+from diffnet.cuda_graphs.gradients import Groups, gradient_buffers, groups_of, split
 from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState
@@ -132,6 +133,7 @@ class Recording:
     output, output_grad, features_grad: buffers with the rows of a batch first
     gradients: buffers for the gradients of the parameters, one for each group of `learned`
     learned: the numbers of these parameters. Unused parameters have no gradient.
+    shapes: of the parameters of each group
     """
 
     inputs: Loaded
@@ -142,6 +144,7 @@ class Recording:
     features_grad: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
     learned: Groups = ()
+    shapes: Sequence[Sequence[torch.Size]] = ()
 
 
 class _Lease:
@@ -164,7 +167,6 @@ class GraphedForward(GraphRuntime):
         super().__init__(network, network, settings, subject or plain_class(network).__name__, expected)
         self._plain = plain_class(network)
         self._parameter_names = list(inspect.signature(self._plain.forward).parameters)[1:]
-        self._joined = JoinedParameters()
 
     def of(self, network: nn.Module) -> GraphedForward:
         """This object if it belongs to the network. A copy of the network gets one of its own at its first call."""
@@ -234,8 +236,6 @@ class GraphedForward(GraphRuntime):
         return self.attempt(batch, kind, replayed)
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
-        # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
-        self._joined.clear()
         return self._plain.forward(self.network, *arguments, **options)
 
     def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
@@ -304,7 +304,10 @@ class GraphedForward(GraphRuntime):
                 recording = Recording(inputs, output, *lane.record([forward]))
             else:
                 learned = groups_of(replica.parameters, [i - 1 for i in numbers if i > 0])
-                gradients, targets = gradient_buffers(lane.arena, replica.parameters, learned)
+                shapes = [[replica.parameters[i].shape for i in group] for group in learned]
+                dtypes = [replica.parameters[group[0]].dtype for group in learned]
+                gradients = gradient_buffers(lane.arena, shapes, dtypes)
+                targets = [part for flat, group in zip(gradients, shapes, strict=True) for part in split(flat, group)]
                 sources = [replica.parameters[i] for group in learned for i in group]
                 output_grad, features_grad = of_output("output_grad", output), None
                 if 0 in numbers:
@@ -315,7 +318,8 @@ class GraphedForward(GraphRuntime):
                     )
                     targets, sources = [features_grad, *targets], [features, *sources]
                 graphs = lane.record([forward, backward])
-                recording = Recording(inputs, output, *graphs, Rows(output_grad), features_grad, gradients, learned)
+                rows = Rows(output_grad)
+                recording = Recording(inputs, output, *graphs, rows, features_grad, gradients, learned, shapes)
             inputs.buffers.complete()
             if batch.features.is_cuda:
                 tape.clear()  # the memory is free for other recordings
@@ -337,8 +341,8 @@ class GraphedForward(GraphRuntime):
         # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
-            joined = self._joined.get(state.tensors, state.parameters, recording.learned)
-            out: Tensor = _replay(recording, state, rows, batch.features, *joined)
+            parameters = [state.parameters[i] for group in recording.learned for i in group]
+            out: Tensor = _replay(recording, state, rows, batch.features, *parameters)
         return out
 
 
@@ -347,7 +351,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *joined: Tensor
+        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *parameters: Tensor
     ) -> Tensor:
         ctx.random, ctx.is_spent = generator_of(features.device).get_state(), False
         recording.forward.replay()
@@ -375,7 +379,9 @@ class _Replay(torch.autograd.Function):
         features_grad = None
         if recording.features_grad is not None:
             features_grad = recording.features_grad[: features.shape[0]].clone()
-        return None, None, None, features_grad, *(flat.clone() for flat in recording.gradients)
+        flats = [flat.clone() for flat in recording.gradients]
+        grads = [part for flat, shapes in zip(flats, recording.shapes, strict=True) for part in split(flat, shapes)]
+        return None, None, None, features_grad, *grads
 
 
 _replay = applied(_Replay)  # `may_have_graphs` has found that no transform of torch.func runs

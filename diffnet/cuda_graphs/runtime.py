@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from diffnet.cuda_graphs.arena import Arena
-from diffnet.cuda_graphs.buffers import Batch, BatchBuffers, NotCounted
+from diffnet.cuda_graphs.buffers import Arena, Batch, BatchBuffers, NotCounted
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.losses import RowLoss
 from diffnet.cuda_graphs.module_state import KnownStates, ModuleState, settings

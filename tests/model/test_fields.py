@@ -16,8 +16,7 @@ import trimesh
 from graph_emulator import EmulatedGraph, ReplayedGraph
 from torch import Tensor, nn
 
-from diffnet.cuda_graphs.arena import Arena
-from diffnet.cuda_graphs.buffers import BatchBuffers
+from diffnet.cuda_graphs.buffers import Arena, BatchBuffers
 from diffnet.cuda_graphs.forward import Settings, use_graphs
 from diffnet.cuda_graphs.sizes import BatchSize, size_of
 from diffnet.cuda_graphs.static_operators import StaticOperators
