@@ -162,7 +162,8 @@ class GraphedStep:
 
     def _run(self, batch: Batch, adds: bool) -> Tensor:
         try:
-            value, forward = None, self._model
+            value: Tensor | None = None
+            forward: Callable[..., Tensor] = self._model
             if self._uses_graphs(batch.features):
                 value, forward = self._by_graphs(batch, adds)
             if value is None:

@@ -212,9 +212,10 @@ class GraphedForward(GraphRuntime):
         names = self._parameter_names[len(arguments) : len(arguments) + len(options)]
         if set(names) != options.keys():
             return None
-        features, operators, *further = *arguments, *[options[name] for name in names], *[None] * 2
-        del further[-2:]
-        return Batch(features, operators, tuple(further)) if all(isinstance(x, Tensor) for x in further) else None
+        values = [*arguments, *[options[name] for name in names]]
+        if len(values) < 2 or not all(isinstance(x, Tensor) for x in values[2:]):
+            return None
+        return Batch(values[0], values[1], tuple(values[2:]))
 
     def _on_graphs(self, batch: Batch, at: str, state: ModuleState, kind: Kind) -> Tensor | None:
         """The output by graphs. None if there are none for this batch."""
@@ -301,7 +302,8 @@ class GraphedForward(GraphRuntime):
             output = of_output("output", example)
             replica = Replica(self.network, copies_buffers=False)
             if not numbers:
-                recording = Recording(inputs, output, *lane.record([forward]))
+                (graph,) = lane.record([forward])
+                recording = Recording(inputs, output, graph)
             else:
                 learned = groups_of(replica.parameters, [i - 1 for i in numbers if i > 0])
                 shapes = [[replica.parameters[i].shape for i in group] for group in learned]
@@ -317,9 +319,9 @@ class GraphedForward(GraphRuntime):
                         "features_grad", size, lambda s: (s.vertices, channels), features.dtype
                     )
                     targets, sources = [features_grad, *targets], [features, *sources]
-                graphs = lane.record([forward, backward])
+                first, second = lane.record([forward, backward])
                 rows = Rows(output_grad)
-                recording = Recording(inputs, output, *graphs, rows, features_grad, gradients, learned, shapes)
+                recording = Recording(inputs, output, first, second, rows, features_grad, gradients, learned, shapes)
             inputs.buffers.complete()
             if batch.features.is_cuda:
                 tape.clear()  # the memory is free for other recordings

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +64,20 @@ class RowLoss:
     reduction: str = ""
     divisor: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def __call__(self, outputs: Tensor, targets: Tensor, rows: Any) -> Tensor:
-        """rows: (), the number of rows of the batch, which come first. It is read if there is a reduction."""
+    def __call__(self, outputs: Tensor, targets: Tensor, rows: Tensor | None) -> Tensor:
+        """rows: (), the number of rows of the batch, which come first. None if there is no reduction."""
         counts = None
         if self.ignored is None:
             if outputs.shape != targets.shape:  # PyTorch would spread the smaller one over the rows of the other
                 shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
                 raise NotCapturable(f"outputs and targets should have the same shape, got {shapes} with added rows")
             # Added rows repeat the first one, so their derivatives are finite if those of the batch are.
-            counts = (torch.arange(len(outputs), device=outputs.device) < rows).view(-1, *[1] * (outputs.ndim - 1))
+            counts = (torch.arange(len(outputs), device=outputs.device) < cast(Tensor, rows)).view(
+                -1, *[1] * (outputs.ndim - 1)
+            )
             outputs, targets = (torch.where(counts, x, x[:1]) for x in (outputs, targets))
         values = self.loss(outputs, targets)
-        if not self.reduction:
+        if rows is None:
             return values
         if counts is not None:
             values = torch.where(counts.view(-1, *[1] * (values.ndim - 1)), values, 0)

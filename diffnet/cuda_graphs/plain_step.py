@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class PlainStep:
         device = batch.features.device.type
         with without_cached_casts(device):
             outputs = forward(batch.features, batch.operators, *batch.further)
-            values = self.modules.loss(outputs, batch.targets)
+            values = cast(Any, self.modules.loss)(outputs, batch.targets)
         loss = _mean(values, len(outputs))
         with torch.autocast(device, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -91,7 +91,7 @@ class PlainStep:
             self._add(loss, weight)
         self.clear_gradients()
 
-    def weight_of(self, targets: Tensor, by_rows: bool = False) -> Tensor:
+    def weight_of(self, targets: Any, by_rows: bool = False) -> Tensor:
         """What a batch counts in `add`, (). Raises ValueError if neither the loss nor the user says it.
 
         by_rows: whether the loss returns a value for each row
@@ -162,9 +162,10 @@ class PlainStep:
         # A forward pass sets negative times to 0, and a process without a batch has had none.
         diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
         keep_nonnegative([m.time for m in diffusions if m.training])
-        summed, counts = sums.split([len(sums) - len(parameters), len(parameters)])
+        count = len(sums) - len(parameters)
+        summed, counts = sums[:count], sums[count:]
         means = summed[:-1] / torch.where(summed[-1] > 0, summed[-1], 1)
-        *grads, loss = means.split([*(p.numel() for p in parameters), 1])
+        *grads, loss = torch.split(means, [*(p.numel() for p in parameters), 1])
         unsure = [i for i in range(len(parameters)) if i not in reached] if exchanged else []
         for i in (*reached, *unsure):
             parameters[i].grad = grads[i].view_as(parameters[i]).to(parameters[i].dtype)
