@@ -105,7 +105,7 @@ class PlainStep:
         if by_rows:
             return rows
         if self._ignore_index is not None:
-            return (targets != self._ignore_index).sum()
+            return cast(Tensor, (targets != self._ignore_index).sum())
         raise ValueError(
             "`add` needs to know what the loss of a batch divides by. It returns a number and is none of PyTorch's or "
             "diffnet's means: pass weight= or ignore_index= to GraphedStep, or let it return a value for each row"
