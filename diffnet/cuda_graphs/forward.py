@@ -49,8 +49,6 @@ from diffnet.ops.common.launcher import saved_as_usual
 M = TypeVar("M", bound=nn.Module)
 
 MAX_LANES = 4  # forward passes whose backward pass is still to come
-# With fewer vertices, launching the kernels one by one takes longer than the kernels of this many vertices.
-LAUNCH_BOUND = 2**16
 
 
 def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1, row_wise: RowWise = ()) -> M:
@@ -64,9 +62,8 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1,
         its class becomes a subclass. To undo this, write `del network.forward`.
     outputs_at: "vertices", "faces", "edges" or "global_mean": the rows of the returned tensor. None takes the attribute
         of this name at each call, or "vertices".
-    first_visits: how many batches of a size run before they are recorded. They run on the graphs of a larger batch if
-        there are any, or else without graphs. Recording takes some ten times as long as a call, so a size that never
-        comes back should not be recorded.
+    first_visits: how many batches of a size run without graphs before one is recorded. Recording takes some ten times
+        as long as a call, so a size that never comes back should not be recorded.
     row_wise: classes of modules of your own that compute each row from this row alone, or exchange rows by the
         operators as those of diffnet do
 
@@ -220,17 +217,23 @@ class GraphedForward(GraphRuntime):
     def _on_graphs(self, batch: Batch, at: str, state: ModuleState, kind: Kind) -> Tensor | None:
         """The output by graphs. None if there are none for this batch."""
         size = kind.size_of(batch.operators)
-        records = kind.visits[size] >= self.settings.first_visits
-        if not records:
+        if kind.visits[size] < self.settings.first_visits:
             kind.visits[size] += 1
+            with self.lock:
+                for (
+                    lane
+                ) in self.lanes:  # a second batch of this size drops smaller graphs; the first needs their memory
+                    if not lane.busy and not size.fits_into(lane.arena.capacity):
+                        lane.clear()
             compile_before_first_call(self.network, batch.features, batch.operators)
+            return None
 
         def replayed() -> Tensor | None:
             with self.lock:
-                lane = self._free_lane(batch, records)
-                recording = None if lane is None else self._recording(lane, kind, batch, records)
-                if lane is None or recording is None:
+                lane = self._free_lane(batch.features.device)
+                if lane is None:
                     return None
+                recording = self.graphs(lane, kind, batch, partial(self._record, lane, kind, batch))
                 recording.inputs.load(batch)
                 return self._replay(lane, recording, batch, rows_of(at, batch.operators), state)
 
@@ -244,35 +247,17 @@ class GraphedForward(GraphRuntime):
         check_output(out, getattr(inputs.buffers.size, kind.rows))
         return out
 
-    def _free_lane(self, batch: Batch, records: bool) -> Lane[Recording] | None:
+    def _free_lane(self, device: torch.device) -> Lane[Recording] | None:
         """A lane whose graphs no backward pass waits for. None if there is none."""
-        device = batch.features.device
         lane = next((lane for lane in self.lanes if not lane.busy and lane.device == device), None)
-        if lane is None and records:
+        if lane is None:
             if len(self.lanes) == MAX_LANES:
                 self.say(f"{MAX_LANES} forward passes wait for their backward pass")
                 return None
             lane = Lane(device, self.settings.recorder)
             self.lanes.append(lane)
-        if lane is not None:
-            lane.follow()
+        lane.follow()
         return lane
-
-    def _recording(self, lane: Lane[Recording], kind: Kind, batch: Batch, records: bool) -> Recording | None:
-        """The graphs for a batch.
-
-        records: whether they may be recorded. If not, those of a larger batch serve it, or the result is None.
-        """
-        if records:
-            return self.graphs(lane, kind, batch, partial(self._record, lane, kind, batch))
-        size = kind.size_of(batch.operators)
-        recording = lane.get((kind, size))
-        if recording is None and kind.other_rows is None:
-            recording = _larger(lane, kind, size)
-        if recording is None and lane.recorded() and not size.fits_into(lane.arena.capacity):
-            # A second batch of this size would drop these graphs. The first one needs their memory.
-            lane.clear()
-        return recording
 
     def _record(self, lane: Lane[Recording], kind: Kind, batch: Batch, size: BatchSize) -> Recording:
         """Record the network on buffers that hold a batch. Autocast, modes and gradients are those of the caller."""
@@ -397,13 +382,3 @@ def _replay_again(recording: Recording, network: nn.Module, device: torch.device
     with preserved(network, device):
         generator_of(device).set_state(random)
         recording.forward.replay()
-
-
-def _larger(lane: Lane[Recording], kind: Kind, size: BatchSize) -> Recording | None:
-    """The smallest recording that holds a batch of this size, unless the network is faster without graphs.
-
-    A network without graphs would also need memory of its own for the batch, besides that of the graphs.
-    """
-    limit = max(2 * size.vertices, LAUNCH_BOUND)
-    sizes = [s for c, s in lane.recorded() if c is kind and size.fits_into(s) and s.vertices <= limit]
-    return lane.get((kind, min(sizes, key=lambda s: s.vertices))) if sizes else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.cuda_graphs import forward, graphed
+from diffnet.cuda_graphs import graphed
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.forward import MAX_LANES
 from diffnet.cuda_graphs.module_state import GRAPHS
@@ -212,21 +212,6 @@ def assert_replays(plain: nn.Module, model: nn.Module, operators: Operators, rep
     plain(x, operators).square().mean().backward()
     assert counted_replays(lambda: model(x, operators).square().mean().backward()) == replays
     assert_same_gradients(plain, model)
-
-
-@pytest.mark.parametrize(("launch_bound", "of_small"), [(forward.LAUNCH_BOUND, 2), (0, 0)], ids=["small", "large"])
-def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
-    meshes: list[Operators], launch_bound: int, of_small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forward, "LAUNCH_BOUND", launch_bound)
-    plain = network()
-    model = with_graphs(plain, "cpu", first_visits=1)
-    small, large = meshes[2], precompute(trimesh.creation.icosphere(3), k=6)
-    middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
-    assert large.num_vertices / 2 < middle.num_vertices < large.num_vertices * 3 / 4
-    for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, of_small), (middle, 2)):
-        assert_replays(plain, model, operators, replays)
-    assert len(vars(model)[GRAPHS].lanes[0].recorded()) == 2  # type: ignore[attr-defined]
 
 
 def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
