@@ -179,8 +179,9 @@ class GraphedStep:
         at = whole.outputs_at()
         if not may_have_graphs(batch, at, self.recorder):
             return None, self._model
-        if whole.holds(batch.targets):
-            return whole(batch, at, adds), self._model
+        facts = whole.holding(batch.targets)
+        if facts is not None:
+            return whole(batch, at, facts, adds), self._model
         if GRAPHS in vars(self._model):
             return None, self._model  # it has graphs of its own
         if has_hooks(self._model):

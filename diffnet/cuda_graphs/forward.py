@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from diffnet.cuda_graphs.buffers import Batch, Rows
-from diffnet.cuda_graphs.gradients import Groups, gradient_buffers, groups_of, split
+from diffnet.cuda_graphs.gradients import Groups, JoinedParameters, gradient_buffers, groups_of
 from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState
@@ -130,7 +129,6 @@ class Recording:
     output, output_grad, features_grad: buffers with the rows of a batch first
     gradients: buffers for the gradients of the parameters, one for each group of `learned`
     learned: the numbers of these parameters. Unused parameters have no gradient.
-    shapes: of the parameters of each group
     """
 
     inputs: Loaded
@@ -141,7 +139,6 @@ class Recording:
     features_grad: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
     learned: Groups = ()
-    shapes: Sequence[Sequence[torch.Size]] = ()
 
 
 class _Lease:
@@ -163,6 +160,7 @@ class GraphedForward(GraphRuntime):
     ) -> None:
         super().__init__(network, network, settings, subject or plain_class(network).__name__, expected)
         self._plain = plain_class(network)
+        self._joined = JoinedParameters()
         self._parameter_names = list(inspect.signature(self._plain.forward).parameters)[1:]
 
     def of(self, network: nn.Module) -> GraphedForward:
@@ -240,6 +238,8 @@ class GraphedForward(GraphRuntime):
         return self.attempt(batch, kind, replayed)
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
+        # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
+        self._joined.clear()
         return self._plain.forward(self.network, *arguments, **options)
 
     def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
@@ -291,10 +291,7 @@ class GraphedForward(GraphRuntime):
                 recording = Recording(inputs, output, graph)
             else:
                 learned = groups_of(replica.parameters, [i - 1 for i in numbers if i > 0])
-                shapes = [[replica.parameters[i].shape for i in group] for group in learned]
-                dtypes = [replica.parameters[group[0]].dtype for group in learned]
-                gradients = gradient_buffers(lane.arena, shapes, dtypes)
-                targets = [part for flat, group in zip(gradients, shapes, strict=True) for part in split(flat, group)]
+                gradients, targets = gradient_buffers(lane.arena, replica.parameters, learned)
                 sources = [replica.parameters[i] for group in learned for i in group]
                 output_grad, features_grad = of_output("output_grad", output), None
                 if 0 in numbers:
@@ -306,7 +303,7 @@ class GraphedForward(GraphRuntime):
                     targets, sources = [features_grad, *targets], [features, *sources]
                 first, second = lane.record([forward, backward])
                 rows = Rows(output_grad)
-                recording = Recording(inputs, output, first, second, rows, features_grad, gradients, learned, shapes)
+                recording = Recording(inputs, output, first, second, rows, features_grad, gradients, learned)
             inputs.buffers.complete()
             if batch.features.is_cuda:
                 tape.clear()  # the memory is free for other recordings
@@ -328,8 +325,8 @@ class GraphedForward(GraphRuntime):
         # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
-            parameters = [state.parameters[i] for group in recording.learned for i in group]
-            out: Tensor = _replay(recording, state, rows, batch.features, *parameters)
+            joined = self._joined.get(state.tensors, state.parameters, recording.learned)
+            out: Tensor = _replay(recording, state, rows, batch.features, *joined)
         return out
 
 
@@ -338,7 +335,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *parameters: Tensor
+        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *joined: Tensor
     ) -> Tensor:
         ctx.random, ctx.is_spent = generator_of(features.device).get_state(), False
         recording.forward.replay()
@@ -366,9 +363,7 @@ class _Replay(torch.autograd.Function):
         features_grad = None
         if recording.features_grad is not None:
             features_grad = recording.features_grad[: features.shape[0]].clone()
-        flats = [flat.clone() for flat in recording.gradients]
-        grads = [part for flat, shapes in zip(flats, recording.shapes, strict=True) for part in split(flat, shapes)]
-        return None, None, None, features_grad, *grads
+        return None, None, None, features_grad, *(flat.clone() for flat in recording.gradients)
 
 
 _replay = applied(_Replay)  # `may_have_graphs` has found that no transform of torch.func runs

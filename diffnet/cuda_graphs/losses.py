@@ -87,6 +87,11 @@ class RowLoss:
         return total if self.reduction == "sum" else total / rows
 
 
+def is_known(loss: Loss) -> bool:
+    """Whether a graph may hold a loss, for some targets and options."""
+    return isinstance(loss, MaskedLoss) or _call_of(loss)[0] is not None
+
+
 def row_loss(loss: Loss, targets: Tensor) -> RowLoss | None:
     """How a graph holds a loss of targets of this kind. None if it can't.
 

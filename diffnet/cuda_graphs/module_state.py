@@ -55,12 +55,15 @@ class ModuleState:
     namespaces and `partial` in attributes are followed. In-place changes of other objects, such as NumPy arrays, are
     not seen.
 
+    before: an earlier state of the module
+
     parameters: of the module
+    tensors: an object that is the same as before if all parameters are
     key: what a graph bakes in. Equal keys mean that one graph serves both states.
     generator: the name of an attribute that is a random generator. "" if there is none.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
         self.module = module
         self.parameters = list(module.parameters())
         self.generator = ""
@@ -83,6 +86,8 @@ class ModuleState:
         self._seen = self._current()
         self._objects = [*self._members()]
         self._memory = [x.detach() for x in self._tensors]  # nothing else gets these addresses meanwhile
+        same = before is not None and self._has_parameters_of(before)
+        self.tensors: object = before.tensors if before is not None and same else object()
 
     def _visit(self, name: str, value: Any, visited: dict[int, int]) -> None:
         """Add an attribute, and all that it holds, to the key and to what `is_current` compares."""
@@ -176,6 +181,11 @@ class ModuleState:
         same = len(members) == len(self._objects) and all(map(is_, members, self._objects))
         return same and self._current() == self._seen
 
+    def _has_parameters_of(self, other: ModuleState) -> bool:
+        """Whether the parameters are the same objects, and all tensors lie at the same addresses."""
+        same = len(self.parameters) == len(other.parameters) and all(map(is_, self.parameters, other.parameters))
+        return same and self._seen[0] == other._seen[0]
+
     def difference(self, before: ModuleState) -> str:
         """The name of the first attribute that has changed."""
         keys = zip(self._names, self._entries, before._entries, strict=False)
@@ -218,7 +228,7 @@ class KnownStates:
         if before is not None and before[0].is_current():
             self._new_in_turn = 0
             return *before, None
-        state = ModuleState(self._module)
+        state = ModuleState(self._module, None if before is None else before[0])
         is_new = state.key not in self._by_key
         number = self._by_key.setdefault(state.key, next(self._numbers))
         # Another thread may read this at any time.

@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from diffnet.ops.adam.reference import AdamOptions, AdamTensors
@@ -68,10 +68,6 @@ class CapturedOptimizer:
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def is_sharded(self) -> bool:
-        """Whether a parameter is a part of a tensor of several processes, as after `fully_shard`."""
-        return any(hasattr(p, "full_tensor") for p in self.parameters())
-
     def is_known(self) -> bool:
         """Whether a graph can record the step: that of Adam, AdamW or SGD, which no subclass, hook or wrapper changes.
 
@@ -86,7 +82,8 @@ class CapturedOptimizer:
             return False
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
-        return not hooks and not of_all and not self.is_sharded()
+        # Other tensors may be parts of larger ones, as after `fully_shard`.
+        return not hooks and not of_all and {*map(type, self.parameters())} <= {Tensor, nn.Parameter}
 
     def settings(self) -> int:
         """A number for what a graph bakes in: all options but learning rates that are numbers, and the parameters."""

@@ -140,7 +140,7 @@ class PlainStep:
         if self._sums is None or not same or self._sums.device != parameters[0].device:
             if self.reached:
                 raise RuntimeError("the optimizer's parameters have been replaced or moved between `add` and `update`")
-            if self.optimizer.is_sharded():
+            if any(hasattr(p, "full_tensor") for p in parameters):
                 raise TypeError("`add` and `update` can't sum the gradients of sharded parameters (DTensor)")
             count = sum(p.numel() for p in parameters) + 2 + len(parameters)
             has_double = any(p.dtype == torch.float64 for p in parameters)

@@ -13,12 +13,22 @@ from torch import Tensor
 
 from diffnet.cuda_graphs.buffers import Batch
 from diffnet.cuda_graphs.lane import Graph, Lane
-from diffnet.cuda_graphs.losses import RowLoss, row_loss
+from diffnet.cuda_graphs.losses import RowLoss, is_known, row_loss
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, settings
 from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, clear_gradients, without_cached_casts
 from diffnet.cuda_graphs.recording import check_output, forked_random_numbers, trial, with_gradients
 from diffnet.cuda_graphs.replica import Replica
-from diffnet.cuda_graphs.runtime import NOTHING, Expected, GraphRuntime, Kind, Loaded, Settings, check_rows, loaded
+from diffnet.cuda_graphs.runtime import (
+    NOTHING,
+    Expected,
+    Facts,
+    GraphRuntime,
+    Kind,
+    Loaded,
+    Settings,
+    check_rows,
+    loaded,
+)
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.ops.common.cuda_graph import NotCapturable
 
@@ -60,29 +70,33 @@ class StepGraphs(GraphRuntime):
         self._step = step
         self._lane: Lane[Any] = Lane(device, settings.recorder)  # a program for each kind and size, and updates
         self.lanes.append(self._lane)
+        self._has_known_loss = is_known(step.modules.loss)
+        self._holds: dict[tuple[int, bool], bool] = {}  # for states of the modules, and for labels and numbers
         self._updates = True  # whether graphs of updates can be recorded
         self._updated: Hashable = None  # the key of the last update without a graph
         self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
 
-    def holds(self, targets: Any) -> bool:
-        """Whether one graph may hold a step with such targets, up to the network: the loss and the optimizer are known.
+    def holding(self, targets: Any) -> Facts | None:
+        """The facts if one graph may hold a step with such targets: the loss and the optimizer are known.
 
         No parameter may have hooks, and no option of the optimizer besides its learning rate may change in every step.
         """
-        step = self._step
-        if not isinstance(targets, Tensor) or row_loss(step.modules.loss, targets) is None:
-            return False
-        hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in step.modules.parameters())
-        return self._stable_options() is not None and not (self.watches and any(hooks))
+        if not self._has_known_loss or not isinstance(targets, Tensor) or self._stable_options() is None:
+            return None
+        facts = self.facts()
+        key = facts.number, targets.is_floating_point()
+        if key not in self._holds:
+            self._holds[key] = row_loss(self._step.modules.loss, targets) is not None
+        hooks = [p for p in facts.state.parameters if p._backward_hooks or p._post_accumulate_grad_hooks]
+        return None if hooks or not self._holds[key] else facts
 
-    def __call__(self, batch: Batch, at: str, adds: bool) -> Tensor | None:
-        """Train on a batch, or add its gradients to those of other batches. The step `holds` its targets.
+    def __call__(self, batch: Batch, at: str, facts: Facts, adds: bool) -> Tensor | None:
+        """Train on a batch, or add its gradients to those of other batches. `holding` has given the facts.
 
         Returns the loss (), which the next call overwrites. None if this step can't have a graph. Nothing has been
         changed then, and a warning has said why if later steps can't have one, either.
         """
-        facts = self.facts()
         value, reason = None, facts.refused or check_rows(batch, at)
         if batch.features.requires_grad:
             reason = "the features need a gradient, which a graph would not compute"

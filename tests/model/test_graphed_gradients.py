@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,14 @@ def assert_same_gradients(plain: nn.Module, model: nn.Module) -> None:
             assert q.grad is None
         else:
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def nodes(model: nn.Module, operators: Operators) -> list[Any]:
+    """The nodes of autograd that stand for the parameters, one for each dtype."""
+    node = loss(model, operators).grad_fn.next_functions[0][0].next_functions[0][0]  # type: ignore[union-attr]
+    while "Replay" not in node.name():
+        node = node.next_functions[0][0]
+    return [each for each, _ in node.next_functions if each is not None]
 
 
 def test_autograd_grad_of_several_forward_passes(sphere: Operators) -> None:
@@ -119,6 +128,33 @@ def test_gradients_are_not_copied_and_can_be_kept(sphere: Operators) -> None:
     kept["bias"].add_(1)
     assert all(torch.equal(grad, before[name]) for name, grad in kept.items() if name != "bias")
     assert kept["net.first.weight"]._version == 0
+
+
+def test_autograd_makes_new_nodes_only_when_it_must(sphere: Operators) -> None:
+    _, model = pair()
+    first = nodes(model, sphere)
+    assert len(first) == 2  # one for each dtype
+    assert nodes(model, sphere) == first
+    model.eval()
+    assert nodes(model, sphere) == first
+    with torch.no_grad():
+        loss(model, sphere)
+    assert nodes(copy.deepcopy(model), sphere) != first
+    assert nodes(model, sphere) == first
+    model.bias = nn.Parameter(torch.ones(5))
+    second = nodes(model, sphere)
+    assert not set(second) & set(first)
+    model.double().float()  # gives parameters new nodes, which others may watch
+    model.scale.data = model.scale.data.double()
+    third = nodes(model, sphere)
+    assert not set(third) & set(second)
+    type(model).forward(model, sphere.frames[:, 2], sphere)
+    assert nodes(model, sphere) == third
+    inner = model.net.register_forward_hook(lambda *_: None)
+    with pytest.warns(RuntimeWarning, match="a module has hooks"):
+        loss(model, sphere)
+    inner.remove()
+    assert not set(nodes(model, sphere)) & set(third)
 
 
 def test_parameters_that_are_results_get_gradients(sphere: Operators) -> None:

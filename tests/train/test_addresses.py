@@ -93,7 +93,7 @@ def test_tensors_begin_at_64_bytes(
         found, expected = (network_outputs(model, each, OPTIONS, CPU) for each in (sample, other))
         assert torch.equal(found, expected)
     evaluate(TASK, model, samples, OPTIONS, CPU)
-    step = TrainingStep(TASK, model, OPTIONS, CPU, parts=2)
+    step = TrainingStep(TASK, model, OPTIONS, CPU)
     rotations = torch.eye(3).repeat(6, 1, 1)
     for n, sample in enumerate(packed(samples, [[0], [1], [0, 1, 2]], CPU)):
         step.add(sample, rotations[n : n + len(sample.operators)].clone())
