@@ -9,7 +9,6 @@ import potpourri3d
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import components, first_at_position, joined_vertices
-from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
@@ -78,7 +77,7 @@ def diagnose(mesh: Mesh) -> Diagnosis:
     >>> diagnose(load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0], [5, 5, 5]], [[0, 1, 2]]))).faults
     ['vertices that no face uses: 1']
     """
-    faces = usable_faces(mesh)
+    faces = mesh.usable_faces
     used = np.unique(faces)
     halves = faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2)
     key = halves.min(axis=1) * len(mesh.verts) + halves.max(axis=1)
