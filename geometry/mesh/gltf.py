@@ -1,29 +1,28 @@
-"""Reader of glTF 2.0 files, .glb and .gltf, by trimesh.
-
-trimesh skips content that it does not know, or reads zeros instead. Such files are refused here.
-"""
+"""Reader of glTF 2.0 files, .glb and .gltf. Content that it doesn't know is refused."""
 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import struct
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from diffnet.geometry.mesh.content import check_unpacked
-from diffnet.geometry.mesh.objects import scene_arrays
 
 Json: TypeAlias = dict[str, Any]
+Matrix: TypeAlias = NDArray[np.float64]
 
-_MODES = {0: "points", 4: "triangles", 5: "a triangle strip"}
+_POINTS, _TRIANGLES, _STRIP = 0, 4, 5
+_MODES = {_POINTS: "points", _TRIANGLES: "triangles", _STRIP: "a triangle strip"}
+_TYPES = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
 _DAMAGED = "not a glTF file, or a damaged one"
 _COMPRESSED = ("draco", "meshopt")
 
@@ -31,24 +30,18 @@ _COMPRESSED = ("draco", "meshopt")
 def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Vertices (V, 3) and triangles (F, 3) of the default scene, in the scene's coordinates.
 
-    The meshes of the file follow each other in the file's order, each once for every node that shows it. Buffers must
-    be inside the file; see `embed_buffers`. Raises ValueError for a damaged file and for content that is not supported.
+    The meshes of the file follow each other in the file's order, each once for every node that shows it. Primitives of
+    a mesh that have their vertices in the same place of a buffer share them. Buffers must be inside the file; see
+    `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and for more than
+    `check_unpacked` allows.
     """
-    import trimesh  # imported here because it takes a quarter of a second
-
-    binary = data.startswith(b"glTF")
-    header = _header_of_glb(data) if binary else _json(data)
+    header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
     try:
-        _check(header, len(data))
-    except (LookupError, TypeError, AttributeError) as e:
+        buffers = [_buffer(each, binary) for each in header.get("buffers", [])]
+        _check(header)
+        return _scene(header, buffers)
+    except (LookupError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
-    try:
-        scene = trimesh.load_scene(
-            io.BytesIO(data), file_type="glb" if binary else "gltf", process=False, skip_materials=True
-        )
-    except Exception as e:  # trimesh doesn't check what it reads, so damage can cause any error
-        raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
-    return scene_arrays(scene)
 
 
 def embed_buffers(data: bytes, folder: Path) -> bytes:
@@ -80,7 +73,8 @@ def embed_buffers(data: bytes, folder: Path) -> bytes:
     return json.dumps(header).encode() if total else data
 
 
-def _header_of_glb(data: bytes) -> Json:
+def _parts_of_glb(data: bytes) -> tuple[Json, bytes]:
+    """The header of a .glb file, and its buffer."""
     if len(data) < 20:
         raise ValueError(f"the file is cut off: {len(data)} bytes are less than a header")
     _, version, length, json_length, kind = struct.unpack("<5I", data[:20])
@@ -90,7 +84,9 @@ def _header_of_glb(data: bytes) -> Json:
         raise ValueError(f"the header declares {max(length, json_length + 20)} bytes, but the file has {len(data)}")
     if kind != 0x4E4F534A:  # "JSON"
         raise ValueError("the first part of the file is not JSON")
-    return _json(data[20 : 20 + json_length])
+    begin = 20 + json_length
+    length = int.from_bytes(data[begin : begin + 4], "little")
+    return _json(data[20:begin]), data[begin + 8 : begin + 8 + length]
 
 
 def _json(data: bytes) -> Json:
@@ -103,11 +99,8 @@ def _json(data: bytes) -> Json:
     return header
 
 
-def _check(header: Json, size: int) -> None:
-    """Raise ValueError for content that trimesh would misread or skip, and for more than `check_unpacked` allows.
-
-    size: of the file with its buffers, in bytes
-    """
+def _check(header: Json) -> None:
+    """Raise ValueError for content that is not supported."""
     version = str(header["asset"].get("version", ""))
     if not version.startswith("2."):
         raise ValueError(f"glTF version {version or 'unknown'} is not supported, only version 2")
@@ -115,20 +108,104 @@ def _check(header: Json, size: int) -> None:
         if any(word in extension.lower() for word in _COMPRESSED):
             raise ValueError(f"its geometry is compressed ({extension}). Save it without compression")
     accessors = header.get("accessors", [])
-    shown = Counter(node.get("mesh") for node in header.get("nodes", []))
-    unpacked = 0  # nodes may show a mesh many times, and meshes may share their vertices
-    for number, mesh in enumerate(header.get("meshes", [])):
-        for primitive in mesh["primitives"]:
-            mode = primitive.get("mode", 4)
-            if mode not in _MODES:
-                supported = ", ".join(f"{number} ({what})" for number, what in _MODES.items())
-                raise ValueError(f"a primitive has mode {mode}, supported are {supported}")
-            used = [primitive["attributes"]["POSITION"], *([primitive["indices"]] if "indices" in primitive else [])]
-            for accessor in (accessors[index] for index in used):
-                if "sparse" in accessor or "bufferView" not in accessor:
-                    raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
-                if accessor.get("normalized") and accessor is accessors[used[0]]:
-                    raise ValueError("quantized positions are not supported. Save the mesh without quantization")
-            own = (item * min(accessors[index]["count"], size) for item, index in zip((24, 8), used, strict=False))
-            unpacked += sum(own) * max(shown[number], 1)
-    check_unpacked(unpacked)
+    for primitive in (each for mesh in header.get("meshes", []) for each in mesh["primitives"]):
+        mode = primitive.get("mode", _TRIANGLES)
+        if mode not in _MODES:
+            supported = ", ".join(f"{number} ({what})" for number, what in _MODES.items())
+            raise ValueError(f"a primitive has mode {mode}, supported are {supported}")
+        used = [primitive["attributes"]["POSITION"], *([primitive["indices"]] if "indices" in primitive else [])]
+        for accessor in (accessors[index] for index in used):
+            if "sparse" in accessor or "bufferView" not in accessor:
+                raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
+            if accessor.get("normalized") and accessor is accessors[used[0]]:
+                raise ValueError("quantized positions are not supported. Save the mesh without quantization")
+
+
+def _buffer(buffer: Json, binary: bytes) -> bytes:
+    uri = buffer.get("uri")
+    if uri is None:
+        return binary
+    if not uri.startswith("data:"):
+        raise ValueError(f"{_DAMAGED} (a buffer is in another file, {uri[:60]!r})")
+    return base64.b64decode(uri.partition(",")[2])
+
+
+def _scene(header: Json, buffers: list[bytes]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    shown: dict[int, list[tuple[int, Matrix]]] = {}
+    for number, matrix in _nodes(header):
+        shown.setdefault(header["nodes"][number].get("mesh", -1), []).append((number, matrix))
+    verts, faces = [np.zeros((0, 3))], [np.zeros((0, 3), np.int64)]
+    firsts: dict[tuple[int, int], int] = {}  # the first vertex of an accessor in a node
+    count = size = 0
+    for mesh, each in enumerate(header.get("meshes", [])):
+        for primitive in each["primitives"]:
+            accessor = primitive["attributes"]["POSITION"]
+            for node, matrix in shown.get(mesh, []):
+                points = _numbers(header, buffers, accessor, 3)
+                corners = _triangles(header, buffers, primitive, len(points))
+                if (node, accessor) not in firsts:
+                    firsts[node, accessor], count, size = count, count + len(points), size + 24 * len(points)
+                    verts.append(points @ matrix[:3, :3].T + matrix[:3, 3])
+                size += 8 * corners.size
+                check_unpacked(size)  # nodes may show a mesh many times
+                mirrored = np.linalg.det(matrix[:3, :3]) < 0
+                faces.append((corners[:, ::-1] if mirrored else corners) + firsts[node, accessor])
+    if count == 0:
+        raise ValueError("the scene is empty: no node shows a mesh")
+    return np.concatenate(verts), np.concatenate(faces)
+
+
+def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
+    """The nodes of the default scene and their transformations (4, 4), each once."""
+    scenes, nodes = header.get("scenes", []), header.get("nodes", [])
+    roots = scenes[header.get("scene", 0)].get("nodes", []) if scenes else []
+    waiting, seen = [(root, np.eye(4)) for root in roots], set()
+    while waiting:
+        number, above = waiting.pop()
+        node = nodes[number]
+        if number in seen:
+            continue
+        seen.add(number)
+        own = np.reshape(np.array(node.get("matrix", np.eye(4)), np.float64), (4, 4)).T
+        turn, move = np.eye(4), np.eye(4)
+        if "rotation" in node:
+            turn[:3, :3] = Rotation.from_quat(node["rotation"]).as_matrix()
+        move[:3, 3] = node.get("translation", 0)
+        matrix = above @ own @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
+        waiting += [(child, matrix) for child in node.get("children", [])]
+        yield number, matrix
+
+
+def _triangles(header: Json, buffers: list[bytes], primitive: Json, vertices: int) -> NDArray[np.int64]:
+    """The triangles (F, 3) of a primitive."""
+    indices = np.arange(vertices)
+    if "indices" in primitive:
+        indices = _numbers(header, buffers, primitive["indices"], 1).reshape(-1).astype(np.int64)
+    if len(indices) and not (indices.min() >= 0 and indices.max() < vertices):
+        raise ValueError(f"a primitive has {vertices} vertices, but its faces have indices out of range")
+    mode = primitive.get("mode", _TRIANGLES)
+    if mode == _POINTS:
+        return np.zeros((0, 3), np.int64)
+    if mode == _TRIANGLES:
+        if len(indices) % 3:
+            raise ValueError(f"{_DAMAGED} ({len(indices)} corners are no triangles)")
+        return indices.reshape(-1, 3)
+    strip = np.stack([indices[:-2], indices[1:-1], indices[2:]], axis=1)
+    strip[1::2] = strip[1::2, ::-1]  # every second triangle of a strip is turned the other way
+    return strip
+
+
+def _numbers(header: Json, buffers: list[bytes], index: int, columns: int) -> NDArray[Any]:
+    """The rows of an accessor (count, columns). They are not copied."""
+    accessor = header["accessors"][index]
+    view = header["bufferViews"][accessor["bufferView"]]
+    dtype = np.dtype(_TYPES[accessor["componentType"]])
+    begin = view.get("byteOffset", 0)
+    data = buffers[view["buffer"]][begin : begin + view["byteLength"]]
+    if len(data) != view["byteLength"] or accessor["type"] != ("SCALAR" if columns == 1 else "VEC3"):
+        raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
+    strides = view.get("byteStride", columns * dtype.itemsize), dtype.itemsize
+    try:
+        return np.ndarray((accessor["count"], columns), dtype, data, accessor.get("byteOffset", 0), strides)
+    except (ValueError, OverflowError) as e:
+        raise ValueError(f"{_DAMAGED} ({e})") from e

@@ -11,6 +11,7 @@ Indices = NDArray[np.int64]
 Points = NDArray[np.float64]
 
 ROUNDING = 1e-6  # of a product of lengths, in single precision
+CHUNK = 500  # polygons
 
 
 def triangulated(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indices, Indices]:
@@ -29,20 +30,29 @@ def triangulated(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indic
     count = np.maximum(sizes - 2, 0)
     source = np.repeat(np.arange(len(sizes)), count)
     begin, first = np.cumsum(sizes) - sizes, np.cumsum(count) - count
-    place = begin[source] + np.arange(len(source)) - first[source]  # of the second corner of each triangle, less 1
-    faces = np.stack([corners[begin[source]], corners[place + 1], corners[place + 2]], axis=1)
+    place = begin[source]
+    faces = np.empty((len(source), 3), np.int64)
+    faces[:, 0] = corners[place]
+    place += np.arange(1, len(source) + 1) - first[source]
+    faces[:, 1] = corners[place]
+    place += 1
+    faces[:, 2] = corners[place]
     if not len(faces) or faces.min() < 0 or faces.max() >= len(verts):
         return faces, source
-    for polygon in _left_by_fans(verts, faces, source, first[count > 0]).tolist():
-        own = corners[begin[polygon] :][: sizes[polygon]]
-        faces[first[polygon] :][: count[polygon]] = own[_ears(_flat(verts[own]))]
+    some = np.flatnonzero(count)
+    for chunk in np.split(some, range(CHUNK, len(some), CHUNK)):  # arrays for all triangles would take more memory
+        low, high = first[chunk[0]], first[chunk[-1]] + count[chunk[-1]]
+        for polygon in chunk[_are_left_by_fans(verts, faces[low:high], first[chunk] - low)].tolist():
+            own = corners[begin[polygon] :][: sizes[polygon]]
+            faces[first[polygon] :][: count[polygon]] = own[_ears(_flat(verts[own]))]
     return faces, source
 
 
-def _left_by_fans(verts: Points, faces: Indices, source: Indices, first: Indices) -> Indices:
-    """The polygons that their fans leave: those with a triangle that is turned over.
+def _are_left_by_fans(verts: Points, faces: Indices, first: Indices) -> NDArray[np.bool_]:
+    """Which polygons their fans leave: those with a triangle that is turned over.
 
-    first: the first triangle of each polygon that has some
+    faces: (F, 3) the fans of several polygons
+    first: the first triangle of each
     """
     with np.errstate(over="ignore", invalid="ignore"):  # coordinates are not checked yet
         origin = verts[faces[:, 0]]
@@ -51,7 +61,7 @@ def _left_by_fans(verts: Points, faces: Indices, source: Indices, first: Indices
         sums = np.repeat(np.add.reduceat(normals, first), np.diff(first, append=len(faces)), axis=0)
         lengths = np.linalg.norm(sums, axis=1) * ((one**2).sum(1) + (other**2).sum(1))
         turned = (normals * sums).sum(1) < -ROUNDING * lengths
-    return np.unique(source[turned])
+    return np.logical_or.reduceat(turned, first)
 
 
 def _flat(points: Points) -> Points:
