@@ -52,11 +52,16 @@ def edges_of_faces(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> edges_of_faces(np.array([[0, 1, 2], [2, 1, 3]])).tolist()
     [[0, 1, 2], [1, 3, 4]]
     """
+    return edge_numbers(faces, faces[:, [[0, 1], [1, 2], [2, 0]]])
+
+
+def edge_numbers(faces: NDArray[np.int64], sides: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers (…) of sides of faces in `mesh_edges`, which are given by their ends (…, 2)."""
     edges, size = mesh_edges(faces), int(faces.max(initial=0)) + 1
-    sides = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]], axis=2)
+    ends = np.sort(sides, axis=-1)
     codes = edges[:, 0] * size + edges[:, 1]
     order = np.argsort(codes)
-    return order[np.searchsorted(codes, sides[..., 0] * size + sides[..., 1], sorter=order)]
+    return order[np.searchsorted(codes, ends[..., 0] * size + ends[..., 1], sorter=order)]
 
 
 def border_lengths(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:

@@ -206,7 +206,8 @@ def input_sample(
     features = input_features(
         taken, operators, options.features, statistics=statistics, arrays=arrays, align=options.align
     )
-    back = None
-    if small is not mesh and expected.labels_at != "meshes":
-        back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))
-    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, back)
+    at, back = expected.labels_at, None
+    if small is not mesh and at != "meshes":
+        back = interpolation_weights(mesh, small, at)
+    to_score = Interpolation.to_score(mesh, at, back)
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score)

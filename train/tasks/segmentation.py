@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
 from diffnet.geometry import Mesh, element_areas
+from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
 from diffnet.train.report.spread import spread_over
@@ -124,9 +125,8 @@ class Segmentation(LabelTask):
 
         def row(i: int) -> Prediction:
             item = scored.meshes[i]
-            return Prediction(
-                item.name, item.mesh.verts, item.mesh.faces, scored.predictions[i].numpy(), item.labels, at
-            )
+            predicted = on_triangles(item.mesh, scored.predictions[i].numpy(), at)
+            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels, at)
 
         write_report(
             out / "predictions.html",
