@@ -13,10 +13,18 @@ from numpy.typing import NDArray
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.stored import StoredMeshes, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
+from diffnet.geometry.elements.polygons import file_edges, on_polygons, on_triangles
+from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
 
 
 def labels_at(
-    labels: Any, faces: Any, *, source: LabelsAt, target: LabelsAt, num_vertices: int | None = None
+    labels: Any,
+    faces: Any,
+    *,
+    source: LabelsAt,
+    target: LabelsAt,
+    num_vertices: int | None = None,
+    polygons: Any = None,
 ) -> NDArray[np.int64]:
     """Convert labels between the vertices, edges and faces of a mesh.
 
@@ -24,6 +32,7 @@ def labels_at(
         order of `diffnet.geometry.mesh_edges`.
     faces: (F, 3) vertex indices
     num_vertices: V. By default the number of labels at the vertices, else one more than the largest index in the faces.
+    polygons: (F,) the polygon of each triangle, see `Mesh`. Labels at faces are then those of the polygons, (P,).
 
     An element of the target gets the most frequent label of the source's elements that touch it: the corners of a face,
     the ends of an edge, the faces at an edge or a vertex, the edges at a vertex, the sides of a face. Of equally
@@ -53,17 +62,21 @@ def labels_at(
     if len(f) and not (f.min() >= 0 and f.max() < count):
         raise ValueError(f"faces should have indices from 0 to {count - 1}, got {f.min()} to {f.max()}")
     edges = mesh_edges(f)
-    sizes = {"vertices": count, "edges": len(edges), "faces": len(f)}
+    owner = np.arange(len(f)) if polygons is None else np.asarray(polygons)
+    every = len(f) if polygons is None else max(int(owner.max(initial=-1)) + 1, len(values) * (source == "faces"))
+    sizes = {"vertices": count, "edges": len(edges), "faces": every}
     if len(values) != sizes[source]:
         raise ValueError(f"{len(values)} labels, but the mesh has {sizes[source]} {source}")
     if source == target:
         return values
     if {source, target} == {"vertices", "faces"}:
-        first, second = f.reshape(-1), np.repeat(np.arange(len(f)), 3)
+        first, second = f.reshape(-1), np.repeat(owner, 3)
     elif {source, target} == {"vertices", "edges"}:
         first, second = edges.reshape(-1), np.repeat(np.arange(len(edges)), 2)
     else:
-        first, second = edges_of_faces(f).reshape(-1), np.repeat(np.arange(len(f)), 3)
+        first, second = edges_of_faces(f).reshape(-1), np.repeat(owner, 3)
+    if polygons is not None:  # two triangles of a polygon can touch the same element
+        first, second = np.unique(np.stack([first, second]), axis=1)
     rank = ("vertices", "edges", "faces").index
     if rank(source) > rank(target):
         first, second = second, first
@@ -90,8 +103,34 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     mesh = item.mesh
     if mesh.is_point_cloud:
         raise DataError(f"{mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out")
-    labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
+    given = on_polygons(mesh, item.labels) if source == "faces" else item.labels
+    polygons = mesh.polygons if mesh.has_polygons else None
+    labels = labels_at(
+        given, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts), polygons=polygons
+    )
+    if polygons is not None and target != "vertices":
+        labels = labels[polygons] if target == "faces" else on_triangles(mesh, labels[file_edges(mesh)], target)
     return replace(item, labels=labels, accepted=None)
+
+
+def on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
+    """The data set without labels and targets at vertices of no face, which are no part of a surface.
+
+    scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`
+    """
+    if data.labels_at != "vertices" or counts_all(scale):
+        return data
+    train, test = (with_change(part, _on_surface, "on surface") for part in (data.train, data.test))
+    return replace(data, train=train, test=test)
+
+
+def _on_surface(item: LabeledMesh) -> LabeledMesh:
+    used = item.mesh.used
+    if used.all():
+        return item
+    labels = item.labels.copy()
+    labels[~used] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    return replace(item, labels=labels)
 
 
 def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from diffnet.geometry import Mesh
 from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.options import Options, scale_of_all
 
-FORMAT = 1  # increase when older versions would misread shards
+FORMAT = 2  # increase when older versions would misread shards
 OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators
 ARRAY = "array."  # before the names of own arrays
 
@@ -42,6 +42,15 @@ class Settings:
     has_targets: bool
     entry_format: int = ENTRY_FORMAT
     format: int = FORMAT
+
+    @classmethod
+    def stored(cls, about: Mapping[str, Any]) -> Settings:
+        """Those in a file. Up to format 1, `normalize` counted vertices of no face. Raises TypeError for other names."""
+        found = cls(**about)
+        if found.format != 1:
+            return found
+        options = {**found.options, "normalize": scale_of_all(found.options.get("normalize"))}
+        return replace(found, options=options, format=FORMAT)
 
     def check(self) -> None:
         """Raises ValueError for values that `write_shards` doesn't write, and for those of another version."""

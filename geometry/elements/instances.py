@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import ElementsAt, border_lengths, element_areas
+from diffnet.geometry.elements.polygons import of_polygons
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
 
@@ -41,7 +42,7 @@ def label_instances(
     instance. So do unlabeled elements (negative labels), and vertices without faces.
 
     labels: (N,) integers, a label for each element
-    at: the elements: "vertices", "faces" or "edges"
+    at: the elements: "vertices", "faces" (triangles, or the faces of the file) or "edges"
     least_area: share of the area of the mesh, from 0 to 1
 
     Instances are numbered by label, and those of a label from the largest to the smallest.
@@ -60,13 +61,14 @@ def label_instances(
         raise MeshError(f"{mesh.name}: a point cloud has no neighbors that connect instances")
     if not 0 <= least_area <= 1:
         raise ValueError(f"least_area should be from 0 to 1, got {least_area}")
-    areas, given = element_areas(mesh, at), np.asarray(labels)
+    given = np.asarray(labels)
+    areas, borders = of_polygons(mesh, at, len(given) if given.ndim else 0, element_areas(mesh, at), _borders(mesh, at))
     if given.dtype.kind not in "iu":
         raise TypeError(f"labels should be integers, dtype is {given.dtype}")
     if given.shape != areas.shape:
         raise ValueError(f"labels should have shape {areas.shape}, one for each of {at}, shape is {given.shape}")
     new, known = given.astype(np.int64), np.unique(given)
-    borders = scipy.sparse.coo_array(_borders(mesh, at))
+    borders = scipy.sparse.coo_array(borders)
     first, second = borders.coords
     while True:
         same = new[first] == new[second]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,13 +14,14 @@ LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 OperatorsKind: TypeAlias = Literal["diffnet", "original"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 JoinRule: TypeAlias = Literal["auto", "always", "never"]
-ScaleRule: TypeAlias = Literal["radius", "area"]
+ScaleRule: TypeAlias = Literal["radius", "area", "all-radius", "all-area"]
 LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 OPERATORS: tuple[OperatorsKind, ...] = get_args(OperatorsKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
 MAX_EIGENPAIRS = 2**16  # small meshes get zeros for eigenpairs that they lack, so a typo would fill the memory
 SCALE_RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
+_OF_ALL: dict[Any, ScaleRule] = {True: "all-radius", "radius": "all-radius", "area": "all-area"}
 
 
 @dataclass
@@ -67,6 +69,25 @@ def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) 
     if laplacian is None:
         return "cotan" if operators == "original" else "robust"
     return laplacian
+
+
+def scale_of_all(normalize: Any) -> Any:
+    """The rule of `normalize_positions` that counts vertices of no face, too, for one that doesn't. Others stay.
+
+    >>> scale_of_all(True), scale_of_all("area"), scale_of_all(False)
+    ('all-radius', 'all-area', False)
+    """
+    return _OF_ALL.get(normalize, normalize) if isinstance(normalize, Hashable) else normalize
+
+
+def chosen_scale(normalize: Any, operators: OperatorsKind) -> Any:
+    """The rule that a user chose. The original's operators count all vertices, as the original does."""
+    return scale_of_all(normalize) if operators == "original" else normalize
+
+
+def counts_all(rule: ScaleRule) -> bool:
+    """Whether vertices of no face count as others do: in the scale, in statistics, in predictions and in scores."""
+    return rule.startswith("all-")
 
 
 def checked_k(k: Any, least: int = 0) -> int:

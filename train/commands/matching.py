@@ -116,8 +116,8 @@ def match(
     write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))
     if html is not None:
         pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)
-    used = len(set(found.matches.tolist()))
-    matched = f"{len(found.matches)} vertices of {b.name} have partners among {used} vertices of {a.name}"
+    used = len(set(found.matches.tolist()) - {-1})
+    matched = f"{(found.matches >= 0).sum()} vertices of {b.name} have partners among {used} vertices of {a.name}"
     console.print(matched, soft_wrap=True)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)

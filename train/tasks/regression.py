@@ -84,8 +84,7 @@ def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str]
     elif file.suffix.lower() == ".csv":
         write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
     else:
-        scale = make_scale(values[:, 0])
-        colors = scale.table[(scale.shares(values[:, 0]) * (len(scale.table) - 1)).round().astype(np.int64)]
+        colors = make_scale(values[:, 0]).colors(values[:, 0])
         write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), colors=colors, at=at)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
+from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
@@ -23,6 +23,7 @@ from diffnet.train.tasks.labels import (
     accuracy_summary,
     class_results,
     matrix_of,
+    most_likely,
 )
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.segmentation import OPTIONS
@@ -98,7 +99,7 @@ class Segmentation(LabelTask):
         return index_dataset(path, cache_dir, jobs=jobs)
 
     def predict(self, outputs: Tensor) -> Tensor:
-        return outputs.argmax(-1)
+        return most_likely(outputs)
 
     def results(self, scored: Scored) -> dict[str, Any]:
         matrix = matrix_of(scored, scored.predictions)
@@ -154,7 +155,7 @@ class Segmentation(LabelTask):
         if file.suffix.lower() == ".ply":
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
             return
-        labels = np.array(numbers, np.int64)[classes]
+        labels = np.append(numbers, UNLABELED)[classes]  # an element without a prediction has class -1
         content: bytes | str
         if file.suffix.lower() == ".npy":
             content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
@@ -162,7 +163,7 @@ class Segmentation(LabelTask):
             more = {} if instances is None else {"instances": instances.tolist()}
             content = json.dumps({"labels": labels.tolist(), **more})
         elif file.suffix.lower() == ".csv":
-            columns = [("label", *labels.tolist()), ("name", *(names[i] for i in classes.tolist()))]
+            columns = [("label", *labels.tolist()), ("name", *([*names, ""][i] for i in classes.tolist()))]
             if instances is not None:
                 columns.append(("instance", *instances.tolist()))
             content = csv_text(zip(*columns, strict=True))
