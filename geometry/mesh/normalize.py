@@ -62,8 +62,9 @@ def scale_rule(normalize: bool | ScaleRule) -> ScaleRule | None:
     if isinstance(normalize, (bool, np.bool_)):
         return "radius" if normalize else None
     if not isinstance(normalize, str) or normalize not in SCALE_RULES:
-        rules = " or ".join(f'"{rule}"' for rule in SCALE_RULES)
-        raise OptionError(f"normalize should be True, False, {rules}, got {reprlib.repr(normalize)}")
+        *rules, last = (f'"{rule}"' for rule in SCALE_RULES)
+        words = ", ".join(["True", "False", *rules])
+        raise OptionError(f"normalize should be {words} or {last}, got {reprlib.repr(normalize)}")
     return normalize
 
 

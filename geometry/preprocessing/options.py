@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -77,7 +76,7 @@ def scale_of_all(normalize: Any) -> Any:
     >>> scale_of_all(True), scale_of_all("area"), scale_of_all(False)
     ('all-radius', 'all-area', False)
     """
-    return _OF_ALL.get(normalize, normalize) if isinstance(normalize, Hashable) else normalize
+    return _OF_ALL.get(normalize, normalize) if isinstance(normalize, (bool, str)) else normalize
 
 
 def chosen_scale(normalize: Any, operators: OperatorsKind) -> Any:

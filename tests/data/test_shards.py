@@ -255,7 +255,7 @@ HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "another dtype": (lambda a, b: a.update(digests=a["digests"].view(np.float64)), "should be 5 rows of int64"),
     "unknown labels": (lambda a, b: b["settings"].update(labels_at="corners"), "its labels are at 'corners'"),
     "another option": (lambda a, b: b["settings"]["options"].update(k="x"), "k should be an integer"),
-    "another version": (lambda a, b: b["settings"].update(format=2), "another version of diffnet wrote it"),
+    "another version": (lambda a, b: b["settings"].update(format=3), "another version of diffnet wrote it"),
     "no settings": (lambda a, b: b.pop("settings"), "KeyError|settings"),
 }
 

@@ -33,7 +33,6 @@ from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
-from diffnet.train.tasks.labels import most_likely
 from diffnet.train.tasks.network import MetadataError, NetworkInput
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted, npy_bytes
@@ -64,7 +63,7 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, most_likely(each).cpu().numpy()) for mesh, each in outputs]
+    return [(mesh, _where_known(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
 
 
 def predict_probabilities(
@@ -135,9 +134,9 @@ def predictor(
         shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
         if smooth > 0 and shares is not None and at != "meshes":
             smoothed = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
-            values = torch.where(shares[:, 0].isnan(), UNLABELED, torch.from_numpy(smoothed))
+            values = _where_known(torch.from_numpy(smoothed), shares)
         else:
-            values = task.predict(outputs).cpu()
+            values = _where_known(task.predict(outputs), outputs).cpu()
         if targets is not None:
             values = original_targets(values, targets)
         instances = None
@@ -147,6 +146,11 @@ def predictor(
         return Predicted(mesh, values, shares if probabilities else None, instances)
 
     return predicted
+
+
+def _where_known(values: Tensor, outputs: Tensor) -> Tensor:
+    """Predictions (N, …), where labels are UNLABELED if the outputs (N, C) are NaN."""
+    return values if values.is_floating_point() else torch.where(outputs[:, 0].isnan(), UNLABELED, values)
 
 
 def _outputs(

@@ -78,11 +78,6 @@ def mean_cross_entropy(
     return losses.sum() / total_weight(labels, UNLABELED, weights)
 
 
-def most_likely(outputs: Tensor) -> Tensor:
-    """The classes (N,) int64 with the largest of the outputs (N, C), UNLABELED where these are NaN."""
-    return torch.where(outputs[..., 0].isnan(), UNLABELED, outputs.argmax(-1))
-
-
 def matrix_of(scored: Scored, predicted: Iterable[Tensor]) -> NDArray[np.int64]:
     """The confusion matrix (C, C) of all meshes, which are read one after another, once.
 

@@ -23,7 +23,6 @@ from diffnet.train.tasks.labels import (
     accuracy_summary,
     class_results,
     matrix_of,
-    most_likely,
 )
 from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.segmentation import OPTIONS
@@ -99,7 +98,7 @@ class Segmentation(LabelTask):
         return index_dataset(path, cache_dir, jobs=jobs)
 
     def predict(self, outputs: Tensor) -> Tensor:
-        return most_likely(outputs)
+        return outputs.argmax(-1)
 
     def results(self, scored: Scored) -> dict[str, Any]:
         matrix = matrix_of(scored, scored.predictions)
@@ -155,7 +154,7 @@ class Segmentation(LabelTask):
         if file.suffix.lower() == ".ply":
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
             return
-        labels = np.append(numbers, UNLABELED)[classes]  # an element without a prediction has class -1
+        labels = np.array([*numbers, UNLABELED], np.int64)[classes]  # an element without a prediction has class -1
         content: bytes | str
         if file.suffix.lower() == ".npy":
             content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
