@@ -94,9 +94,7 @@ def array_statistics(
     return statistics
 
 
-def _sums(
-    item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], first: str, every: bool
-) -> list[Any]:
+def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], first: str, every: bool) -> list[Any]:
     """For each own array: the sums and the sums of squares of its channels above the shift, and the number of rows.
 
     every: whether vertices of no face count, too

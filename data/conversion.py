@@ -105,9 +105,7 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
         raise DataError(f"{mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out")
     given = on_polygons(mesh, item.labels) if source == "faces" else item.labels
     polygons = mesh.polygons if mesh.has_polygons else None
-    labels = labels_at(
-        given, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts), polygons=polygons
-    )
+    labels = labels_at(given, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts), polygons=polygons)
     if polygons is not None and target != "vertices":
         labels = labels[polygons] if target == "faces" else on_triangles(mesh, labels[file_edges(mesh)], target)
     return replace(item, labels=labels, accepted=None)

@@ -201,7 +201,8 @@ def prepared_samples(
     Shards hold operators, so their samples are made when they are asked for.
     """
     samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
-    about = ("samples of used vertices", asdict(options), dict(statistics or {}), labels_at, array_states(items, options.features))
+    states = array_states(items, options.features)
+    about = ("samples 2", asdict(options), dict(statistics or {}), labels_at, states)
     known = shared(lambda: recalled(items, *about))
     if known is not None:
         samples.facts = [SampleFacts(*own) for own in known]
@@ -231,9 +232,7 @@ def _given_facts(items: Sequence[LabeledMesh]) -> dict[int, SampleFacts]:
     return {i: SampleFacts(own.name, "", "", *own[1:]) for i, own in enumerate(given) if own is not None}
 
 
-def _interpolation(
-    items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt
-) -> Interpolation | None:
+def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:
     """What takes outputs of a mesh to the elements that are scored. item: the one with this number"""
     if isinstance(items, JoinedMeshes):
         return _interpolation(*items.place(number), item, at)

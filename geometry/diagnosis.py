@@ -114,11 +114,11 @@ def diagnose(mesh: Mesh) -> Diagnosis:
 
 
 def is_inside_out(mesh: Mesh) -> bool:
-    """Whether the normals of a closed component of a mesh point inside, so that normals and curvature change their sign.
+    """Whether the normals of a closed component of a mesh point inside, so that curvature changes its sign.
 
     A component counts if each of its edges has two faces that run along it in opposite directions. It is inside out if
-    it encloses a negative volume and is no cavity: its bounding box is not in that of another closed component. Vertices
-    at the same position are joined first as by default, see `joined_vertices`.
+    it encloses a negative volume and is no cavity: its bounding box is not in that of another closed component.
+    Vertices at the same position are joined first as by default, see `joined_vertices`.
 
     >>> from diffnet.geometry import load_mesh
     >>> corners, faces = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]

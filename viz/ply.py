@@ -163,7 +163,7 @@ def _content(surface: Surface, properties: _Properties, comments: list[str]) -> 
 
 
 def _polygons(surface: Surface, columns: list[NDArray[Any]]) -> tuple[Ints, Ints, list[NDArray[Any]]]:
-    """The sizes and the corners of the faces of the mesh file, and columns (F,) of triangles as columns of its faces."""
+    """The sizes and the corners of the faces of the mesh file. Columns (F,) of triangles become columns of these."""
     mesh = surface.mesh
     if mesh is None or mesh.sizes is None or mesh.corners is None:
         return np.full(len(surface.faces), 3), surface.faces.reshape(-1), columns
@@ -171,17 +171,12 @@ def _polygons(surface: Surface, columns: list[NDArray[Any]]) -> tuple[Ints, Ints
 
 
 def _face_rows(sizes: NDArray[Any], corners: NDArray[Any], columns: list[NDArray[Any]]) -> bytes:
-    """The bytes of faces of several sizes (P,), row by row."""
+    """The bytes of faces, row by row."""
+    if (sizes == sizes[0]).all():
+        return _rows([sizes, corners.reshape(len(sizes), -1), *columns])
     ends = np.cumsum(sizes, dtype=np.int64)
-    rest = sizes.itemsize + sum(column.itemsize for column in columns)
-    starts = np.arange(len(sizes)) * rest + (ends - sizes) * corners.itemsize
-    content = np.empty(len(sizes) * rest + corners.nbytes, np.uint8)
-    for size in np.unique(sizes):
-        own = np.flatnonzero(sizes == size)
-        table = [sizes[own], corners[(ends[own] - size)[:, None] + np.arange(size)], *(column[own] for column in columns)]
-        rows = np.frombuffer(_rows(table), np.uint8).reshape(len(own), -1)
-        content[starts[own][:, None] + np.arange(rows.shape[1])] = rows
-    return content.tobytes()
+    parts = zip(sizes, np.split(corners, ends[:-1]), *columns, strict=True)
+    return b"".join(number.tobytes() for row in parts for number in row)
 
 
 def _rows(columns: list[NDArray[Any]]) -> bytes:

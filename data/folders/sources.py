@@ -172,8 +172,7 @@ def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.in
 
 
 def _paint(colors: NDArray[np.float64]) -> tuple[bool, bool]:
-    """Whether colors differ, and whether one isn't gray. Programs such as MeshLab write one gray for what has no color.
-    """
+    """Whether colors differ, and whether one isn't gray. Some programs write one gray for what has no color."""
     return bool((colors != colors[:1]).any()), bool((colors != colors[:, :1]).any())
 
 

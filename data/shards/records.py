@@ -16,7 +16,7 @@ from diffnet.geometry import Mesh
 from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import Options, scale_of_all
+from diffnet.geometry.preprocessing.options import Options, chosen_scale
 
 FORMAT = 2  # increase when older versions would misread shards
 OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators
@@ -45,11 +45,11 @@ class Settings:
 
     @classmethod
     def stored(cls, about: Mapping[str, Any]) -> Settings:
-        """Those in a file. Up to format 1, `normalize` counted vertices of no face. Raises TypeError for other names."""
+        """Those in a file. Up to format 1, vertices of no face counted. Raises TypeError for other names."""
         found = cls(**about)
         if found.format != 1:
             return found
-        options = {**found.options, "normalize": scale_of_all(found.options.get("normalize"))}
+        options = {**found.options, "normalize": chosen_scale(found.options.get("normalize"), "original")}
         return replace(found, options=options, format=FORMAT)
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.errors import DiffnetError
-from diffnet.geometry.preprocessing.options import scale_of_all
+from diffnet.geometry.preprocessing.options import chosen_scale
 
 NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
 
@@ -93,10 +93,10 @@ def check_format(path: str | os.PathLike[str], found: Any, known: int, version: 
 
 
 def with_older_scale(found: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options or the metadata in a file of some format. Up to format 1, `normalize` counted vertices of no face."""
+    """The options or the metadata in a file. Up to format 1, vertices of no face counted in `normalize`."""
     if found > 1 or "normalize" not in options:
         return dict(options)
-    return {**options, "normalize": scale_of_all(options["normalize"])}
+    return {**options, "normalize": chosen_scale(options["normalize"], "original")}
 
 
 def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:

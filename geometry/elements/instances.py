@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import ElementsAt, border_lengths, element_areas
-from diffnet.geometry.elements.polygons import of_polygons
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
 
@@ -62,13 +61,14 @@ def label_instances(
     if not 0 <= least_area <= 1:
         raise ValueError(f"least_area should be from 0 to 1, got {least_area}")
     given = np.asarray(labels)
-    areas, borders = of_polygons(mesh, at, len(given) if given.ndim else 0, element_areas(mesh, at), _borders(mesh, at))
+    per_polygon = at == "faces" and given.shape == (mesh.polygon_count,)
+    areas = element_areas(mesh, at, per_polygon)
     if given.dtype.kind not in "iu":
         raise TypeError(f"labels should be integers, dtype is {given.dtype}")
     if given.shape != areas.shape:
         raise ValueError(f"labels should have shape {areas.shape}, one for each of {at}, shape is {given.shape}")
     new, known = given.astype(np.int64), np.unique(given)
-    borders = scipy.sparse.coo_array(borders)
+    borders = scipy.sparse.coo_array(_borders(mesh, at, per_polygon))
     first, second = borders.coords
     while True:
         same = new[first] == new[second]
@@ -94,14 +94,14 @@ def label_instances(
     return Instances(number_of[part], new)
 
 
-def _borders(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:
+def _borders(mesh: Mesh, at: ElementsAt, per_polygon: bool) -> scipy.sparse.csr_array:
     """`border_lengths` with a tiny length between elements at the same position, and instead of 0."""
     import scipy.sparse
 
     from diffnet.geometry.discretize.coincident import joined_vertices
 
     joined = joined_vertices(mesh)
-    borders = border_lengths(replace(mesh, faces=joined[mesh.faces]) if at == "faces" else mesh, at)
+    borders = border_lengths(replace(mesh, faces=joined[mesh.faces]) if at == "faces" else mesh, at, per_polygon)
     tiny = 1e-9 * (float(borders.data.max(initial=0)) or 1.0)
     borders.data = np.maximum(borders.data, tiny)
     if at == "faces" or (joined == np.arange(len(joined))).all():

@@ -6,16 +6,13 @@ file. A cut through a polygon is no edge of the file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import ElementsAt, edge_numbers, face_areas
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
-
-if TYPE_CHECKING:
-    import scipy.sparse
 
 
 def first_triangles(mesh: Mesh) -> NDArray[np.int64]:
@@ -80,22 +77,6 @@ def on_polygons(mesh: Mesh, values: NDArray[Any]) -> NDArray[Any]:
     found = values[np.maximum(first, 0)]
     found[first < 0] = _missing(values)
     return found
-
-
-def of_polygons(
-    mesh: Mesh, at: ElementsAt, count: int, areas: NDArray[np.float64], borders: scipy.sparse.csr_array
-) -> tuple[NDArray[np.float64], scipy.sparse.csr_array]:
-    """`element_areas` and `border_lengths` of the faces of the file, if there are `count` of these, else as given."""
-    if at != "faces" or not mesh.has_polygons or count != mesh.polygon_count:
-        return areas, borders
-    import scipy.sparse  # the command line loads this module
-
-    ones = np.ones(len(mesh.faces)), (mesh.polygons, np.arange(len(mesh.faces)))
-    of = scipy.sparse.csr_array(ones, (count, len(mesh.faces)))
-    between = scipy.sparse.csr_array(of @ borders @ of.T)
-    between.setdiag(0)
-    between.eliminate_zeros()
-    return of @ areas, between
 
 
 def _missing(values: NDArray[Any]) -> float:

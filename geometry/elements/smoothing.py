@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import ElementsAt, border_lengths, element_areas
-from diffnet.geometry.elements.polygons import of_polygons
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 
@@ -48,13 +47,15 @@ def smooth_boundaries(
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
     if not 0 <= weight <= MAX_WEIGHT:
         raise ValueError(f"weight should be from 0 to {MAX_WEIGHT:g}, got {weight}")
-    areas, borders = of_polygons(mesh, at, len(p), element_areas(mesh, at), border_lengths(mesh, at))
+    per_polygon = at == "faces" and len(p) == mesh.polygon_count
+    areas = element_areas(mesh, at, per_polygon)
     if p.ndim != 2 or len(p) != len(areas) or p.shape[1] == 0:
         raise ValueError(
             f"probabilities should have shape ({len(areas)}, C), one row for each of {at}, shape is {p.shape}"
         )
     if not (np.isfinite(p).all() and (p >= 0).all()):
         raise ValueError("probabilities should be finite and at least 0")
+    borders = border_lengths(mesh, at, per_polygon)
     costs = (-np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]).astype(np.float32)
     strength = weight * borders / max(float(borders.data.mean()) if borders.nnz else 0.0, 1e-300)
     strength = strength.astype(np.float32)  # twice as fast as float64

@@ -20,8 +20,8 @@ from diffnet.geometry.mesh.content import check_unpacked
 Json: TypeAlias = dict[str, Any]
 Matrix: TypeAlias = NDArray[np.float64]
 
-_POINTS, _TRIANGLES, _STRIP = 0, 4, 5
-_MODES = {_POINTS: "points", _TRIANGLES: "triangles", _STRIP: "a triangle strip"}
+_MODES = {0: "points", 4: "triangles", 5: "a triangle strip"}
+_COLUMNS = {1: "SCALAR", 3: "VEC3"}
 _TYPES = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
 _DAMAGED = "not a glTF file, or a damaged one"
 _COMPRESSED = ("draco", "meshopt")
@@ -37,10 +37,9 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """
     header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
     try:
-        buffers = [_buffer(each, binary) for each in header.get("buffers", [])]
         _check(header)
-        return _scene(header, buffers)
-    except (LookupError, TypeError, AttributeError, RecursionError) as e:
+        return _scene(header, [_buffer(each, binary) for each in header.get("buffers", [])])
+    except (LookupError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
 
 
@@ -100,34 +99,20 @@ def _json(data: bytes) -> Json:
 
 
 def _check(header: Json) -> None:
-    """Raise ValueError for content that is not supported."""
+    """Raise ValueError for a version and for extensions that are not supported."""
     version = str(header["asset"].get("version", ""))
     if not version.startswith("2."):
         raise ValueError(f"glTF version {version or 'unknown'} is not supported, only version 2")
     for extension in header.get("extensionsRequired", []):
         if any(word in extension.lower() for word in _COMPRESSED):
             raise ValueError(f"its geometry is compressed ({extension}). Save it without compression")
-    accessors = header.get("accessors", [])
-    for primitive in (each for mesh in header.get("meshes", []) for each in mesh["primitives"]):
-        mode = primitive.get("mode", _TRIANGLES)
-        if mode not in _MODES:
-            supported = ", ".join(f"{number} ({what})" for number, what in _MODES.items())
-            raise ValueError(f"a primitive has mode {mode}, supported are {supported}")
-        used = [primitive["attributes"]["POSITION"], *([primitive["indices"]] if "indices" in primitive else [])]
-        for accessor in (accessors[index] for index in used):
-            if "sparse" in accessor or "bufferView" not in accessor:
-                raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
-            if accessor.get("normalized") and accessor is accessors[used[0]]:
-                raise ValueError("quantized positions are not supported. Save the mesh without quantization")
 
 
 def _buffer(buffer: Json, binary: bytes) -> bytes:
     uri = buffer.get("uri")
-    if uri is None:
-        return binary
-    if not uri.startswith("data:"):
+    if uri is not None and not uri.startswith("data:"):
         raise ValueError(f"{_DAMAGED} (a buffer is in another file, {uri[:60]!r})")
-    return base64.b64decode(uri.partition(",")[2])
+    return binary if uri is None else base64.b64decode(uri.partition(",")[2])
 
 
 def _scene(header: Json, buffers: list[bytes]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -137,19 +122,19 @@ def _scene(header: Json, buffers: list[bytes]) -> tuple[NDArray[np.float64], NDA
     verts, faces = [np.zeros((0, 3))], [np.zeros((0, 3), np.int64)]
     firsts: dict[tuple[int, int], int] = {}  # the first vertex of an accessor in a node
     count = size = 0
-    for mesh, each in enumerate(header.get("meshes", [])):
-        for primitive in each["primitives"]:
-            accessor = primitive["attributes"]["POSITION"]
-            for node, matrix in shown.get(mesh, []):
-                points = _numbers(header, buffers, accessor, 3)
-                corners = _triangles(header, buffers, primitive, len(points))
-                if (node, accessor) not in firsts:
-                    firsts[node, accessor], count, size = count, count + len(points), size + 24 * len(points)
-                    verts.append(points @ matrix[:3, :3].T + matrix[:3, 3])
-                size += 8 * corners.size
-                check_unpacked(size)  # nodes may show a mesh many times
-                mirrored = np.linalg.det(matrix[:3, :3]) < 0
-                faces.append((corners[:, ::-1] if mirrored else corners) + firsts[node, accessor])
+    places = ((i, each) for i, mesh in enumerate(header.get("meshes", [])) for each in mesh["primitives"])
+    for mesh, primitive in places:
+        accessor = primitive["attributes"]["POSITION"]
+        for node, matrix in shown.get(mesh, []):
+            points = _numbers(header, buffers, accessor, 3)
+            corners = _triangles(header, buffers, primitive, len(points))
+            size += 8 * corners.size + 24 * len(points) * ((node, accessor) not in firsts)
+            check_unpacked(size)  # nodes may show a mesh many times
+            if (node, accessor) not in firsts:
+                firsts[node, accessor], count = count, count + len(points)
+                verts.append(points @ matrix[:3, :3].T + matrix[:3, 3])
+            mirrored = np.linalg.det(matrix[:3, :3]) < 0
+            faces.append((corners[:, ::-1] if mirrored else corners) + firsts[node, accessor])
     if count == 0:
         raise ValueError("the scene is empty: no node shows a mesh")
     return np.concatenate(verts), np.concatenate(faces)
@@ -157,36 +142,37 @@ def _scene(header: Json, buffers: list[bytes]) -> tuple[NDArray[np.float64], NDA
 
 def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
     """The nodes of the default scene and their transformations (4, 4), each once."""
-    scenes, nodes = header.get("scenes", []), header.get("nodes", [])
-    roots = scenes[header.get("scene", 0)].get("nodes", []) if scenes else []
-    waiting, seen = [(root, np.eye(4)) for root in roots], set()
+    scenes = header.get("scenes", [])
+    waiting = [(root, np.eye(4)) for root in (scenes[header.get("scene", 0)].get("nodes", []) if scenes else [])]
+    seen: set[int] = set()
     while waiting:
-        number, above = waiting.pop()
-        node = nodes[number]
+        number, matrix = waiting.pop()
         if number in seen:
             continue
         seen.add(number)
+        node = header["nodes"][number]
         own = np.reshape(np.array(node.get("matrix", np.eye(4)), np.float64), (4, 4)).T
         turn, move = np.eye(4), np.eye(4)
-        if "rotation" in node:
-            turn[:3, :3] = Rotation.from_quat(node["rotation"]).as_matrix()
+        turn[:3, :3] = Rotation.from_quat(node.get("rotation", [0, 0, 0, 1])).as_matrix()
         move[:3, 3] = node.get("translation", 0)
-        matrix = above @ own @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
+        matrix = matrix @ own @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
         waiting += [(child, matrix) for child in node.get("children", [])]
         yield number, matrix
 
 
 def _triangles(header: Json, buffers: list[bytes], primitive: Json, vertices: int) -> NDArray[np.int64]:
     """The triangles (F, 3) of a primitive."""
-    indices = np.arange(vertices)
+    mode, indices = primitive.get("mode", 4), np.arange(vertices)
+    if mode not in _MODES:
+        supported = ", ".join(f"{number} ({what})" for number, what in _MODES.items())
+        raise ValueError(f"a primitive has mode {mode}, supported are {supported}")
     if "indices" in primitive:
-        indices = _numbers(header, buffers, primitive["indices"], 1).reshape(-1).astype(np.int64)
+        indices = _numbers(header, buffers, primitive["indices"], 1)[:, 0].astype(np.int64)
     if len(indices) and not (indices.min() >= 0 and indices.max() < vertices):
         raise ValueError(f"a primitive has {vertices} vertices, but its faces have indices out of range")
-    mode = primitive.get("mode", _TRIANGLES)
-    if mode == _POINTS:
+    if mode == 0:
         return np.zeros((0, 3), np.int64)
-    if mode == _TRIANGLES:
+    if mode == 4:
         if len(indices) % 3:
             raise ValueError(f"{_DAMAGED} ({len(indices)} corners are no triangles)")
         return indices.reshape(-1, 3)
@@ -198,14 +184,14 @@ def _triangles(header: Json, buffers: list[bytes], primitive: Json, vertices: in
 def _numbers(header: Json, buffers: list[bytes], index: int, columns: int) -> NDArray[Any]:
     """The rows of an accessor (count, columns). They are not copied."""
     accessor = header["accessors"][index]
-    view = header["bufferViews"][accessor["bufferView"]]
-    dtype = np.dtype(_TYPES[accessor["componentType"]])
-    begin = view.get("byteOffset", 0)
-    data = buffers[view["buffer"]][begin : begin + view["byteLength"]]
-    if len(data) != view["byteLength"] or accessor["type"] != ("SCALAR" if columns == 1 else "VEC3"):
+    if "sparse" in accessor or "bufferView" not in accessor:
+        raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
+    if accessor.get("normalized"):
+        raise ValueError("quantized positions are not supported. Save the mesh without quantization")
+    view, dtype = header["bufferViews"][accessor["bufferView"]], np.dtype(_TYPES[accessor["componentType"]])
+    data = buffers[view["buffer"]][view.get("byteOffset", 0) :][: view["byteLength"]]
+    begin, stride = accessor.get("byteOffset", 0), view.get("byteStride", columns * dtype.itemsize)
+    end = begin + (accessor["count"] - 1) * stride + columns * dtype.itemsize
+    if not end <= len(data) == view["byteLength"] or accessor["type"] != _COLUMNS[columns]:
         raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
-    strides = view.get("byteStride", columns * dtype.itemsize), dtype.itemsize
-    try:
-        return np.ndarray((accessor["count"], columns), dtype, data, accessor.get("byteOffset", 0), strides)
-    except (ValueError, OverflowError) as e:
-        raise ValueError(f"{_DAMAGED} ({e})") from e
+    return np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))

@@ -154,9 +154,10 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         `precompute`. A process takes a file for unchanged if its inode, size and times are those of the last call.
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
-    triangles inside of them, which is the fan at the first corner where possible. STL files have no shared vertices, so corners with identical coordinates become one vertex,
-    numbered by first appearance. In VTK files, each triangle of a strip is a polygon. Normals in PLY files (nx, ny, nz)
-    and OBJ files (vn) are read, and those of a `Data`. If a vertex of an OBJ file has several, it gets their mean.
+    triangles inside of them, which is the fan at the first corner where possible. STL files have no shared vertices, so
+    corners with identical coordinates become one vertex, numbered by first appearance. In VTK files, each triangle of a
+    strip is a polygon. Normals in PLY files (nx, ny, nz) and OBJ files (vn) are read, and those of a `Data`. If a
+    vertex of an OBJ file has several, it gets their mean.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
     coordinates beyond single precision, and an index out of range. A .gz file of more than 2 GiB when unpacked is
@@ -411,7 +412,7 @@ _STORED = ("verts", "faces", "polygons", "polygon_count")
 
 def _check_stored(arrays: Arrays) -> None:
     """Raises ValueError for arrays of a cache entry that can't be a mesh."""
-    verts, faces, polygons, count = (arrays[name] for name in _STORED)
+    verts, faces, _, count = (arrays[name] for name in _STORED)
     expected = {
         "verts": ("float64", (len(verts), 3)),
         "faces": ("int64", (len(faces), 3)),

@@ -111,7 +111,8 @@ def precompute(
     """
     options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
-    checked = mesh_for_operators(_source(mesh, faces), cache_dir, normalize=chosen_scale(normalize, operators), normals=normals)
+    scale = chosen_scale(normalize, operators)
+    checked = mesh_for_operators(_source(mesh, faces), cache_dir, normalize=scale, normals=normals)
     return operators_of(checked, options, cache_dir, device)
 
 

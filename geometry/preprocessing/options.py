@@ -70,18 +70,14 @@ def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) 
     return laplacian
 
 
-def scale_of_all(normalize: Any) -> Any:
-    """The rule of `normalize_positions` that counts vertices of no face, too, for one that doesn't. Others stay.
-
-    >>> scale_of_all(True), scale_of_all("area"), scale_of_all(False)
-    ('all-radius', 'all-area', False)
-    """
-    return _OF_ALL.get(normalize, normalize) if isinstance(normalize, (bool, str)) else normalize
-
-
 def chosen_scale(normalize: Any, operators: OperatorsKind) -> Any:
-    """The rule that a user chose. The original's operators count all vertices, as the original does."""
-    return scale_of_all(normalize) if operators == "original" else normalize
+    """The value of `normalize` that a user chose. With the original's operators, all vertices count, as they did there.
+
+    >>> chosen_scale(True, "original"), chosen_scale(False, "original"), chosen_scale("area", "diffnet")
+    ('all-radius', False, 'area')
+    """
+    counts_more = operators == "original" and isinstance(normalize, (bool, str))
+    return _OF_ALL.get(normalize, normalize) if counts_more else normalize
 
 
 def counts_all(rule: ScaleRule) -> bool:

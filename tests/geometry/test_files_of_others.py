@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,6 @@ def with_strays(mesh: trimesh.Trimesh, far: float) -> Mesh:
     faces = np.asarray(mesh.faces) + (np.asarray(mesh.faces) >= 5)
     verts = np.concatenate([verts, [[0, far, far]]])
     return make_mesh(verts, np.concatenate([faces, [[len(verts) - 1, 0, 0]]]), name=f"far {far}")
-
-
-def kept(mesh: Mesh) -> NDArray[np.bool_]:
-    return mesh.used
 
 
 def network(at: str = "vertices", features: str = "xyz", out: int = 3, **metadata: Any) -> DiffusionNet:
@@ -125,7 +122,6 @@ def test_files_of_predictions_have_minus_one_and_nan(tmp_path: Path) -> None:
     trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(tmp_path / "m.ply")
     stray = ~load_mesh(tmp_path / "m.ply").used
     assert stray.sum() == 2
-    network(label_names=list("abc"), label_numbers=[5, 7, 9]).save(tmp_path / "a.safetensors", **network().metadata)
     given = {"label_names": list("abc"), "label_numbers": [5, 7, 9]}
     network().save(tmp_path / "a.safetensors", **network(**given).metadata)
     predict = ["predict", tmp_path / "m.ply", "--device", "cpu", "--checkpoint", tmp_path / "a.safetensors", "--out"]
@@ -224,7 +220,7 @@ def test_a_used_vertex_that_is_too_far_is_named() -> None:
     found = ball()
     found.vertices[17] = [1e9, 0, 0]
     for normalize in (False, True):
-        with pytest.raises(MeshError, match="no area.* the farthest is vertex 17"):
+        with pytest.raises(MeshError, match=r"no area.* the farthest is vertex 17"):
             precompute((found.vertices, found.faces), k=4, normalize=normalize)
 
 
@@ -274,7 +270,8 @@ def written(form: str, verts: Any, faces: Any) -> str:
         return f"OFF\n{len(verts)} {len(faces)} 0\n{points}{lines}"
     if form == "ply":
         return (
-            f"ply\nformat ascii 1.0\nelement vertex {len(verts)}\nproperty float x\nproperty float y\nproperty float z\n"
+            f"ply\nformat ascii 1.0\nelement vertex {len(verts)}\n"
+            "property float x\nproperty float y\nproperty float z\n"
             f"element face {len(faces)}\nproperty list uchar int vertex_indices\nend_header\n{points}{lines}"
         )
     size = len(faces) + sum(map(len, faces))
@@ -305,7 +302,7 @@ def test_polygons_are_cut_inside(tmp_path: Path, form: str) -> None:
         assert not found.inside_out
         for own in (mesh, again):
             assert own.sizes.tolist() == [len(f) for f in faces]
-            assert own.corners.tolist() == sum(turned, [])
+            assert own.corners.tolist() == [i for f in turned for i in f]
         edges = mesh_edges(mesh.faces)[file_edges(mesh)]
         pairs = [tuple(sorted((f[i - 1], f[i]))) for f in turned for i in [*range(1, len(f)), 0]]
         assert [tuple(edge) for edge in edges] == list(dict.fromkeys(pairs))
@@ -353,9 +350,7 @@ def quads(seed: int = 0) -> tuple[NDArray[np.float64], list[list[int]]]:
     """A torus of 97 faces: quadrilaterals, a hexagon and four triangles."""
     u, v = (2 * np.pi * np.arange(n) / n for n in (12, 8))
     r = np.random.default_rng(seed).uniform(0.3, 0.5)
-    verts = [
-        [(1 + r * np.cos(b)) * np.cos(a), (1 + r * np.cos(b)) * np.sin(a), r * np.sin(b)] for a in u for b in v
-    ]
+    verts = [[(1 + r * np.cos(b)) * np.cos(a), (1 + r * np.cos(b)) * np.sin(a), r * np.sin(b)] for a in u for b in v]
     faces = [
         [8 * i + j, 8 * ((i + 1) % 12) + j, 8 * ((i + 1) % 12) + (j + 1) % 8, 8 * i + (j + 1) % 8]
         for i in range(12)
@@ -489,9 +484,7 @@ def test_labels_become_those_of_polygons() -> None:
     for vertex in range(len(verts)):
         votes = [label for f, label in zip(faces[30:50], labels, strict=True) if vertex in f]
         assert at_vertices[vertex] == (np.bincount(votes).argmax() if votes else -1)
-    back = with_labels_at(
-        LabeledMeshes([], [replace(item, labels=at_vertices)], ["a", "b", "c"], "vertices"), "faces"
-    )
+    back = with_labels_at(LabeledMeshes([], [replace(item, labels=at_vertices)], ["a", "b", "c"], "vertices"), "faces")
     expected = [np.bincount(at_vertices[f]).argmax() for f in faces[30:50]]
     np.testing.assert_array_equal(back.test[0].labels, np.repeat(expected, 2))
 
@@ -515,10 +508,7 @@ def shared_gltf(parts: int, count: int = 1) -> dict[str, Any]:
     content = verts.tobytes() + faces.tobytes()
     ends = np.cumsum([0, *(piece.nbytes for piece in pieces)])
     views = [{"buffer": 0, "byteLength": verts.nbytes}]
-    views += [
-        {"buffer": 0, "byteOffset": verts.nbytes + int(a), "byteLength": int(b - a)}
-        for a, b in zip(ends[:-1], ends[1:], strict=True)
-    ]
+    views += [{"buffer": 0, "byteOffset": verts.nbytes + int(a), "byteLength": int(b - a)} for a, b in pairwise(ends)]
     accessors = [{"bufferView": 0, "componentType": 5126, "count": len(verts), "type": "VEC3"}]
     accessors += [
         {"bufferView": i + 1, "componentType": 5125, "count": piece.size, "type": "SCALAR"}
@@ -526,7 +516,8 @@ def shared_gltf(parts: int, count: int = 1) -> dict[str, Any]:
     ]
     primitives = [{"attributes": {"POSITION": 0}, "indices": i + 1} for i in range(parts)]
     uri = "data:application/octet-stream;base64," + base64.b64encode(content).decode()
-    nodes = [{"mesh": 0, "translation": [9 * i, 0, 0], "rotation": [0, 0, 1, 0], "scale": [2, 1, 1]} for i in range(count)]
+    node = {"mesh": 0, "rotation": [0, 0, 1, 0], "scale": [2, 1, 1]}
+    nodes = [{**node, "translation": [9 * i, 0, 0]} for i in range(count)]
     return {
         "asset": {"version": "2.0"},
         "scene": 0,
@@ -594,7 +585,8 @@ def painted(vertices: Any, faces: Any) -> str:
     colors = "".join(f"property uchar {name}\n" for name in ("red", "green", "blue"))
     head, _, rows = text.partition("end_header\n")
     head = head.replace("element face", f"{colors}element face") + colors
-    lines = [f"{row} {' '.join(map(str, own))}" for row, own in zip(rows.splitlines(), [*vertices, *faces], strict=True)]
+    every = zip(rows.splitlines(), [*vertices, *faces], strict=True)
+    lines = [f"{row} {' '.join(map(str, own))}" for row, own in every]
     return f"{head}end_header\n" + "\n".join(lines) + "\n"
 
 
@@ -642,8 +634,9 @@ def test_stl_files_have_no_numbers_of_vertices(tmp_path: Path) -> None:
     metadata = {"task": "correspondence", "map_k": 6, "method": "unsupervised", "normalize": "area"}
     net = network(out=16, features="wks", **metadata)
     net.save(tmp_path / "c.safetensors", **net.metadata)
-    match = ["match", tmp_path / "m.stl", tmp_path / "m.stl", "--checkpoint", tmp_path / "c.safetensors", "--device", "cpu"]
-    assert "an STL file has no order of vertices" in complaint(*match, "--out", tmp_path / "m.txt")
+    match = ["match", tmp_path / "m.stl", tmp_path / "m.stl", "--device", "cpu", "--out", tmp_path / "m.txt"]
+    line = complaint(*match, "--checkpoint", tmp_path / "c.safetensors")
+    assert "an STL file has no order of vertices" in line
 
 
 def load_dataset_labels(path: Path) -> NDArray[Any]:

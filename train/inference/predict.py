@@ -55,8 +55,8 @@ def predict_labels(
     Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
     int64, which are numbers of output channels, from 0. Faces and edges are those of the file: the outputs of the
     triangles of a polygon are averaged by area. `diffnet.geometry.on_triangles` gives all triangles their labels. A
-    vertex of no face has the label −1, probabilities and values are NaN there. `np.array(network_input(network).label_numbers)[labels]` are
-    the numbers of the training files, which `diffnet predict` writes.
+    vertex of no face has the label −1, and probabilities and values are NaN there. The numbers of the training files,
+    which `diffnet predict` writes, are those of `network_input(network).label_numbers`.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
