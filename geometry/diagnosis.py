@@ -139,13 +139,14 @@ def _inside_out(mesh: Mesh) -> int:
     closed = np.bincount(component[tail[places]], ~is_paired, count) == 0
     a, b, c = (mesh.verts - mesh.verts.mean(axis=0))[faces].transpose(1, 0, 2)
     of_face = component[faces[:, 0]]
-    volume = np.bincount(of_face, (a * np.cross(b, c)).sum(axis=1), count)
+    parts = (a * np.cross(b, c)).sum(axis=1)
+    volume, size = np.bincount(of_face, parts, count), np.bincount(of_face, np.abs(parts), count)
     low, high = np.full((count, 3), np.inf), np.full((count, 3), -np.inf)
     np.minimum.at(low, component[tail], mesh.verts[tail])
     np.maximum.at(high, component[tail], mesh.verts[tail])
     present = np.unique(of_face[closed[of_face]])
     low, high = low[present], high[present]
-    reversed_ones = np.flatnonzero(volume[present] < 0)
+    reversed_ones = np.flatnonzero((volume < -1e-12 * size)[present])  # a double sheet has the volume 0 up to rounding
     around = ((low <= low[i]) & (high >= high[i]) for i in reversed_ones)
     return sum(int(own.all(axis=1).sum() == 1) for own in around)  # only its own box is around it
 

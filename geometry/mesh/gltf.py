@@ -194,4 +194,5 @@ def _numbers(header: Json, buffers: list[bytes], index: int, columns: int) -> ND
     end = begin + (accessor["count"] - 1) * stride + columns * dtype.itemsize
     if not end <= len(data) == view["byteLength"] or accessor["type"] != _COLUMNS[columns]:
         raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
-    return np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))
+    rows: NDArray[Any] = np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))
+    return rows

@@ -118,9 +118,7 @@ def round_positions(mesh: Mesh) -> Mesh:
     step = len(mesh.faces) // SAMPLED_FACES + 1
     sampled = verts if mesh.is_point_cloud else verts[mesh.faces[::step].reshape(-1)]
     if np.abs(verts).max() > MAX_OFFSET * np.ptp(sampled, axis=0).max():
-        used = np.full(len(verts), mesh.is_point_cloud)
-        used[mesh.faces] = True
-        surface = np.ascontiguousarray(verts[used].T)  # NumPy is slow along the long axis of (V, 3)
+        surface = np.ascontiguousarray(_surface(verts, mesh.faces).T)  # NumPy is slow along the long axis of (V, 3)
         low, high = surface.min(axis=1), surface.max(axis=1)
         center = (low + high) / 2
         if np.abs(center).max() > MAX_OFFSET * (high - low).max():
