@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
 
 from diffnet.geometry.mesh.content import check_unpacked
 
@@ -142,6 +141,8 @@ def _scene(header: Json, buffers: list[bytes]) -> tuple[NDArray[np.float64], NDA
 
 def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
     """The nodes of the default scene and their transformations (4, 4), each once."""
+    from scipy.spatial.transform import Rotation  # the command line loads this module
+
     scenes = header.get("scenes", [])
     waiting = [(root, np.eye(4)) for root in (scenes[header.get("scene", 0)].get("nodes", []) if scenes else [])]
     seen: set[int] = set()

@@ -246,6 +246,15 @@ def changed_index(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]
     (folder / INDEX).write_bytes(table_blob(arrays, about))
 
 
+def test_shards_of_an_older_version_count_all_vertices(tmp_path: Path) -> None:
+    folder = written(tmp_path / "set")
+    changed_index(folder, lambda arrays, about: about["settings"].update(format=1))
+    train = load_shards(folder).train
+    with pytest.raises(OptionError, match=r"normalize is radius, .* were written with all-radius"):
+        train.check_options(OPTIONS)
+    train.check_options(replace(OPTIONS, normalize="all-radius"))
+
+
 HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "a shard elsewhere": (lambda a, b: b["shards"][0].__setitem__(0, "../x.shard"), "names files that are no shards"),
     "a range outside": (lambda a, b: a["ranges"].__setitem__((0, 2), 2**60), "ranges are not inside"),

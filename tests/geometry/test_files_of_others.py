@@ -444,10 +444,13 @@ def test_scores_count_elements_of_the_file(tmp_path: Path, at: str, decimated: b
     assert diffnet(*train)[0] == 0
     counts = [row["count"] for row in json.loads((tmp_path / "run" / "results.json").read_text())["classes"]]
     assert counts == np.bincount(labels[3]).tolist()
-    evaluate = ["evaluate", "--checkpoint", tmp_path / "run" / "last.pt", "--data", tmp_path / "set", *common]
-    assert diffnet(*evaluate, "--out", tmp_path / "scores")[0] == 0
-    results = json.loads((tmp_path / "scores" / "results.json").read_text())
-    assert [row["count"] for row in results["classes"]] == counts
+    shards = ["precompute", tmp_path / "set", "--write-shards", tmp_path / "shards", "--task", "segmentation", "--k", 8]
+    assert diffnet(*shards, "--cache", tmp_path / "cache", "--jobs", 1, "--device", "cpu")[0] == 0
+    for name in ("shards", "set"):
+        evaluate = ["evaluate", "--checkpoint", tmp_path / "run" / "last.pt", "--data", tmp_path / name, *common]
+        assert diffnet(*evaluate, "--out", tmp_path / f"scores of {name}")[0] == 0
+        results = json.loads((tmp_path / f"scores of {name}" / "results.json").read_text())
+        assert [row["count"] for row in results["classes"]] == counts
     network = DiffusionNet.load(tmp_path / "run" / "last.pt")
     ((_, predicted),) = predict_labels([tmp_path / "set" / "test" / "m3.obj"], network, "cpu")
     assert len(predicted) == len(labels[3])
