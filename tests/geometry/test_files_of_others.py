@@ -37,6 +37,7 @@ from diffnet.geometry import (
 )
 from diffnet.geometry.elements.polygons import polygon_shares
 from diffnet.train import match_meshes, predict_labels, predict_probabilities, predict_values
+from diffnet.viz import picture
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -394,6 +395,8 @@ def test_one_prediction_for_each_face_of_the_file(tmp_path: Path, form: str) -> 
     assert np.load(tmp_path / "p.npz")[str(path)].shape == (97, 3)
     ((_, values),) = predict_values([path], network("faces", out=2, task="regression"), "cpu")
     assert values.shape == (97, 2)
+    drawn = picture(mesh, vectors=np.ones((97, 3)), size=(60, 60))
+    np.testing.assert_array_equal(drawn.pixels, picture(mesh, vectors=np.ones((192, 3)), size=(60, 60)).pixels)
 
 
 def test_one_prediction_for_each_edge_of_the_file(tmp_path: Path) -> None:
