@@ -170,7 +170,7 @@ def _outputs(
         if expected.labels_at == "edges" and mesh.has_polygons:
             outputs = outputs[torch.from_numpy(file_edges(mesh)).to(chosen)]
         elif expected.labels_at == "vertices" and not counts_all(expected.options.preprocessing.normalize):
-            outputs[torch.from_numpy(~mesh.used).to(chosen)] = torch.nan
+            outputs = torch.where(torch.from_numpy(mesh.used).to(chosen)[:, None], outputs, torch.nan)
         return mesh, outputs
 
     return outputs_of
