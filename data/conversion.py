@@ -18,13 +18,7 @@ from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
 
 
 def labels_at(
-    labels: Any,
-    faces: Any,
-    *,
-    source: LabelsAt,
-    target: LabelsAt,
-    num_vertices: int | None = None,
-    polygons: Any = None,
+    labels: Any, faces: Any, *, source: LabelsAt, target: LabelsAt, num_vertices: int | None = None
 ) -> NDArray[np.int64]:
     """Convert labels between the vertices, edges and faces of a mesh.
 
@@ -32,7 +26,6 @@ def labels_at(
         order of `diffnet.geometry.mesh_edges`.
     faces: (F, 3) vertex indices
     num_vertices: V. By default the number of labels at the vertices, else one more than the largest index in the faces.
-    polygons: (F,) the polygon of each triangle, see `Mesh`. Labels at faces are then those of the polygons, (P,).
 
     An element of the target gets the most frequent label of the source's elements that touch it: the corners of a face,
     the ends of an edge, the faces at an edge or a vertex, the edges at a vertex, the sides of a face. Of equally
@@ -62,21 +55,17 @@ def labels_at(
     if len(f) and not (f.min() >= 0 and f.max() < count):
         raise ValueError(f"faces should have indices from 0 to {count - 1}, got {f.min()} to {f.max()}")
     edges = mesh_edges(f)
-    owner = np.arange(len(f)) if polygons is None else np.asarray(polygons)
-    every = len(f) if polygons is None else max(int(owner.max(initial=-1)) + 1, len(values) * (source == "faces"))
-    sizes = {"vertices": count, "edges": len(edges), "faces": every}
+    sizes = {"vertices": count, "edges": len(edges), "faces": len(f)}
     if len(values) != sizes[source]:
         raise ValueError(f"{len(values)} labels, but the mesh has {sizes[source]} {source}")
     if source == target:
         return values
     if {source, target} == {"vertices", "faces"}:
-        first, second = f.reshape(-1), np.repeat(owner, 3)
+        first, second = f.reshape(-1), np.repeat(np.arange(len(f)), 3)
     elif {source, target} == {"vertices", "edges"}:
         first, second = edges.reshape(-1), np.repeat(np.arange(len(edges)), 2)
     else:
-        first, second = edges_of_faces(f).reshape(-1), np.repeat(owner, 3)
-    if polygons is not None:  # two triangles of a polygon can touch the same element
-        first, second = np.unique(np.stack([first, second]), axis=1)
+        first, second = edges_of_faces(f).reshape(-1), np.repeat(np.arange(len(f)), 3)
     rank = ("vertices", "edges", "faces").index
     if rank(source) > rank(target):
         first, second = second, first
@@ -103,11 +92,16 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     mesh = item.mesh
     if mesh.is_point_cloud:
         raise DataError(f"{mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out")
-    given = on_polygons(mesh, item.labels) if source == "faces" else item.labels
-    polygons = mesh.polygons if mesh.has_polygons else None
-    labels = labels_at(given, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts), polygons=polygons)
-    if polygons is not None and target != "vertices":
-        labels = labels[polygons] if target == "faces" else on_triangles(mesh, labels[file_edges(mesh)], target)
+    labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
+    if mesh.has_polygons and "faces" in (source, target):  # each polygon votes once, and so do its corners and sides
+        touched = mesh.faces if "vertices" in (source, target) else edges_of_faces(mesh.faces)
+        own, polygons = np.unique(np.stack([touched.reshape(-1), np.repeat(mesh.polygons, 3)]), axis=1)
+        if target == "faces":
+            labels = majority(item.labels, own, polygons, mesh.polygon_count)[mesh.polygons]
+        else:
+            labels = majority(on_polygons(mesh, item.labels), polygons, own, len(labels))
+    if target == "edges":
+        labels = on_triangles(mesh, labels[file_edges(mesh)], target)  # cuts are unlabeled
     return replace(item, labels=labels, accepted=None)
 
 

@@ -28,8 +28,7 @@ from diffnet.geometry.preprocessing.read_again import PinnedEntries
 from diffnet.geometry.transfer import pinned
 
 
-@dataclass(frozen=True)
-class Interpolation:
+class Interpolation(NamedTuple):
     """Values at elements that are scored, from others: those of a decimated mesh, or the triangles of polygons.
 
     elements: (M,) int64, the others that each of the N elements takes, one after the other
@@ -71,11 +70,11 @@ class Interpolation:
     @classmethod
     def among(cls, tensors: Mapping[str, Tensor]) -> Interpolation | None:
         """The inverse of `tensors`, among others. None if it isn't there."""
-        return cls(*map(tensors.get, PARTS)) if "weights" in tensors else None  # type: ignore[arg-type]
+        return cls(*map(tensors.get, cls._fields)) if "weights" in tensors else None  # type: ignore[arg-type]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        return {name: value for name in PARTS if (value := getattr(self, name)) is not None}
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
     def __call__(self, values: Tensor) -> Tensor:
         """values (…, C) of the other elements → (N, C)"""
@@ -87,15 +86,11 @@ class Interpolation:
         """The labels or targets (N, …) of the elements, from those of the sample."""
         if self.picks is None:
             return labels
-        missing = torch.nan if labels.is_floating_point() else UNLABELED
-        has_one = (self.picks >= 0).reshape(-1, *[1] * (labels.ndim - 1))
-        return torch.where(has_one, labels[self.picks.clamp(min=0)], missing)
+        missing = labels.new_full((1, *labels.shape[1:]), torch.nan if labels.is_floating_point() else UNLABELED)
+        return torch.cat([labels, missing])[self.picks]  # -1 is the last
 
     def to(self, device: torch.device | str) -> Interpolation:
-        return replace(self, **{name: value.to(device) for name, value in self.tensors.items()})
-
-
-PARTS = ("elements", "weights", "counts", "picks")  # of an interpolation
+        return self._replace(**{name: value.to(device) for name, value in self.tensors.items()})
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,8 @@ def on_polygons(mesh: Mesh, values: NDArray[Any]) -> NDArray[Any]:
 
     Polygons without triangles get what cuts get in `on_triangles`.
     """
-    first = first_triangles(mesh)
-    found = values[np.maximum(first, 0)]
-    found[first < 0] = _missing(values)
-    return found
+    missing = np.full((1, *values.shape[1:]), _missing(values), values.dtype)
+    return np.concatenate([values, missing])[first_triangles(mesh)]  # -1 is the last
 
 
 def _missing(values: NDArray[Any]) -> float:

@@ -51,14 +51,11 @@ def pair_page(
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {MAX_ERROR:g} √area"
-        colors[0][name], colors[1][name] = _error_colors(errors), _error_colors(np.full(len(second.verts), np.nan))
+        shown = make_scale(errors, range=(0, MAX_ERROR)).colors
+        colors[0][name], colors[1][name] = shown(errors), shown(np.full(len(second.verts), np.nan))
     return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
 
 
 def pair_heading(first: str, second: str) -> str:
     """The heading of a map that gives a vertex of the second mesh for each vertex of the first."""
     return f"{first} to {second}"
-
-
-def _error_colors(errors: Floats) -> Colors:
-    return make_scale(errors, range=(0, MAX_ERROR)).colors(errors)
