@@ -29,9 +29,9 @@ _COMPRESSED = ("draco", "meshopt")
 def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Vertices (V, 3) and triangles (F, 3) of the default scene, in the scene's coordinates.
 
-    The meshes of the file follow each other in the file's order, each once for every node that shows it. Primitives of
-    a mesh that have their vertices in the same place of a buffer share them. Buffers must be inside the file; see
-    `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and for more than
+    The meshes of the file follow each other in the file's order, each once for every node that shows it. Primitives
+    that have their vertices in the same place of a buffer, and the same transformation, share them. Buffers must be
+    inside the file; see `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and for more than
     `check_unpacked` allows.
     """
     header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
@@ -107,40 +107,40 @@ def _check(header: Json) -> None:
             raise ValueError(f"its geometry is compressed ({extension}). Save it without compression")
 
 
-def _buffer(buffer: Json, binary: bytes) -> bytes:
+def _buffer(buffer: Json, binary: bytes) -> memoryview:
     uri = buffer.get("uri")
     if uri is not None and not uri.startswith("data:"):
         raise ValueError(f"{_DAMAGED} (a buffer is in another file, {uri[:60]!r})")
-    return binary if uri is None else base64.b64decode(uri.partition(",")[2])
+    return memoryview(binary if uri is None else base64.b64decode(uri.partition(",")[2]))
 
 
-def _scene(header: Json, buffers: list[bytes]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    shown: dict[int, list[tuple[int, Matrix]]] = {}
-    for number, matrix in _nodes(header):
-        shown.setdefault(header["nodes"][number].get("mesh", -1), []).append((number, matrix))
+def _scene(header: Json, buffers: list[memoryview]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    shown: dict[int, list[Matrix]] = {}
+    for mesh, matrix in _nodes(header):
+        shown.setdefault(mesh, []).append(matrix)
     verts, faces = [np.zeros((0, 3))], [np.zeros((0, 3), np.int64)]
-    firsts: dict[tuple[int, int], int] = {}  # the first vertex of an accessor in a node
+    firsts: dict[Any, int] = {}  # the first vertex of what is shown of a buffer
     count = size = 0
     places = ((i, each) for i, mesh in enumerate(header.get("meshes", [])) for each in mesh["primitives"])
     for mesh, primitive in places:
-        accessor = primitive["attributes"]["POSITION"]
-        for node, matrix in shown.get(mesh, []):
-            points = _numbers(header, buffers, accessor, 3)
+        for matrix in shown.get(mesh, []):
+            points = _numbers(header, buffers, primitive["attributes"]["POSITION"], 3)
             corners = _triangles(header, buffers, primitive, len(points))
-            size += 8 * corners.size + 24 * len(points) * ((node, accessor) not in firsts)
+            place = matrix.tobytes(), points.ctypes.data, points.strides, points.dtype.str, len(points)
+            size += 8 * corners.size + (0 if place in firsts else 24 * len(points))
             check_unpacked(size)  # nodes may show a mesh many times
-            if (node, accessor) not in firsts:
-                firsts[node, accessor], count = count, count + len(points)
+            if place not in firsts:
+                firsts[place], count = count, count + len(points)
                 verts.append(points @ matrix[:3, :3].T + matrix[:3, 3])
             mirrored = np.linalg.det(matrix[:3, :3]) < 0
-            faces.append((corners[:, ::-1] if mirrored else corners) + firsts[node, accessor])
+            faces.append((corners[:, ::-1] if mirrored else corners) + firsts[place])
     if count == 0:
         raise ValueError("the scene is empty: no node shows a mesh")
     return np.concatenate(verts), np.concatenate(faces)
 
 
 def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
-    """The nodes of the default scene and their transformations (4, 4), each once."""
+    """The meshes, −1 for none, and the transformations (4, 4) of the nodes of the default scene."""
     from scipy.spatial.transform import Rotation  # the command line loads this module
 
     scenes = header.get("scenes", [])
@@ -158,10 +158,10 @@ def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
         move[:3, 3] = node.get("translation", 0)
         matrix = matrix @ own @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
         waiting += [(child, matrix) for child in node.get("children", [])]
-        yield number, matrix
+        yield node.get("mesh", -1), matrix
 
 
-def _triangles(header: Json, buffers: list[bytes], primitive: Json, vertices: int) -> NDArray[np.int64]:
+def _triangles(header: Json, buffers: list[memoryview], primitive: Json, vertices: int) -> NDArray[np.int64]:
     """The triangles (F, 3) of a primitive."""
     mode, indices = primitive.get("mode", 4), np.arange(vertices)
     if mode not in _MODES:
@@ -182,7 +182,7 @@ def _triangles(header: Json, buffers: list[bytes], primitive: Json, vertices: in
     return strip
 
 
-def _numbers(header: Json, buffers: list[bytes], index: int, columns: int) -> NDArray[Any]:
+def _numbers(header: Json, buffers: list[memoryview], index: int, columns: int) -> NDArray[Any]:
     """The rows of an accessor (count, columns). They are not copied."""
     accessor = header["accessors"][index]
     if "sparse" in accessor or "bufferView" not in accessor:

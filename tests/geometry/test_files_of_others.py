@@ -544,6 +544,14 @@ def test_gltf_parts_share_their_vertices(tmp_path: Path, monkeypatch: pytest.Mon
         np.testing.assert_allclose(mesh.verts, sphere.vertices * [-2, -1, 1], atol=1e-6)
         np.testing.assert_array_equal(mesh.faces, sphere.faces)
         assert diagnose(mesh).unreferenced_vertices == 0
+    copied = shared_gltf(8)  # each part has its own accessor of the same buffer
+    for i, primitive in enumerate(copied["meshes"][0]["primitives"]):
+        copied["accessors"].append(copied["accessors"][0])
+        primitive["attributes"] = {"POSITION": 9 + i}
+    parts = copied["meshes"][0]["primitives"]  # and is a mesh of its own
+    copied["meshes"], copied["scenes"] = [{"primitives": [part]} for part in parts], [{"nodes": list(range(8))}]
+    copied["nodes"] = [{**copied["nodes"][0], "mesh": i} for i in range(8)]
+    assert len(read(tmp_path / "copied.gltf", json.dumps(copied)).verts) == 162
     assert len(read(tmp_path / "two.gltf", json.dumps(shared_gltf(3, count=2))).verts) == 2 * 162
     refused(tmp_path / "many.gltf", json.dumps(shared_gltf(2, count=60)), "DIFFNET_MAX_UNPACKED_GIB")
 
