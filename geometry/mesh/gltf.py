@@ -31,8 +31,8 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
     The meshes of the file follow each other in the file's order, each once for every node that shows it. Primitives
     that have their vertices in the same place of a buffer, and the same transformation, share them. Buffers must be
-    inside the file; see `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and for more than
-    `check_unpacked` allows.
+    inside the file; see `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and
+    for more than `check_unpacked` allows.
     """
     header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
     try:
