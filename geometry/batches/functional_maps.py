@@ -145,7 +145,9 @@ def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step
     Returns (P, k, k), without gradient. For errors see `functional_map` and `ops.zoomout`.
     """
     pairs = _each("zoomout", c, a, b)
-    refined = [ops.zoomout(own, one.evecs, other.evecs, other.mass, k=k, step=step) for own, one, other in pairs]
+    refined = [
+        ops.zoomout(own, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step) for own, one, other in pairs
+    ]
     return torch.stack(refined)
 
 
