@@ -20,7 +20,7 @@ from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import Interpolation, PinnedSample, Sample, make_sample
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
@@ -124,7 +124,7 @@ class PreparedSamples(LazySequence[Sample]):
         found = operators_at(self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward)
         if found is None:
             return None
-        names = {"features", "labels", *Interpolation._fields} & arrays.keys()
+        names = {"features", "labels", *PARTS} & arrays.keys()
         tensors = {own: torch.from_numpy(arrays[own]) for own in names}
         return Sample((name,), tensors["features"], tensors["labels"], found, Interpolation.among(tensors))
 
