@@ -107,7 +107,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
                 f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
-        moved = (array if every else array[item.mesh.used]) - shift
+        moved = (array if every else array[item.mesh.on_surface]) - shift
         found.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(array)])
     return found
 

@@ -94,18 +94,18 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
         raise DataError(f"{mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out")
     labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
     if mesh.has_polygons and "faces" in (source, target):  # each polygon votes once, and so do its corners and sides
-        touched = mesh.faces if "vertices" in (source, target) else edges_of_faces(mesh.faces)
-        own, polygons = np.unique(np.stack([touched.reshape(-1), np.repeat(mesh.polygons, 3)]), axis=1)
+        elements = mesh.faces if "vertices" in (source, target) else edges_of_faces(mesh.faces)
+        places, polygons = np.unique(np.stack([elements.reshape(-1), np.repeat(mesh.polygons, 3)]), axis=1)
         if target == "faces":
-            labels = majority(item.labels, own, polygons, mesh.polygon_count)[mesh.polygons]
+            labels = majority(item.labels, places, polygons, mesh.polygon_count)[mesh.polygons]
         else:
-            labels = majority(on_polygons(mesh, item.labels), polygons, own, len(labels))
+            labels = majority(on_polygons(mesh, item.labels), polygons, places, len(labels))
     if target == "edges":
         labels = on_triangles(mesh, labels[file_edges(mesh)], target)  # cuts are unlabeled
     return replace(item, labels=labels, accepted=None)
 
 
-def on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
+def labels_on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
     """The data set without labels and targets at vertices of no face, which are no part of a surface.
 
     scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`
@@ -117,11 +117,11 @@ def on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
 
 
 def _on_surface(item: LabeledMesh) -> LabeledMesh:
-    used = item.mesh.used
-    if used.all():
+    mask = item.mesh.on_surface
+    if mask.all():
         return item
     labels = item.labels.copy()
-    labels[~used] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    labels[~mask] = np.nan if labels.dtype.kind == "f" else UNLABELED
     return replace(item, labels=labels)
 
 

@@ -146,9 +146,9 @@ def _inside_out(mesh: Mesh) -> int:
     np.maximum.at(high, component[tail], mesh.verts[tail])
     present = np.unique(of_face[closed[of_face]])
     low, high = low[present], high[present]
-    reversed_ones = np.flatnonzero((volume < -1e-12 * size)[present])  # a double sheet has the volume 0 up to rounding
-    around = ((low <= low[i]) & (high >= high[i]) for i in reversed_ones)
-    return sum(int(own.all(axis=1).sum() == 1) for own in around)  # only its own box is around it
+    negative = np.flatnonzero((volume < -1e-12 * size)[present])  # a double sheet has the volume 0 up to rounding
+    around = ((low <= low[i]) & (high >= high[i]) for i in negative)
+    return sum(int(boxes.all(axis=1).sum() == 1) for boxes in around)  # only its own box is around it
 
 
 def component_warning(mesh: Mesh, arrays: Arrays, options: Options) -> str | None:

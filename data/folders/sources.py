@@ -144,9 +144,9 @@ def _of_mesh(path: Path) -> FileLabels:
         return FileLabels(path, f"the property {name!r}", _whole_numbers(path, name, values), at=at)
     colors: list[tuple[LabelsAt, NDArray[np.float64] | None]]
     colors = [("vertices", attributes.colors), ("faces", attributes.face_colors)]
-    painted = [(at, rows) for at, rows in colors if rows is not None]
-    if painted:
-        at, rows = max(painted, key=lambda own: _paint(own[1]))  # of equal ones, the vertices
+    palettes = [(at, rows) for at, rows in colors if rows is not None]
+    if palettes:
+        at, rows = max(palettes, key=lambda palette: _paint(palette[1]))  # of equal ones, the vertices
         return _of_colors(path, rows, at)
     raise DataError(
         f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "

@@ -44,13 +44,13 @@ class Settings:
     format: int = FORMAT
 
     @classmethod
-    def stored(cls, about: Mapping[str, Any]) -> Settings:
+    def read(cls, about: Mapping[str, Any]) -> Settings:
         """Those in a file. Up to format 1, vertices of no face counted. Raises TypeError for other names."""
-        found = cls(**about)
-        if found.format != 1:
-            return found
-        options = {**found.options, "normalize": chosen_scale(found.options.get("normalize"), "original")}
-        return replace(found, options=options, format=FORMAT)
+        settings = cls(**about)
+        if settings.format != 1:
+            return settings
+        options = {**settings.options, "normalize": chosen_scale(settings.options.get("normalize"), "original")}
+        return replace(settings, options=options, format=FORMAT)
 
     def check(self) -> None:
         """Raises ValueError for values that `write_shards` doesn't write, and for those of another version."""

@@ -92,9 +92,9 @@ def check_format(path: str | os.PathLike[str], found: Any, known: int, version: 
         raise CheckpointError(f"{path}: checkpoint format {shown(found)}, this version reads {known}")
 
 
-def with_older_scale(found: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def with_older_scale(file_format: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options or the metadata in a file. Up to format 1, vertices of no face counted in `normalize`."""
-    if found > 1 or "normalize" not in options:
+    if file_format > 1 or "normalize" not in options:
         return dict(options)
     return {**options, "normalize": chosen_scale(options["normalize"], "original")}
 

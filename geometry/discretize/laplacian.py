@@ -42,7 +42,7 @@ def laplacian_and_mass(
     >>> bool(np.isclose(mass.sum(), 0.5)), bool(np.allclose(laplacian.sum(1), 0))
     (True, True)
     """
-    faces, used = mesh.usable_faces, mesh.used
+    faces, used = mesh.usable_faces, mesh.on_surface
     if mesh.is_point_cloud and len(mesh.verts) < 4:
         raise MeshError(f"{mesh.name}: a point cloud needs at least 4 different points, this has {len(mesh.verts)}")
     if not mesh.is_point_cloud and len(faces) == 0:

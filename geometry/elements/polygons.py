@@ -25,7 +25,7 @@ def first_triangles(mesh: Mesh) -> NDArray[np.int64]:
 def polygon_shares(mesh: Mesh) -> NDArray[np.float64]:
     """The share (F,) of the area of its polygon that each triangle has. In a polygon without area, they are equal."""
     areas = face_areas(mesh)
-    sums, counts = (np.bincount(mesh.polygons, own, mesh.polygon_count)[mesh.polygons] for own in (areas, None))
+    sums, counts = (np.bincount(mesh.polygons, x, mesh.polygon_count)[mesh.polygons] for x in (areas, None))
     shares: NDArray[np.float64] = np.where(sums > 0, areas / np.where(sums > 0, sums, 1), 1 / counts)
     return shares
 
@@ -63,9 +63,9 @@ def on_triangles(mesh: Mesh, values: NDArray[Any], at: ElementsAt) -> NDArray[An
     edges = file_edges(mesh)
     if len(values) != len(edges):
         return values
-    found = np.full((len(mesh_edges(mesh.faces)), *values.shape[1:]), _missing(values), values.dtype)
-    found[edges] = values
-    return found
+    on_all = np.full((len(mesh_edges(mesh.faces)), *values.shape[1:]), _missing(values), values.dtype)
+    on_all[edges] = values
+    return on_all
 
 
 def on_polygons(mesh: Mesh, values: NDArray[Any]) -> NDArray[Any]:

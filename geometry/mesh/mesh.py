@@ -20,7 +20,7 @@ from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.normals import normals_array, own_normals, unit_normals
 from diffnet.geometry.mesh.objects import on_host, real_array, source_of
-from diffnet.geometry.mesh.polygons import triangulated
+from diffnet.geometry.mesh.polygons import triangulate
 
 if TYPE_CHECKING:
     import trimesh
@@ -131,11 +131,11 @@ class Mesh:
         return self.faces if usable.all() else self.faces[usable]
 
     @property
-    def used(self) -> NDArray[np.bool_]:
+    def on_surface(self) -> NDArray[np.bool_]:
         """The vertices (V,) of the surface: those of usable faces. In a point cloud, all are."""
-        used = np.full(len(self.verts), self.is_point_cloud)
-        used[self.usable_faces] = True
-        return used
+        mask = np.full(len(self.verts), self.is_point_cloud)
+        mask[self.usable_faces] = True
+        return mask
 
 
 def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
@@ -284,7 +284,7 @@ def make_mesh(
         p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
         return Mesh(v, f, p, polygon_count, name, unit)
     sizes, corners = np.full(len(f), 4), f.reshape(-1)
-    return Mesh(v, *triangulated(v, sizes, corners), polygon_count, name, unit, None, sizes, corners)
+    return Mesh(v, *triangulate(v, sizes, corners), polygon_count, name, unit, None, sizes, corners)
 
 
 _MAX_COORDINATE = float(np.finfo(np.float32).max)
@@ -376,7 +376,7 @@ def read_content(path: Path) -> tuple[str, bytes]:
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     try:
         verts, sizes, corners, normals = parse(data, suffix)
-        faces, polygons = triangulated(verts, sizes, corners)
+        faces, polygons = triangulate(verts, sizes, corners)
     except ValueError as e:
         raise MeshError(f"{name}: the file can't be read: {e}") from e
     except MemoryError as e:

@@ -85,7 +85,7 @@ def load_normalized(
         raise MeshError(f'{mesh.name}: a point cloud has no faces, so no area to normalize; use normalize="radius"')
     verts = normalize_positions(mesh.verts, mesh.faces, rule)
     if not counts_all(rule):
-        verts[~mesh.used] = 0
+        verts[~mesh.on_surface] = 0
     return replace(mesh, verts=verts)
 
 

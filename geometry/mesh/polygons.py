@@ -14,7 +14,7 @@ ROUNDING = 1e-6  # of a product of lengths, in single precision
 CHUNK = 500  # polygons
 
 
-def triangulated(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indices, Indices]:
+def triangulate(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indices, Indices]:
     """Triangles (F, 3) of polygons, in their order, and the polygon (F,) of each triangle.
 
     verts: (V, 3)
@@ -43,8 +43,8 @@ def triangulated(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indic
     for chunk in np.split(some, range(CHUNK, len(some), CHUNK)):  # arrays for all triangles would take more memory
         low, high = first[chunk[0]], first[chunk[-1]] + count[chunk[-1]]
         for polygon in chunk[_are_left_by_fans(verts, faces[low:high], first[chunk] - low)].tolist():
-            own = corners[begin[polygon] :][: sizes[polygon]]
-            faces[first[polygon] :][: count[polygon]] = own[_ears(_flat(verts[own]))]
+            ring = corners[begin[polygon] :][: sizes[polygon]]
+            faces[first[polygon] :][: count[polygon]] = ring[_ears(_flat(verts[ring]))]
     return faces, source
 
 
@@ -60,8 +60,8 @@ def _are_left_by_fans(verts: Points, faces: Indices, first: Indices) -> NDArray[
         normals = np.cross(one, other)
         sums = np.repeat(np.add.reduceat(normals, first), np.diff(first, append=len(faces)), axis=0)
         lengths = np.linalg.norm(sums, axis=1) * ((one**2).sum(1) + (other**2).sum(1))
-        turned = (normals * sums).sum(1) < -ROUNDING * lengths
-    return np.logical_or.reduceat(turned, first)
+        turns_over = (normals * sums).sum(1) < -ROUNDING * lengths
+    return np.logical_or.reduceat(turns_over, first)
 
 
 def _flat(points: Points) -> Points:
@@ -80,17 +80,17 @@ def _ears(points: Points) -> Indices:
 
     Where no ear is left, because sides cross each other, the rest is a fan.
     """
-    left, found, at = list(range(len(points))), [], 0
-    while len(left) > 3:
-        count = len(left)
-        tried = (k % count for k in range(at, at + count))
-        at = next((k for k in tried if _is_ear(points[left], k)), -1)
+    rest, triangles, at = list(range(len(points))), [], 0
+    while len(rest) > 3:
+        count = len(rest)
+        places = (k % count for k in range(at, at + count))
+        at = next((k for k in places if _is_ear(points[rest], k)), -1)
         if at < 0:
             break
-        found.append([left[at - 1], left[at], left[(at + 1) % count]])
-        del left[at]
-    found += [[left[0], left[k], left[k + 1]] for k in range(1, len(left) - 1)]
-    return np.array(found)
+        triangles.append([rest[at - 1], rest[at], rest[(at + 1) % count]])
+        del rest[at]
+    triangles += [[rest[0], rest[k], rest[k + 1]] for k in range(1, len(rest) - 1)]
+    return np.array(triangles)
 
 
 def _is_ear(points: Points, k: int) -> bool:

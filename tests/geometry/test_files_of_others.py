@@ -82,7 +82,7 @@ def test_vertices_of_no_face_do_not_count_for_center_and_scale(rule: Any) -> Non
         mesh = with_strays(ball(), far)
         for convert in (np.asarray, torch.as_tensor):
             found = normalize_positions(convert(mesh.verts), convert(mesh.faces), rule)  # type: ignore[type-var]
-            np.testing.assert_allclose(np.asarray(found)[mesh.used], expected, atol=1e-12)
+            np.testing.assert_allclose(np.asarray(found)[mesh.on_surface], expected, atol=1e-12)
         _, operators = prepare(mesh, Preprocessing(k=8, normalize=rule))
         _, cleaned = prepare(clean, Preprocessing(k=8, normalize=rule))
         np.testing.assert_allclose(operators.evals, cleaned.evals, rtol=1e-4, atol=1e-4)
@@ -109,19 +109,19 @@ def test_predictions_are_those_without_them(features: str) -> None:
     for far in (2.0, 100.0):
         mesh = with_strays(ball(), far)
         ((_, shares),) = predict_probabilities([mesh], net, "cpu")
-        np.testing.assert_allclose(shares[mesh.used], expected, atol=2e-4)
-        assert np.isnan(shares[~mesh.used]).all()
+        np.testing.assert_allclose(shares[mesh.on_surface], expected, atol=2e-4)
+        assert np.isnan(shares[~mesh.on_surface]).all()
         ((_, labels),) = predict_labels([mesh], net, "cpu")
-        assert labels[~mesh.used].tolist() == [-1, -1]
-        np.testing.assert_array_equal(labels[mesh.used], shares[mesh.used].argmax(1))
+        assert labels[~mesh.on_surface].tolist() == [-1, -1]
+        np.testing.assert_array_equal(labels[mesh.on_surface], shares[mesh.on_surface].argmax(1))
     ((_, values),) = predict_values([mesh], network(out=2, task="regression", features=features), "cpu")
-    np.testing.assert_array_equal(np.isnan(values).all(1), ~mesh.used)
+    np.testing.assert_array_equal(np.isnan(values).all(1), ~mesh.on_surface)
 
 
 def test_files_of_predictions_have_minus_one_and_nan(tmp_path: Path) -> None:
     mesh = with_strays(ball(), 3)
     trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(tmp_path / "m.ply")
-    stray = ~load_mesh(tmp_path / "m.ply").used
+    stray = ~load_mesh(tmp_path / "m.ply").on_surface
     assert stray.sum() == 2
     given = {"label_names": list("abc"), "label_numbers": [5, 7, 9]}
     network().save(tmp_path / "a.safetensors", **network(**given).metadata)
@@ -164,15 +164,15 @@ def test_labels_of_vertices_of_no_face_are_ignored(tmp_path: Path) -> None:
     trained, _ = task.prepared(data, TrainOptions())
     tested = task.test_set(data, network_input(network(label_names=list("abc"))))
     for own in (trained.train[0], tested.test[0]):
-        np.testing.assert_array_equal(own.labels == -1, ~mesh.used)
+        np.testing.assert_array_equal(own.labels == -1, ~mesh.on_surface)
     assert task.prepared(data, TrainOptions(operators="original"))[0] is data
     older = network(label_names=list("abc"), normalize="all-radius")
     assert (task.test_set(data, network_input(older)).test[0].labels == 1).all()
     targets = replace(data, test=[replace(item, labels=np.ones((len(mesh.verts), 3)))])
     regression = task_named("regression")
     tested = regression.test_set(targets, network_input(network(task="regression", label_names=list("abc"))))
-    np.testing.assert_array_equal(np.isnan(tested.test[0].labels).all(1), ~mesh.used)
-    own = np.where(mesh.used, 1.0, 1e6)
+    np.testing.assert_array_equal(np.isnan(tested.test[0].labels).all(1), ~mesh.on_surface)
+    own = np.where(mesh.on_surface, 1.0, 1e6)
     item = replace(item, arrays={"q": own})
     assert array_statistics([item], "file:q") == {"q": {"mean": [1.0], "std": [1.0]}}
     assert array_statistics([item], "file:q", scale="all-radius")["q"]["mean"][0] > 1
@@ -193,9 +193,9 @@ def test_networks_of_older_versions_predict_as_before(tmp_path: Path) -> None:
     ((_, shares),) = predict_probabilities([mesh], older, "cpu")
     moved = replace(mesh, verts=normalize_positions(mesh.verts))
     ((_, expected),) = predict_probabilities([moved], network(normalize=False), "cpu")
-    np.testing.assert_allclose(shares[mesh.used], expected[mesh.used], atol=1e-5)
+    np.testing.assert_allclose(shares[mesh.on_surface], expected[mesh.on_surface], atol=1e-5)
     assert np.isfinite(shares).all()
-    assert np.isnan(expected[~mesh.used]).all()
+    assert np.isnan(expected[~mesh.on_surface]).all()
 
 
 def test_matches_leave_out_vertices_of_no_face() -> None:
@@ -205,9 +205,9 @@ def test_matches_leave_out_vertices_of_no_face() -> None:
     for method, zoomout in (("supervised", False), ("unsupervised", False), ("unsupervised", True)):
         net = network(out=16, features="wks", k=20, method=method, **metadata)
         found = match_meshes(a, b, net, "cpu", zoomout=zoomout)
-        np.testing.assert_array_equal(found.matches == -1, ~b.used)
-        expected = np.flatnonzero(a.used)[match_meshes(*clean, net, "cpu", zoomout=zoomout).matches]
-        assert (found.matches[b.used] == expected).mean() > 0.95  # up to rounding
+        np.testing.assert_array_equal(found.matches == -1, ~b.on_surface)
+        expected = np.flatnonzero(a.on_surface)[match_meshes(*clean, net, "cpu", zoomout=zoomout).matches]
+        assert (found.matches[b.on_surface] == expected).mean() > 0.95  # up to rounding
 
 
 @pytest.mark.parametrize("name", ["stray_2", "stray_10", "stray_100", "organised_zeros"])
@@ -216,8 +216,8 @@ def test_scans_with_stray_vertices(shared: Path, name: str) -> None:
     clean = "organised_clean" if name == "organised_zeros" else "clean"
     net = network(features="xyz+normals+log-hks")
     ((_, expected), (mesh, shares)) = predict_probabilities([folder / f"{n}.ply" for n in (clean, name)], net, "cpu")
-    np.testing.assert_allclose(shares[mesh.used], expected, atol=1e-3)
-    assert np.isnan(shares[~mesh.used]).all()
+    np.testing.assert_allclose(shares[mesh.on_surface], expected, atol=1e-3)
+    assert np.isnan(shares[~mesh.on_surface]).all()
 
 
 def test_a_used_vertex_that_is_too_far_is_named() -> None:

@@ -115,7 +115,7 @@ def match_meshes(
         c = _maps(network, pair, options)[:, 0]
     matches = point_map_of(c, one.operators, other.operators, options.method, zoomout).cpu().numpy()
     if not counts_all(options.preprocessing.normalize):
-        matches[~second.used] = -1
+        matches[~second.on_surface] = -1
     return Matched(first, second, matches, c[0].float().cpu())
 
 

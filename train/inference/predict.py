@@ -63,7 +63,7 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, _where_known(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
+    return [(mesh, _where_finite(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
 
 
 def predict_probabilities(
@@ -133,10 +133,10 @@ def predictor(
         mesh, outputs = outputs_of(source)
         shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
         if smooth > 0 and shares is not None and at != "meshes":
-            smoothed = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
-            values = _where_known(torch.from_numpy(smoothed), shares)
+            labels = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
+            values = _where_finite(torch.from_numpy(labels), shares)
         else:
-            values = _where_known(task.predict(outputs), outputs).cpu()
+            values = _where_finite(task.predict(outputs), outputs).cpu()
         if targets is not None:
             values = original_targets(values, targets)
         instances = None
@@ -148,7 +148,7 @@ def predictor(
     return predicted
 
 
-def _where_known(values: Tensor, outputs: Tensor) -> Tensor:
+def _where_finite(values: Tensor, outputs: Tensor) -> Tensor:
     """Predictions (N, …), where labels are UNLABELED if the outputs (N, C) are NaN."""
     return values if values.is_floating_point() else torch.where(outputs[:, 0].isnan(), UNLABELED, values)
 
@@ -170,7 +170,7 @@ def _outputs(
         if expected.labels_at == "edges" and mesh.has_polygons:
             outputs = outputs[torch.from_numpy(file_edges(mesh)).to(chosen)]
         elif expected.labels_at == "vertices" and not counts_all(expected.options.preprocessing.normalize):
-            outputs = torch.where(torch.from_numpy(mesh.used).to(chosen)[:, None], outputs, torch.nan)
+            outputs = torch.where(torch.from_numpy(mesh.on_surface).to(chosen)[:, None], outputs, torch.nan)
         return mesh, outputs
 
     return outputs_of

@@ -31,7 +31,7 @@ from diffnet.data import (
     with_labels_at,
     without_classes,
 )
-from diffnet.data.conversion import on_surface
+from diffnet.data.conversion import labels_on_surface
 from diffnet.data.counts import counted
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
@@ -295,7 +295,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
             data = with_labels_at(data, network.labels_at)
-        data = on_surface(data, network.options.preprocessing.normalize)
+        data = labels_on_surface(data, network.options.preprocessing.normalize)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
     @abstractmethod
@@ -305,7 +305,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
-        return on_surface(data, options.preprocessing.normalize), options
+        return labels_on_surface(data, options.preprocessing.normalize), options
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
