@@ -18,6 +18,7 @@ from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
 
 COLORS = "colors"
 
@@ -58,11 +59,12 @@ def own_arrays(
 
 
 def array_statistics(
-    items: Sequence[LabeledMesh], features: str, jobs: int | None = None
+    items: Sequence[LabeledMesh], features: str, jobs: int | None = None, scale: ScaleRule = "radius"
 ) -> dict[str, ArrayStatistics]:
-    """Mean and standard deviation of each channel of the own arrays, over all vertices of the training meshes.
+    """Mean and standard deviation of each channel of the own arrays, over the vertices of the training meshes.
 
     jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
+    scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
 
     The standard deviation of a constant channel is given as 1. Without own arrays in the features, the result is empty
     and no file is read.
@@ -75,8 +77,10 @@ def array_statistics(
     first = items[0]
     # Moments about the first row of the set don't cancel where the mean is large.
     shifts = {name: array[0].tolist() for name, array in own_arrays(first.mesh, features, given=first.arrays).items()}
-    work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name)
-    each = remembered(work, items, "array sums", features, shifts, array_states(items, features), jobs=jobs)
+    every = counts_all(scale)
+    work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name, every=every)
+    about = features, shifts, array_states(items, features), every
+    each = remembered(work, items, "array sums", *about, jobs=jobs)
     statistics: dict[str, ArrayStatistics] = {}
     for i, name in enumerate(names):
         shift = np.array(shifts[name])
@@ -90,8 +94,11 @@ def array_statistics(
     return statistics
 
 
-def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], first: str) -> list[Any]:
-    """For each own array: the sums and the sums of squares of its channels above the shift, and the number of rows."""
+def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], first: str, every: bool) -> list[Any]:
+    """For each own array: the sums and the sums of squares of its channels above the shift, and the number of rows.
+
+    every: whether vertices of no face count, too
+    """
     found = []
     for name, array in own_arrays(item.mesh, features, given=item.arrays).items():
         shift = np.array(shifts[name])
@@ -100,7 +107,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
                 f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
-        moved = array - shift
+        moved = (array if every else array[item.mesh.on_surface]) - shift
         found.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(array)])
     return found
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.stored import StoredMeshes, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
+from diffnet.geometry.elements.polygons import file_edges, on_polygons, on_triangles
+from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
 
 
 def labels_at(
@@ -91,7 +93,36 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     if mesh.is_point_cloud:
         raise DataError(f"{mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out")
     labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
+    if mesh.has_polygons and "faces" in (source, target):  # each polygon votes once, and so do its corners and sides
+        elements = mesh.faces if "vertices" in (source, target) else edges_of_faces(mesh.faces)
+        places, polygons = np.unique(np.stack([elements.reshape(-1), np.repeat(mesh.polygons, 3)]), axis=1)
+        if target == "faces":
+            labels = majority(item.labels, places, polygons, mesh.polygon_count)[mesh.polygons]
+        else:
+            labels = majority(on_polygons(mesh, item.labels), polygons, places, len(labels))
+    if target == "edges":
+        labels = on_triangles(mesh, labels[file_edges(mesh)], target)  # cuts are unlabeled
     return replace(item, labels=labels, accepted=None)
+
+
+def labels_on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
+    """The data set without labels and targets at vertices of no face, which are no part of a surface.
+
+    scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`
+    """
+    if data.labels_at != "vertices" or counts_all(scale):
+        return data
+    train, test = (with_change(part, _on_surface, "on surface") for part in (data.train, data.test))
+    return replace(data, train=train, test=test)
+
+
+def _on_surface(item: LabeledMesh) -> LabeledMesh:
+    mask = item.mesh.on_surface
+    if mask.all():
+        return item
+    labels = item.labels.copy()
+    labels[~mask] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    return replace(item, labels=labels)
 
 
 def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:

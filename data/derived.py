@@ -57,12 +57,16 @@ class DerivedMeshes(StoredMeshes):
         """The weights that take outputs to the elements of the mesh that this one is made from, or None."""
         return self._read(number)[1]
 
+    def origin(self, number: int) -> LabeledMesh:
+        """The mesh that this one is made from."""
+        return self._items[int(self.origins[number])]
+
     def _read(self, number: int) -> Made:
         path = _path(self.cache_dir, os.fsdecode(self._entries[number]))
         entry = read_entry(path)
         if entry is not None:
             return _from_arrays(entry)
-        made = self._make(self._items[int(self.origins[number])])[int(self._ranks[number])]
+        made = self._make(self.origin(number))[int(self._ranks[number])]
         write_entry(path, _as_arrays(made))
         return made
 

@@ -19,6 +19,7 @@ from diffnet.geometry.preprocessing.options import (
     ScaleRule,
     checked_k,
     chosen_laplacian,
+    chosen_scale,
 )
 
 
@@ -28,7 +29,8 @@ class Preprocessing:
 
     k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
     laplacian, basis, join, operators: see `precompute`
-    normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`
+    normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`. For the original's
+        operators, it becomes "all-radius" or "all-area".
     align: whether xyz and normals are given in the axes of each mesh, see `input_features`
     features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
         canonical order.
@@ -51,6 +53,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.
         object.__setattr__(self, "laplacian", chosen_laplacian(self.laplacian, self.operators))
+        object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("basis", BASIS_PRECISIONS),

@@ -14,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.data.arrays import array_states
-from diffnet.data.decimation import Weights
 from diffnet.data.derived import DerivedMeshes
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import Interpolation, PinnedSample, Sample, make_sample
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
@@ -95,7 +94,7 @@ class PreparedSamples(LazySequence[Sample]):
         if not 0 <= i < len(self):
             raise IndexError(i)
         if not self.facts[i].entry:
-            return make_sample(self._items[i], self._options, self._cache_dir, self._statistics)
+            return make_sample(self._items[i], self._options, self._cache_dir, self._statistics, self._labels_at)
         return self._kept.get(i) or self._read(i) or self.make(i)[1]
 
     def pinned(self, i: int) -> Sample | PinnedSample:
@@ -125,9 +124,9 @@ class PreparedSamples(LazySequence[Sample]):
         found = operators_at(self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward)
         if found is None:
             return None
-        features, labels = torch.from_numpy(arrays["features"]), torch.from_numpy(arrays["labels"])
-        back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
-        return Sample((name,), features, labels, found, None if back is None else Interpolation.of(back))
+        names = {"features", "labels", *PARTS} & arrays.keys()
+        tensors = {own: torch.from_numpy(arrays[own]) for own in names}
+        return Sample((name,), tensors["features"], tensors["labels"], found, Interpolation.among(tensors))
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
         """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
@@ -141,14 +140,13 @@ class PreparedSamples(LazySequence[Sample]):
             arrays=item.arrays,
             align=self._options.align,
         )
-        back = _back(self._items, i)
-        interpolation = None if back is None else Interpolation.of(back)
+        interpolation = _interpolation(self._items, i, item, self._labels_at)
         sample = Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
         name, verts = entry_name(mesh, self._decisive)
         arrays: Arrays = {"features": features.numpy(), "labels": sample.labels.numpy()}
         arrays["faces"] = mesh.faces.astype(np.int32)
-        if back is not None:
-            arrays |= {"elements": back[0], "weights": back[1]}
+        if interpolation is not None:
+            arrays |= {own: tensor.numpy() for own, tensor in interpolation.tensors.items()}
         if self._options.basis != "float32":
             arrays["verts"] = verts
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
@@ -204,7 +202,8 @@ def prepared_samples(
     Shards hold operators, so their samples are made when they are asked for.
     """
     samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
-    about = ("samples", asdict(options), dict(statistics or {}), labels_at, array_states(items, options.features))
+    states = array_states(items, options.features)
+    about = ("samples 2", asdict(options), dict(statistics or {}), labels_at, states)
     known = shared(lambda: recalled(items, *about))
     if known is not None:
         samples.facts = [SampleFacts(*own) for own in known]
@@ -234,9 +233,11 @@ def _given_facts(items: Sequence[LabeledMesh]) -> dict[int, SampleFacts]:
     return {i: SampleFacts(own.name, "", "", *own[1:]) for i, own in enumerate(given) if own is not None}
 
 
-def _back(items: Sequence[LabeledMesh], number: int) -> Weights | None:
-    """What takes outputs of a mesh to the full mesh that has the labels."""
+def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:
+    """What takes outputs of a mesh to the elements that are scored. item: the one with this number"""
     if isinstance(items, JoinedMeshes):
-        part, number = items.place(number)
-        return _back(part, number)
-    return items.back(number) if isinstance(items, DerivedMeshes) else None
+        return _interpolation(*items.place(number), item, at)
+    back = items.back(number) if isinstance(items, DerivedMeshes) else None
+    if isinstance(items, DerivedMeshes) and back is not None:
+        item = items.origin(number)
+    return Interpolation.to_score(item.mesh, at, back)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,37 +18,82 @@ from torch.utils.data import Dataset, Sampler
 from diffnet.data.decimation import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
-from diffnet.data.labeled import LabeledMesh
+from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.data.shares import balanced_shares
-from diffnet.geometry import Operators, collate
+from diffnet.geometry import Mesh, Operators, collate
+from diffnet.geometry.elements.polygons import first_triangles, polygon_shares
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
 from diffnet.geometry.preprocessing.read_again import PinnedEntries
 from diffnet.geometry.transfer import aligned, pinned
 
 
-@dataclass(frozen=True)
-class Interpolation:
-    """Values at the elements of a mesh from values at those of another mesh of the same surface.
+class Interpolation(NamedTuple):
+    """Values at elements that are scored, from others: those of a decimated mesh, or the triangles of polygons.
 
-    elements: (N, 3) int64, three elements of the other mesh for each of the N elements
-    weights: (N, 3) float32, their weights, with sum 1
+    elements: (M,) int64, the others that each of the N elements takes, one after the other
+    weights: (M,) float32, their weights, with sum 1 for each element
+    counts: (N,) int64, how many each element takes. One that takes none gets NaN.
+    picks: (N,) int64, the label of the sample that belongs to each element, or −1; None if its labels are those of the
+        N elements
     """
 
     elements: Tensor
     weights: Tensor
+    counts: Tensor
+    picks: Tensor | None = None
 
     @classmethod
     def of(cls, weights: Weights) -> Interpolation:
         """From the result of `interpolation_weights`."""
-        return cls(*map(aligned, (torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())))
+        elements, shares = (torch.from_numpy(own) for own in weights)
+        counts = torch.full((len(elements),), elements.shape[1])
+        return cls(*map(aligned, (elements.reshape(-1), shares.reshape(-1).float(), counts)))
+
+    @classmethod
+    def to_score(cls, mesh: Mesh, at: TargetsAt | None, back: Weights | None = None) -> Interpolation | None:
+        """What takes outputs to the elements of a mesh file, or None if they are there.
+
+        Polygons get the mean over their triangles, by area.
+
+        back: the result of `interpolation_weights` if a network gets a decimated mesh
+        """
+        if at != "faces" or not mesh.has_polygons:
+            return None if back is None else cls.of(back)
+        elements, weights = (np.arange(len(mesh.faces))[:, None], 1.0) if back is None else back
+        order = np.argsort(mesh.polygons, kind="stable")
+        shares = (weights * polygon_shares(mesh)[:, None])[order]
+        counts = elements.shape[1] * np.bincount(mesh.polygons, minlength=mesh.polygon_count)
+        parts = elements[order].reshape(-1), shares.reshape(-1).astype(np.float32), counts, first_triangles(mesh)
+        return cls(*(aligned(torch.from_numpy(part)) for part in parts))
+
+    @classmethod
+    def among(cls, tensors: Mapping[str, Tensor]) -> Interpolation | None:
+        """The inverse of `tensors`, among others. None if it isn't there."""
+        return cls(*map(tensors.get, PARTS)) if "weights" in tensors else None  # type: ignore[arg-type]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
     def __call__(self, values: Tensor) -> Tensor:
-        """values (M, C) of the other mesh → (N, C)"""
-        return (values[self.elements] * self.weights.to(values.dtype)[..., None]).sum(1)
+        """values (…, C) of the other elements → (N, C)"""
+        parts = values[self.elements].float() * self.weights[:, None]
+        sums = torch.segment_reduce(parts, "sum", lengths=self.counts)
+        return torch.where(self.counts[:, None] > 0, sums, torch.nan).to(values.dtype)
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """The labels or targets (N, …) of the elements, from those of the sample."""
+        if self.picks is None:
+            return labels
+        missing = labels.new_full((1, *labels.shape[1:]), torch.nan if labels.is_floating_point() else UNLABELED)
+        return torch.cat([labels, missing])[self.picks]  # -1 is the last
 
     def to(self, device: torch.device | str) -> Interpolation:
-        return Interpolation(self.elements.to(device), self.weights.to(device))
+        return self._replace(**{name: value.to(device) for name, value in self.tensors.items()})
+
+
+PARTS = ("elements", "weights", "counts", "picks")  # of an interpolation
 
 
 @dataclass(frozen=True)
@@ -60,8 +105,8 @@ class Sample:
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
-    interpolation: takes outputs to the elements that have the labels, if these are of a mesh with more faces, see
-        `decimated_to_score`; or None
+    interpolation: takes outputs to the elements that are scored, if these are of a mesh with more faces, see
+        `decimated_to_score`, or polygons; or None
     """
 
     names: tuple[str, ...]
@@ -119,10 +164,8 @@ class PinnedSample(NamedTuple):
     def prepared(self, device: torch.device, basis_dtype: torch.dtype) -> Sample:
         """The sample on a device, as a network uses it. See `Operators.prepared`. The copy may still go on."""
         tensors = self.entries.to(device, non_blocking=True)
-        has_back = "weights" in self.entries.places
-        back = Interpolation(tensors["elements"], tensors["weights"].float()) if has_back else None
         operators = operators_of_tensors(tensors, *self.counts, basis_dtype)
-        return Sample((self.name,), tensors["features"], tensors["labels"], operators, back)
+        return Sample((self.name,), tensors["features"], tensors["labels"], operators, Interpolation.among(tensors))
 
 
 def make_sample(
@@ -130,11 +173,13 @@ def make_sample(
     options: Preprocessing,
     cache_dir: str | os.PathLike[str] | None = None,
     statistics: Statistics | None = None,
+    labels_at: TargetsAt | None = None,
 ) -> Sample:
     """Preprocess one labeled mesh: features, labels and operators on the CPU, at normalized positions.
 
     cache_dir: a folder that keeps operators, see `precompute`. Those of a mesh of `load_shards` come from the shards.
     statistics: of the own arrays among the features, see `input_features`
+    labels_at: where the labels are, to score faces of the file and not triangles, see `Sample.interpolation`
 
     Raises MeshError for a mesh that can't be used, DataError for an own array that can't be used, and TypeError for
     anything but a `LabeledMesh`.
@@ -152,7 +197,8 @@ def make_sample(
     features = input_features(
         mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
     )
-    return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
+    to_score = Interpolation.to_score(item.mesh, labels_at)
+    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, to_score)
 
 
 class MeshSamples(Dataset[Sample]):
@@ -193,7 +239,7 @@ class MeshSamples(Dataset[Sample]):
 
 
 def collate_samples(samples: Sequence[Sample]) -> Sample:
-    """Pack samples into one. Pass this function to a DataLoader as `collate_fn`.
+    """Pack samples into one. Pass this function to a DataLoader as `collate_fn`. The result is for training.
 
     Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge, and if one
     of several samples has labels of a mesh with more faces.
@@ -201,7 +247,7 @@ def collate_samples(samples: Sequence[Sample]) -> Sample:
     if len(samples) == 1:
         return samples[0]
     for sample in samples:
-        if sample.interpolation is not None:
+        if sample.interpolation is not None and sample.interpolation.picks is None:
             raise ValueError(f"{sample.names[0]}: a sample with an interpolation can't be packed with others")
     return Sample(
         names=sum((s.names for s in samples), ()),

@@ -12,7 +12,7 @@ from .batches.functional_maps import (
 )
 from .batches.unpack import UnpackAt
 from .descriptors import hks, wks
-from .diagnosis import Diagnosis, diagnose
+from .diagnosis import Diagnosis, diagnose, is_inside_out
 from .diffused_curvature import diffused_curvature
 from .discretize.coincident import joined_vertices
 from .discretize.connectivity import Connectivity
@@ -22,6 +22,7 @@ from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
 from .elements.instances import Instances, label_instances
+from .elements.polygons import file_edges, on_triangles
 from .elements.smoothing import smooth_boundaries
 from .elements.weights import element_weights
 from .errors import MeshError
@@ -97,6 +98,7 @@ __all__ = [
     "element_weights",
     "error_curve",
     "farthest_points",
+    "file_edges",
     "from_spectral",
     "functional_map",
     "functional_map_from_points",
@@ -106,6 +108,7 @@ __all__ = [
     "gradient",
     "gradient_values",
     "hks",
+    "is_inside_out",
     "joined_vertices",
     "label_instances",
     "laplacian_and_mass",
@@ -118,6 +121,7 @@ __all__ = [
     "mirrored",
     "nearest_pattern",
     "normalize_positions",
+    "on_triangles",
     "one_ring",
     "patches",
     "point_map",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import potpourri3d
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import components, first_at_position, joined_vertices
-from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
@@ -35,6 +34,7 @@ class Diagnosis:
     coincident_vertices: vertices at the position of an earlier vertex, in single precision as in `precompute`
     joined_by_default: the coincident vertices that `precompute` joins with an earlier one by default; see
         `joined_vertices`
+    inside_out: closed components whose normals point inside, see `is_inside_out`
     """
 
     vertices: int
@@ -53,6 +53,7 @@ class Diagnosis:
     unreferenced_vertices: int
     coincident_vertices: int
     joined_by_default: int
+    inside_out: int
 
     @property
     def faults(self) -> list[str]:
@@ -63,6 +64,7 @@ class Diagnosis:
             "faces with a repeated corner": self.degenerate_faces,
             "faces of zero area": self.zero_area_faces,
             "duplicate faces": self.duplicate_faces,
+            "closed components that are inside out": self.inside_out,
             "vertices that no face uses": self.unreferenced_vertices,
             "vertices at the position of another": self.coincident_vertices,
         }
@@ -78,7 +80,7 @@ def diagnose(mesh: Mesh) -> Diagnosis:
     >>> diagnose(load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0], [5, 5, 5]], [[0, 1, 2]]))).faults
     ['vertices that no face uses: 1']
     """
-    faces = usable_faces(mesh)
+    faces = mesh.usable_faces
     used = np.unique(faces)
     halves = faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2)
     key = halves.min(axis=1) * len(mesh.verts) + halves.max(axis=1)
@@ -107,7 +109,46 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         unreferenced_vertices=0 if mesh.is_point_cloud else len(mesh.verts) - len(used),
         coincident_vertices=int((place != numbers).sum()),
         joined_by_default=int((joined_vertices(rounded) != numbers).sum()),
+        inside_out=_inside_out(rounded),
     )
+
+
+def is_inside_out(mesh: Mesh) -> bool:
+    """Whether the normals of a closed component of a mesh point inside, so that curvature changes its sign.
+
+    A component counts if each of its edges has two faces that run along it in opposite directions. It is inside out if
+    it encloses a negative volume and is no cavity: its bounding box is not in that of another closed component.
+    Vertices at the same position are joined first as by default, see `joined_vertices`.
+
+    >>> from diffnet.geometry import load_mesh
+    >>> corners, faces = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
+    >>> is_inside_out(load_mesh((corners, faces))), is_inside_out(load_mesh((corners, [face[::-1] for face in faces])))
+    (False, True)
+    """
+    return _inside_out(round_positions(mesh)) > 0
+
+
+def _inside_out(mesh: Mesh) -> int:
+    """The number of closed components that are inside out. mesh: see `round_positions`"""
+    faces = replace(mesh, faces=joined_vertices(mesh)[mesh.faces]).usable_faces
+    count = len(mesh.verts)
+    tail, head = faces.reshape(-1), faces[:, [1, 2, 0]].reshape(-1)
+    edges, places, times = np.unique(tail * count + head, return_index=True, return_counts=True)
+    is_paired = (times == 1) & np.isin(edges % count * count + edges // count, edges)
+    component = components(faces, count)
+    closed = np.bincount(component[tail[places]], ~is_paired, count) == 0
+    a, b, c = (mesh.verts - mesh.verts.mean(axis=0))[faces].transpose(1, 0, 2)
+    of_face = component[faces[:, 0]]
+    parts = (a * np.cross(b, c)).sum(axis=1)
+    volume, size = np.bincount(of_face, parts, count), np.bincount(of_face, np.abs(parts), count)
+    low, high = np.full((count, 3), np.inf), np.full((count, 3), -np.inf)
+    np.minimum.at(low, component[tail], mesh.verts[tail])
+    np.maximum.at(high, component[tail], mesh.verts[tail])
+    present = np.unique(of_face[closed[of_face]])
+    low, high = low[present], high[present]
+    negative = np.flatnonzero((volume < -1e-12 * size)[present])  # a double sheet has the volume 0 up to rounding
+    around = ((low <= low[i]) & (high >= high[i]) for i in negative)
+    return sum(int(boxes.all(axis=1).sum() == 1) for boxes in around)  # only its own box is around it
 
 
 def component_warning(mesh: Mesh, arrays: Arrays, options: Options) -> str | None:

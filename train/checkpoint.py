@@ -57,7 +57,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     task = task_named(options.task)
     check_history(path, checkpoint, task, options)
     checkpoint["position"] = checked_position(path, checkpoint)
-    checkpoint["options"] = options.as_dict()
+    checkpoint["options"], checkpoint["format"] = options.as_dict(), FORMAT
     checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
     checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, task)
     weights = check_named_tensors(path, checkpoint["model"])

@@ -18,7 +18,7 @@ from diffnet.checkpoints.files import (
     check_names_and_shapes,
     shown,
 )
-from diffnet.checkpoints.training import FORMAT, OLDER_DEFAULTS
+from diffnet.checkpoints.training import FORMAT, options_in
 from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
@@ -62,7 +62,7 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= MAX_INTEGER):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
-        return TrainOptions(**OLDER_DEFAULTS | options)
+        return TrainOptions(**options_in(checkpoint))
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 

@@ -61,7 +61,8 @@ def evaluate(
             features = task.inputs(model, sample.features, sample.operators, options)
         outputs = network_outputs(model, replace(sample, features=features), options, device)
         predicted = task.predict(task.from_network(outputs, sample.operators, options))
-        tally += task.tally(predicted, sample.labels, channels)
+        back = sample.interpolation
+        tally += task.tally(predicted, sample.labels if back is None else back.labels(sample.labels), channels)
         if predictions is not None:
             predicted = predicted.cpu()
             post([number, predicted if ranks.is_first else b64encode(npy_bytes(predicted.numpy())).decode()])
@@ -74,7 +75,7 @@ def evaluate(
 def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:
     """The outputs (N, C) of a network for a sample, on the device, in eval mode and without gradients.
 
-    They are at the elements that have the labels, see `Sample.interpolation`.
+    They are at the elements that are scored, see `Sample.interpolation`.
     """
     was_training = model.training
     model.eval()

@@ -69,7 +69,7 @@ def run_data(
             targets = target_statistics(data.train, data.label_names, jobs)
             targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
             fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
-        statistics = array_statistics(data.train, options.features, jobs)
+        statistics = array_statistics(data.train, options.features, jobs, options.preprocessing.normalize)
         if stored is not None:
             statistics = of_stored_run(stored, "statistics", statistics, out)
         check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.fields import elements_of
 from diffnet.viz.surface import Floats, Ints, Surface, is_operators, unit
@@ -33,6 +34,7 @@ def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface
     at = elements_of("vectors", len(given), surface)
     if at == "edges":
         raise ValueError(f"vectors: {len(given)} vectors at edges. Give them at vertices or faces")
+    given = given if surface.mesh is None else on_triangles(surface.mesh, given, at)
     points = surface.verts if at == "vertices" else surface.verts[surface.faces].mean(axis=1)
     lengths = np.linalg.norm(given, axis=1)
     shown = np.flatnonzero((lengths > 0) & np.isfinite(lengths) & np.isfinite(points).all(axis=1))

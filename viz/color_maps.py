@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.viz.palette import parse_colors
+from diffnet.viz.palette import UNLABELED_COLOR, parse_colors
 from diffnet.viz.surface import Floats
 
 ColorMap: TypeAlias = "str | Callable[[Any], Any]"
@@ -40,6 +40,11 @@ class Scale(NamedTuple):
         """The places of scalars on the scale, from 0 to 1. NaN stays NaN."""
         shares: Floats = (values.clip(self.low, self.high) - self.low) / (self.high - self.low)
         return shares
+
+    def colors(self, values: Floats) -> NDArray[np.uint8]:
+        """The colors (N, 3) of scalars. Those of NaN are gray."""
+        rows = (np.nan_to_num(self.shares(values)) * (len(self.table) - 1)).round().astype(np.int64)
+        return np.where(np.isnan(values)[:, None], np.array(UNLABELED_COLOR, np.uint8), self.table[rows])
 
 
 def make_scale(values: Floats, color_map: ColorMap = "viridis", range: Any = None) -> Scale:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.elements.polygons import file_edges, on_triangles
 from diffnet.geometry.mesh.mesh import mesh_edges
 from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.palette import UNLABELED_COLOR
@@ -38,6 +39,7 @@ def make_field(kind: Kind, name: str, values: Any, surface: Surface, at: ValuesA
     values: arrays, tensors on any device, or lists. Labels (N,) are integers or bools. Scalars (N,) are real numbers.
         Colors (N, 3) or (N, 4) are integers from 0 to 255 or floats from 0 to 1; the fourth column is ignored.
     at: the elements. By default the number N decides: vertices, else faces, else edges in the order of `mesh_edges`.
+        Faces and edges are those of the mesh file or those of its triangles, see `on_triangles`.
 
     Raises ValueError, which names the values, for another shape, dtype or range.
     """
@@ -50,6 +52,8 @@ def make_field(kind: Kind, name: str, values: Any, surface: Surface, at: ValuesA
         expected = "(N, 3)" if kind == "colors" else "(N,)"
         raise ValueError(f"{name}: {kind} should have shape {expected}, shape is {array.shape}")
     at = elements_of(name, len(array), surface, at)
+    if surface.mesh is not None:
+        array = on_triangles(surface.mesh, array, at)
     if kind == "labels":
         return Field(name, kind, at, _labels(name, array))
     if array.dtype.kind not in "biuf":
@@ -73,10 +77,11 @@ def elements_of(name: str, count: int, surface: Surface, at: ValuesAt | None = N
         return "vertices"
     if at != "edges" and count == verts and at != "faces":
         return "vertices"
-    if at in (None, "faces") and count == faces:
+    mesh = surface.mesh
+    if at in (None, "faces") and count in (faces, faces if mesh is None else mesh.polygon_count):
         return "faces"
     edges = len(mesh_edges(surface.faces))
-    if at in (None, "edges") and count == edges:
+    if at in (None, "edges") and count in (edges, edges if mesh is None else len(file_edges(mesh))):
         return "edges"
     counts = {"vertices": verts, "faces": faces, "edges": edges}
     fitting = f"{counts[at]} {at}" if at else f"{verts} vertices, {faces} faces or {edges} edges"

@@ -139,7 +139,7 @@ def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) ->
 
 
 def _pack_surface(surface: Surface, center: NDArray[np.float64]) -> dict[str, Any]:
-    verts, faces = surface
+    verts, faces = surface[:2]
     finite = np.isfinite(verts[faces]).all(axis=(1, 2))
     normals = np.zeros((len(faces), 3, 3))
     normals[finite] = corner_normals(verts, faces[finite])

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.elements.polygons import on_polygons
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import MeshLike, mesh_edges
 from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.fields import Field, make_field
 from diffnet.viz.palette import colorize
-from diffnet.viz.surface import Surface, ValuesAt, surface_of
+from diffnet.viz.surface import Ints, Surface, ValuesAt, surface_of
 
 _TYPES = {"uchar": "u1", "int": "<i4", "float": "<f4", "double": "<f8"}
 RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "label_index", "vertex_indices"}
@@ -146,18 +147,36 @@ def _comments(names: Sequence[str], numbers: Sequence[int] | None) -> list[str]:
 
 def _content(surface: Surface, properties: _Properties, comments: list[str]) -> bytes:
     """The header and the rows of a file."""
-    verts, faces = surface
+    verts, faces = surface[:2]
     position = [(name, "double", verts[:, i]) for i, name in enumerate(("x", "y", "z"))]
     of_vertices, of_faces = position + properties.of["vertices"], properties.of["faces"]
     header = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {len(verts)}"]
     header += [f"property {kind} {name}" for name, kind, _ in of_vertices]
     rows = _rows([column.astype(_TYPES[kind]) for _, kind, column in of_vertices])
     if len(faces):
-        header += [f"element face {len(faces)}", "property list uchar int vertex_indices"]
+        sizes, corners, columns = _polygons(surface, [column.astype(_TYPES[kind]) for _, kind, column in of_faces])
+        length = "uchar" if sizes.max() < 256 else "int"
+        header += [f"element face {len(sizes)}", f"property list {length} int vertex_indices"]
         header += [f"property {kind} {name}" for name, kind, _ in of_faces]
-        corners = [np.full(len(faces), 3, "u1"), faces.astype("<i4")]
-        rows += _rows(corners + [column.astype(_TYPES[kind]) for _, kind, column in of_faces])
+        rows += _face_rows(sizes.astype(_TYPES[length]), corners.astype("<i4"), columns)
     return "\n".join([*header, "end_header", ""]).encode("ascii", "backslashreplace") + rows
+
+
+def _polygons(surface: Surface, columns: list[NDArray[Any]]) -> tuple[Ints, Ints, list[NDArray[Any]]]:
+    """The sizes and the corners of the faces of the mesh file. Columns (F,) of triangles become columns of these."""
+    mesh = surface.mesh
+    if mesh is None or mesh.sizes is None or mesh.corners is None:
+        return np.full(len(surface.faces), 3), surface.faces.reshape(-1), columns
+    return mesh.sizes, mesh.corners, [on_polygons(mesh, column) for column in columns]
+
+
+def _face_rows(sizes: NDArray[Any], corners: NDArray[Any], columns: list[NDArray[Any]]) -> bytes:
+    """The bytes of faces, row by row."""
+    if (sizes == sizes[0]).all():
+        return _rows([sizes, corners.reshape(len(sizes), -1), *columns])
+    ends = np.cumsum(sizes, dtype=np.int64)
+    parts = zip(sizes, np.split(corners, ends[:-1]), *columns, strict=True)
+    return b"".join(number.tobytes() for row in parts for number in row)
 
 
 def _rows(columns: list[NDArray[Any]]) -> bytes:

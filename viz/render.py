@@ -154,7 +154,7 @@ def _draw(
     blend: bool,
 ) -> Iterator[_Samples]:
     """Batches of covered samples. The picture is filled by the points `shown` (N, 3)."""
-    verts, faces = surface
+    verts, faces = surface[:2]
     elements, corners = face_elements(faces, at), faces
     if arrows is not None:
         faces = np.concatenate([faces, arrows.faces + len(verts)])

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.elements.elements import edges_of_faces
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.mesh import MeshLike, load_mesh, mesh_edges
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 
 if TYPE_CHECKING:
     from diffnet.geometry import Operators
@@ -20,10 +21,14 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 class Surface(NamedTuple):
-    """A mesh or, if it has no faces, a point cloud: vertices (V, 3) and triangles (F, 3) with indices of vertices."""
+    """A mesh or, if it has no faces, a point cloud: vertices (V, 3) and triangles (F, 3) with indices of vertices.
+
+    mesh: if it has polygons, the mesh, which says what they are
+    """
 
     verts: Floats
     faces: Ints
+    mesh: Mesh | None = None
 
     @property
     def is_cloud(self) -> bool:
@@ -60,12 +65,12 @@ def surface_of(mesh: MeshLike | Surface) -> Surface:
     if is_operators(mesh):
         raise MeshError("operators hold no vertices. Pass the mesh, and frames=operators for tangent vectors")
     loaded = load_mesh(mesh)
-    return Surface(loaded.verts, loaded.faces)
+    return Surface(loaded.verts, loaded.faces, loaded if loaded.has_polygons else None)
 
 
 def shown_points(surface: Surface) -> Floats:
     """The points (N, 3) that a picture must show: the finite ones. On a mesh, only those that a face uses."""
-    verts, faces = surface
+    verts, faces = surface[:2]
     if len(faces):
         verts = verts[np.unique(faces)]
     return verts[np.isfinite(verts).all(axis=1)]
@@ -81,13 +86,7 @@ def face_elements(faces: Ints, at: ValuesAt) -> Ints:
         return faces
     if at == "faces":
         return np.repeat(np.arange(len(faces))[:, None], 3, axis=1)
-    edges = mesh_edges(faces)
-    stride = int(faces.max(initial=0)) + 1
-    keys = edges[:, 0] * stride + edges[:, 1]
-    order = np.argsort(keys)
-    sides = np.sort(faces[:, [[1, 2], [2, 0], [0, 1]]], axis=-1)
-    found: Ints = order[np.searchsorted(keys, sides[..., 0] * stride + sides[..., 1], sorter=order)]
-    return found
+    return edges_of_faces(faces)[:, [1, 2, 0]]
 
 
 def corner_normals(verts: Floats, faces: Ints) -> Floats:

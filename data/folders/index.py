@@ -20,8 +20,9 @@ from diffnet.data.folders.sources import read_source
 from diffnet.data.folders.target_files import read_targets
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.parallel import computed_in_chunks
-from diffnet.geometry import load_mesh, mesh_edges
+from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.elements.polygons import file_edges
 from diffnet.geometry.errors import DiffnetError, some_reasons
 
 CHUNK = 32  # files that a worker process reads in one call
@@ -31,7 +32,7 @@ Fingerprint: TypeAlias = tuple[int, int]  # the size of a file in bytes and its 
 
 
 class MeshFacts(NamedTuple):
-    """What is known of a mesh file: the numbers of vertices, triangles, polygons and edges.
+    """What is known of a mesh file: the numbers of vertices, triangles, polygons and edges, without cuts.
 
     content: `content_hash` of the positions and the triangles
     """
@@ -129,7 +130,7 @@ _KINDS: dict[str, Callable[..., Any]] = {"mesh": MeshFacts, "labels": LabelFacts
 
 def index_path(root: Path, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the index of the data set in a folder."""
-    return entry_path(cache_dir, cache_key({}, files_of=os.path.abspath(root)), "index")
+    return entry_path(cache_dir, cache_key({}, files_of=os.path.abspath(root), version=2), "index")
 
 
 def fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
@@ -182,7 +183,7 @@ def _describe(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Facts
         own = fingerprint(path)  # before reading: a file that changes meanwhile is then read again
         if kind == "mesh":
             mesh = load_mesh(path, cache_dir)
-            sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(mesh_edges(mesh.faces))
+            sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(file_edges(mesh))
             return own, MeshFacts(*sizes, content_hash(mesh.verts, mesh.faces))
         if kind != "labels":
             columns = read_targets(path, kind.partition(" ")[2])

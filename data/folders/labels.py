@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
 from diffnet.data.folders.sources import MAX_COLORS, FileLabels
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
-from diffnet.geometry import Mesh, mesh_edges
+from diffnet.geometry import Mesh
+from diffnet.geometry.elements.polygons import file_edges, on_triangles
 
 # Class indices of the labels of each file, the names of the classes, and their numbers in the files or None.
 Classes: TypeAlias = tuple[list[NDArray[np.int64]], list[str], "list[int] | None"]
@@ -34,7 +35,7 @@ class SizedMesh(Mesh):
 
 
 def edge_count(mesh: Mesh) -> int:
-    return mesh.edge_count if isinstance(mesh, SizedMesh) else len(mesh_edges(mesh.faces))
+    return mesh.edge_count if isinstance(mesh, SizedMesh) else len(file_edges(mesh))
 
 
 def number_classes(labels: Sequence[FileLabels], names_file: Path) -> Classes:
@@ -168,9 +169,9 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
 
     labels: the classes of `source.values`
 
-    Labels of faces may be one per triangle, or one per polygon of the source file, which all its triangles get. Raises
-    DataError if the number of labels does not fit, and for labels of the vertices of an STL file. The message names the
-    file.
+    Labels of faces may be one per triangle, or one per polygon of the source file, which all its triangles get. Labels
+    of edges are those of its polygons, without cuts. Raises DataError if the number of labels does not fit, and for
+    labels of the vertices of an STL file. The message names the file.
     """
     file = source.path
     if source.elements is not None:
@@ -181,9 +182,7 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
         listed, labels = labels, np.full(mesh.polygon_count, UNLABELED, np.int64)
         labels[source.elements] = listed
     check_fit(mesh, len(labels), at, file)
-    if at == "faces" and len(labels) == mesh.polygon_count:
-        return labels[mesh.polygons]
-    return labels
+    return on_triangles(mesh, labels, at)
 
 
 def check_fit(mesh: Mesh, count: int, at: LabelsAt, file: Path) -> None:

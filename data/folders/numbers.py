@@ -46,13 +46,15 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     return values
 
 
-def check_vertex_numbers(mesh: Mesh, file: Path) -> None:
-    """Raises DataError if a file goes by the numbers of the vertices of an STL file, which has none."""
+def check_vertex_numbers(mesh: Mesh, file: Path, remedy: str = "Use values at faces, or meshes in") -> None:
+    """Raises DataError if a file goes by the numbers of the vertices of an STL file, which has none.
+
+    remedy: the beginning of the last sentence of the message, which ends with other formats
+    """
     if mesh.path is not None and mesh_suffix(mesh.path) == ".stl":
         raise DataError(
             f"{file}: the file goes by the order of the vertices of {mesh.path}, but an STL file has no order of "
-            "vertices: it holds the corners of each face. Use values at faces, or meshes in PLY, OBJ or OFF whose "
-            "vertices have this order"
+            f"vertices: it holds the corners of each face. {remedy} PLY, OBJ or OFF whose vertices have this order"
         )
 
 

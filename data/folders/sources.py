@@ -48,8 +48,9 @@ def read_source(path: Path) -> FileLabels:
     `.npy`, `.txt` and others: a number for each element, see `read_labels`
     `NAME_labels.txt`: for each part a line with its name, then a line with the numbers of its faces, from 1
     `.json`: an object with a list "labels", a number for each vertex
-    a mesh: a property of the vertices or faces of a PLY file whose name is in PROPERTIES; else colors of the vertices,
-        else colors of the faces. Each distinct color is a class.
+    a mesh: a property of the vertices or faces of a PLY file whose name is in PROPERTIES; else colors of the vertices
+        or faces. If both have colors, those that differ count; else those that aren't gray; else those of the vertices.
+        Each distinct color is a class.
 
     Raises DataError for labels that are missing or malformed, MeshError for a mesh that can't be read. The message
     names the file.
@@ -141,10 +142,12 @@ def _of_mesh(path: Path) -> FileLabels:
     if found:
         at, name, values = found[0]
         return FileLabels(path, f"the property {name!r}", _whole_numbers(path, name, values), at=at)
-    if attributes.colors is not None:
-        return _of_colors(path, attributes.colors, "vertices")
-    if attributes.face_colors is not None:
-        return _of_colors(path, attributes.face_colors, "faces")
+    colors: list[tuple[LabelsAt, NDArray[np.float64] | None]]
+    colors = [("vertices", attributes.colors), ("faces", attributes.face_colors)]
+    palettes = [(at, rows) for at, rows in colors if rows is not None]
+    if palettes:
+        at, rows = max(palettes, key=lambda palette: _paint(palette[1]))  # of equal ones, the vertices
+        return _of_colors(path, rows, at)
     raise DataError(
         f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
         f"({', '.join(PROPERTIES)}), or colors of the vertices"
@@ -166,6 +169,11 @@ def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.in
     if len(bad):
         raise DataError(f"{path}: the property {name!r} should be whole numbers, row {bad[0]} is {values[bad[0]]}")
     return values.astype(np.int64)
+
+
+def _paint(colors: NDArray[np.float64]) -> tuple[bool, bool]:
+    """Whether colors differ, and whether one isn't gray. Some programs write one gray for what has no color."""
+    return bool((colors != colors[:1]).any()), bool((colors != colors[:, :1]).any())
 
 
 def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileLabels:

@@ -21,6 +21,7 @@ from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.shards.reading import labeled_shards
 from diffnet.data.target_names import TABLE, target_parts
 from diffnet.geometry import Mesh, load_mesh
+from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 
@@ -191,10 +192,7 @@ def placed_targets(mesh: Mesh, sources: Sequence[Targets], at: LabelsAt) -> NDAr
     Raises DataError if the number of rows does not fit, and for vertices of an STL file.
     """
     check_targets_fit(mesh, sources, at)
-    per_polygon = [at == "faces" and len(one.values) == mesh.polygon_count for one in sources]
-    return np.hstack(
-        [one.values[mesh.polygons] if each else one.values for one, each in zip(sources, per_polygon, strict=True)]
-    )
+    return np.hstack([on_triangles(mesh, one.values, at) for one in sources])
 
 
 def check_targets_fit(mesh: Mesh, sources: Sequence[Targets], at: LabelsAt) -> None:

@@ -206,7 +206,7 @@ def load_shards(
     try:
         arrays, about = parsed_table(whole_file(root, INDEX))
         files = [(str(name), int(size)) for name, size in about["shards"]]
-        settings = Settings(**about["settings"])
+        settings = Settings.read(about["settings"])
         settings.check()
         shard, part = arrays["shard"], arrays["part"]
         if any(name != os.path.basename(name) or not name.endswith(SUFFIX) for name, _ in files):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from diffnet.geometry import Mesh
 from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.options import Options, chosen_scale
 
-FORMAT = 1  # increase when older versions would misread shards
+FORMAT = 2  # increase when older versions would misread shards
 OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators
 ARRAY = "array."  # before the names of own arrays
 
@@ -42,6 +42,15 @@ class Settings:
     has_targets: bool
     entry_format: int = ENTRY_FORMAT
     format: int = FORMAT
+
+    @classmethod
+    def read(cls, about: Mapping[str, Any]) -> Settings:
+        """Those in a file. Up to format 1, vertices of no face counted. Raises TypeError for other names."""
+        settings = cls(**about)
+        if settings.format != 1:
+            return settings
+        options = {**settings.options, "normalize": chosen_scale(settings.options.get("normalize"), "original")}
+        return replace(settings, options=options, format=FORMAT)
 
     def check(self) -> None:
         """Raises ValueError for values that `write_shards` doesn't write, and for those of another version."""

@@ -278,7 +278,7 @@ def _complete_shards(folder: Path, settings: Settings) -> dict[str, Records]:
     for file in sorted(folder.glob(f"[!.]*{SUFFIX}")):
         try:
             arrays, about = parsed_table(_table_of(file))
-            stored = Settings(**about["settings"])
+            stored = Settings.read(about["settings"])
             records = records_in(arrays, np.array(file.stat().st_size, np.int64))
         except (OSError, *DAMAGE) as e:
             warnings.warn(f"{file}: the shard is damaged, and its meshes are written again ({e})", stacklevel=3)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.preprocessing.options import chosen_scale
 
 NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
 
@@ -79,15 +80,25 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any, *, in_memory: 
 
 
 def check_format(path: str | os.PathLike[str], found: Any, known: int, version: Any) -> None:
-    """Raises CheckpointError unless a file has the known format. The message says if the file is of a newer version."""
+    """Raises CheckpointError unless a file has the known format or an older one, from 1 on.
+
+    The message says if the file is of a newer version.
+    """
     if type(found) is int and found > known:
         written_by = f"diffnet {version!s:.20}".strip()
         raise CheckpointError(
             f"{path}: written by a newer version ({written_by}, checkpoint format {found}); this version reads format "
             f"{known}. Update diffnet"
         )
-    if type(found) is not int or found != known:
+    if type(found) is not int or found < 1:
         raise CheckpointError(f"{path}: checkpoint format {shown(found)}, this version reads {known}")
+
+
+def with_older_scale(file_format: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options or the metadata in a file. Up to format 1, vertices of no face counted in `normalize`."""
+    if file_format > 1 or "normalize" not in options:
+        return dict(options)
+    return {**options, "normalize": chosen_scale(options["normalize"], "original")}
 
 
 def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:

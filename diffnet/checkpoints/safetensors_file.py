@@ -25,10 +25,10 @@ from torch import Tensor
 
 from diffnet import __version__
 from diffnet.checkpoints.activations import NAMED_ACTIVATIONS
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, with_older_scale
 from diffnet.geometry.files import write_atomically
 
-FORMAT = 1  # increase when older versions would misread a file
+FORMAT = 2  # increase when older versions would misread a file
 
 
 def write_network(
@@ -124,7 +124,7 @@ def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
             known = ", ".join(NAMED_ACTIVATIONS)
             raise CheckpointError(f"{path}: last_activation should be one of {known}, got {activation[:80]!r}")
         architecture["last_activation"] = NAMED_ACTIVATIONS[activation]
-    return check_named_tensors(path, weights), architecture, metadata
+    return check_named_tensors(path, weights), architecture, with_older_scale(number, metadata)
 
 
 def _object(path: str | os.PathLike[str], name: str, text: str | None) -> dict[str, Any]:

@@ -9,17 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, with_older_scale
 from diffnet.checkpoints.kinds import kind_of
 from diffnet.options import Architecture
 
-FORMAT = 1  # increase when older versions would misread a checkpoint
+FORMAT = 2  # increase when older versions would misread a checkpoint
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
 ARCHITECTURE = (*(f.name for f in fields(Architecture)), "backend")
 # Options that checkpoints of older versions lack, with what those versions did. An option of the network is off there.
 OLDER_DEFAULTS: dict[str, Any] = {
     **Architecture().network,
     "join": "never",
+    "normalize": "all-radius",
     "schedule": "step",
     "label_smoothing": 0.0,
     "average_weights": 0.0,
@@ -66,12 +67,17 @@ def outputs_at_of(labels_at: Any) -> Any:
     return "global_mean" if labels_at == "meshes" else labels_at
 
 
+def options_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the run in a checkpoint. Older versions get what they did."""
+    return OLDER_DEFAULTS | with_older_scale(checkpoint["format"], checkpoint["options"])
+
+
 def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of the network in a checkpoint: the names of its labels, its input and the options of its run."""
-    options = OLDER_DEFAULTS | checkpoint["options"]
+    options = options_in(checkpoint)
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
-    described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
+    described = {**described, "label_names": checkpoint["label_names"], "statistics": statistics}
     # Only a regression has targets, only numbered labels have numbers, and older versions stored no meshes.
     more = {name: checkpoint.get(name) for name in ("label_numbers", "target_statistics", "train_meshes")}
     return described | {name: value for name, value in more.items() if value is not None}

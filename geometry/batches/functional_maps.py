@@ -123,11 +123,16 @@ def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
 
     c: (P, K_b, K_a) floating point, with at most as many eigenpairs as the operators have
 
+    Vertices of a without mass, which no face uses, are no partners.
+
     Returns (V_b,) int64, counted within the mesh of a. `b.unpack(matches)` is a list with one tensor for each pair.
     For errors see `functional_map` and `ops.point_map`.
     """
-    pairs = _each("point_map", c, a, b)
-    return torch.cat([ops.point_map(own, one.evecs, other.evecs, one.evals[0]) for own, one, other in pairs])
+    found = []
+    for own, one, other in _each("point_map", c, a, b):
+        partners = torch.nonzero(one.mass > 0)[:, 0]
+        found.append(partners[ops.point_map(own, one.evecs[partners], other.evecs, one.evals[0])])
+    return torch.cat(found)
 
 
 def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1) -> Tensor:
@@ -140,7 +145,9 @@ def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step
     Returns (P, k, k), without gradient. For errors see `functional_map` and `ops.zoomout`.
     """
     pairs = _each("zoomout", c, a, b)
-    refined = [ops.zoomout(own, one.evecs, other.evecs, other.mass, k=k, step=step) for own, one, other in pairs]
+    refined = [
+        ops.zoomout(own, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step) for own, one, other in pairs
+    ]
     return torch.stack(refined)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
@@ -39,7 +38,7 @@ def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:
     first = first_at_position(mesh.verts)
     if mesh.is_point_cloud or np.array_equal(first, apart):
         return first
-    faces = usable_faces(mesh)
+    faces = mesh.usable_faces
     if join == "always":
         candidates = np.unique(faces)
     else:

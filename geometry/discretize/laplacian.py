@@ -20,13 +20,6 @@ ADDED_CROSS = 1e-10  # to the lengths of cross products of edges, for a mesh of 
 MIN_MASS = 1e-8  # of a vertex with faces, relative to the mean
 
 
-def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
-    """The faces (F', 3) with three distinct corners. The others have no geometry."""
-    a, b, c = mesh.faces.T
-    usable = (a != b) & (b != c) & (c != a)
-    return mesh.faces if usable.all() else mesh.faces[usable]
-
-
 def laplacian_and_mass(
     mesh: Mesh, kind: LaplacianKind = "robust", frames: NDArray[np.float64] | None = None
 ) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
@@ -49,18 +42,13 @@ def laplacian_and_mass(
     >>> bool(np.isclose(mass.sum(), 0.5)), bool(np.allclose(laplacian.sum(1), 0))
     (True, True)
     """
-    faces = usable_faces(mesh)
-    if mesh.is_point_cloud:
-        if len(mesh.verts) < 4:
-            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 different points, this has {len(mesh.verts)}")
-        used = np.ones(len(mesh.verts), bool)
-    else:
-        if len(faces) == 0:
-            raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
-        used = np.zeros(len(mesh.verts), bool)
-        used[faces] = True
-        if not used.all():
-            faces = (np.cumsum(used) - 1)[faces]
+    faces, used = mesh.usable_faces, mesh.on_surface
+    if mesh.is_point_cloud and len(mesh.verts) < 4:
+        raise MeshError(f"{mesh.name}: a point cloud needs at least 4 different points, this has {len(mesh.verts)}")
+    if not mesh.is_point_cloud and len(faces) == 0:
+        raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
+    if not used.all():
+        faces = (np.cumsum(used) - 1)[faces]
     # The libraries below regularize by absolute amounts, so they get the mesh at unit size.
     verts = mesh.verts[used] - mesh.verts[used].mean(axis=0)
     scale = np.linalg.norm(verts, axis=1).max()
@@ -68,7 +56,11 @@ def laplacian_and_mass(
         raise MeshError(f"{mesh.name}: all {len(verts)} vertices lie in one point")
     verts /= scale
     if not _has_area(verts, faces):
-        raise MeshError(f"{mesh.name}: the surface has no area, its vertices lie on a line or all its faces do")
+        far = np.linalg.norm(verts - np.median(verts, axis=0), axis=1).argmax()
+        raise MeshError(
+            f"{mesh.name}: the surface has no area, its vertices lie on a line or all its faces do. Or a vertex is too "
+            f"far from the others; the farthest is vertex {np.flatnonzero(used)[far]}"
+        )
 
     try:
         if mesh.is_point_cloud:

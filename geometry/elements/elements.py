@@ -30,16 +30,20 @@ def face_areas(mesh: Mesh) -> NDArray[np.float64]:
     return areas
 
 
-def element_areas(mesh: Mesh, at: ElementsAt) -> NDArray[np.float64]:
+def element_areas(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> NDArray[np.float64]:
     """The share (N,) of the surface that belongs to each element. A face gives a third to each corner or side.
+
+    per_polygon: whether faces are those of the file, and not triangles
 
     >>> from diffnet.geometry import make_mesh
     >>> element_areas(make_mesh([[0, 0, 0], [3, 0, 0], [0, 2, 0]], [[0, 1, 2]]), "edges").tolist()
     [1.0, 1.0, 1.0]
     """
     areas = face_areas(mesh)
-    if at == "faces":
+    if at == "faces" and not per_polygon:
         return areas
+    if at == "faces":
+        return np.bincount(mesh.polygons, areas, mesh.polygon_count).astype(np.float64)
     count = len(mesh.verts) if at == "vertices" else len(mesh_edges(mesh.faces))
     own = mesh.faces if at == "vertices" else edges_of_faces(mesh.faces)
     shares = np.bincount(own.reshape(-1), np.repeat(areas / 3, 3), minlength=count)
@@ -52,15 +56,22 @@ def edges_of_faces(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> edges_of_faces(np.array([[0, 1, 2], [2, 1, 3]])).tolist()
     [[0, 1, 2], [1, 3, 4]]
     """
+    return edge_numbers(faces, faces[:, [[0, 1], [1, 2], [2, 0]]])
+
+
+def edge_numbers(faces: NDArray[np.int64], sides: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers (…) of sides of faces in `mesh_edges`, which are given by their ends (…, 2)."""
     edges, size = mesh_edges(faces), int(faces.max(initial=0)) + 1
-    sides = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]], axis=2)
+    ends = np.sort(sides, axis=-1)
     codes = edges[:, 0] * size + edges[:, 1]
     order = np.argsort(codes)
-    return order[np.searchsorted(codes, sides[..., 0] * size + sides[..., 1], sorter=order)]
+    return order[np.searchsorted(codes, ends[..., 0] * size + ends[..., 1], sorter=order)]
 
 
-def border_lengths(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:
+def border_lengths(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> scipy.sparse.csr_array:
     """The length of the border between each two neighboring elements: a symmetric matrix (N, N).
+
+    per_polygon: whether faces are those of the file, and not triangles
 
     Faces meet at their common edge. Between two vertices, each of their faces has a border from the midpoint of the
     edge to the center of the face. Between two sides of a face, the border runs from their common corner to the center.
@@ -72,9 +83,10 @@ def border_lengths(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:
         edges = mesh_edges(mesh.faces)
         lengths = np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1)
         own = edges_of_faces(mesh.faces).reshape(-1)
-        touching = scipy.sparse.csr_array(
-            (np.ones(len(own)), (own, np.repeat(np.arange(len(mesh.faces)), 3))), (len(edges), len(mesh.faces))
-        )
+        owner, count = np.arange(len(mesh.faces)), len(mesh.faces)
+        if per_polygon:
+            owner, count = mesh.polygons, mesh.polygon_count
+        touching = scipy.sparse.csr_array((np.ones(len(own)), (own, np.repeat(owner, 3))), (len(edges), count))
         between = scipy.sparse.csr_array(touching.T @ scipy.sparse.diags_array(lengths) @ touching)
         between.setdiag(0)
         between.eliminate_zeros()

@@ -41,7 +41,7 @@ def label_instances(
     instance. So do unlabeled elements (negative labels), and vertices without faces.
 
     labels: (N,) integers, a label for each element
-    at: the elements: "vertices", "faces" or "edges"
+    at: the elements: "vertices", "faces" (triangles, or the faces of the file) or "edges"
     least_area: share of the area of the mesh, from 0 to 1
 
     Instances are numbered by label, and those of a label from the largest to the smallest.
@@ -60,13 +60,15 @@ def label_instances(
         raise MeshError(f"{mesh.name}: a point cloud has no neighbors that connect instances")
     if not 0 <= least_area <= 1:
         raise ValueError(f"least_area should be from 0 to 1, got {least_area}")
-    areas, given = element_areas(mesh, at), np.asarray(labels)
+    given = np.asarray(labels)
+    per_polygon = at == "faces" and given.shape == (mesh.polygon_count,)
+    areas = element_areas(mesh, at, per_polygon)
     if given.dtype.kind not in "iu":
         raise TypeError(f"labels should be integers, dtype is {given.dtype}")
     if given.shape != areas.shape:
         raise ValueError(f"labels should have shape {areas.shape}, one for each of {at}, shape is {given.shape}")
     new, known = given.astype(np.int64), np.unique(given)
-    borders = scipy.sparse.coo_array(_borders(mesh, at))
+    borders = scipy.sparse.coo_array(_borders(mesh, at, per_polygon))
     first, second = borders.coords
     while True:
         same = new[first] == new[second]
@@ -92,14 +94,14 @@ def label_instances(
     return Instances(number_of[part], new)
 
 
-def _borders(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:
+def _borders(mesh: Mesh, at: ElementsAt, per_polygon: bool) -> scipy.sparse.csr_array:
     """`border_lengths` with a tiny length between elements at the same position, and instead of 0."""
     import scipy.sparse
 
     from diffnet.geometry.discretize.coincident import joined_vertices
 
     joined = joined_vertices(mesh)
-    borders = border_lengths(replace(mesh, faces=joined[mesh.faces]) if at == "faces" else mesh, at)
+    borders = border_lengths(replace(mesh, faces=joined[mesh.faces]) if at == "faces" else mesh, at, per_polygon)
     tiny = 1e-9 * (float(borders.data.max(initial=0)) or 1.0)
     borders.data = np.maximum(borders.data, tiny)
     if at == "faces" or (joined == np.arange(len(joined))).all():

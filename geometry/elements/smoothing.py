@@ -27,7 +27,7 @@ def smooth_boundaries(
     from the probabilities until it changes by less than 0.001.
 
     probabilities: (N, C) numbers ≥ 0, of each class at each element
-    at: the elements: "vertices", "faces" or "edges"
+    at: the elements: "vertices", "faces" (triangles, or the faces of the file) or "edges"
     weight: from 0 to 1e30. 0 gives the most likely labels. Larger values give shorter boundaries.
 
     Returns (N,) int64. The result is the same in every run. Raises MeshError for a point cloud, ValueError for another
@@ -47,14 +47,15 @@ def smooth_boundaries(
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
     if not 0 <= weight <= MAX_WEIGHT:
         raise ValueError(f"weight should be from 0 to {MAX_WEIGHT:g}, got {weight}")
-    areas = element_areas(mesh, at)
+    per_polygon = at == "faces" and len(p) == mesh.polygon_count
+    areas = element_areas(mesh, at, per_polygon)
     if p.ndim != 2 or len(p) != len(areas) or p.shape[1] == 0:
         raise ValueError(
             f"probabilities should have shape ({len(areas)}, C), one row for each of {at}, shape is {p.shape}"
         )
     if not (np.isfinite(p).all() and (p >= 0).all()):
         raise ValueError("probabilities should be finite and at least 0")
-    borders = border_lengths(mesh, at)
+    borders = border_lengths(mesh, at, per_polygon)
     costs = (-np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]).astype(np.float32)
     strength = weight * borders / max(float(borders.data.mean()) if borders.nnz else 0.0, 1e-300)
     strength = strength.astype(np.float32)  # twice as fast as float64

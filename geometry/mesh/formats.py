@@ -1,10 +1,10 @@
 """Strict readers of obj, off, ply, stl, glb, gltf, vtk, vtp and vtu files.
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
-be refused, whatever the versions of other packages are, in memory that is a small multiple of the file. trimesh reads
-glTF, after checks. VTK reads vtk, vtp and vtu, in its own process. No library does it for the others, which are simple
-and are parsed here: trimesh splits vertices along texture seams, reorders polygons of mixed sizes and accepts truncated
-off files; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
+be refused, whatever the versions of other packages are, in memory that is a small multiple of the file. VTK reads vtk,
+vtp and vtu, in its own process. No library does it for the others, which are simple and are parsed here: trimesh splits
+vertices along texture seams, reorders polygons of mixed sizes, accepts truncated off files and copies the vertices that
+parts of glTF files share; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def mentions_normals(data: bytes, suffix: str) -> bool:
 def _read_obj(data: bytes) -> Content:
     verts, normals, sizes, corners = array("d"), array("d"), array("q"), array("q")
     named = array("q")  # the normals of corners, from 0; -1 where a corner names none
+    others: set[str] = set()  # what the file has besides polygons
     has_normals = _OBJ_NORMAL.search(data) is not None
 
     def read(words: list[str]) -> None:
@@ -88,6 +89,8 @@ def _read_obj(data: bytes) -> Content:
                 named.extend([_normal_index(word, len(normals) // 3) for word in words[1:]])
         elif words[0] == "vn":
             normals.extend(_point(words[1:], "normal"))
+        elif words[0] in _OBJ_CURVES:
+            others.add(_OBJ_CURVES[words[0]])
 
     def corner(word: str) -> int:
         index = integer(word.split("/", 1)[0])
@@ -101,10 +104,14 @@ def _read_obj(data: bytes) -> Content:
     _read_lines(without_comments(numbered_lines(data, continued=True)), read)
     if not verts:
         raise ValueError("the mesh is empty: no line begins with 'v', as the vertices of an OBJ file do")
+    if others and not sizes:
+        raise ValueError(NO_POLYGONS.format(" and ".join(sorted(others))))
     content = Content(np.array(verts).reshape(-1, 3), np.array(sizes), np.array(corners))
     return content._replace(normals=_obj_normals(content, np.array(normals).reshape(-1, 3), np.array(named)))
 
 
+NO_POLYGONS = "it holds {}, expected polygons. For a point cloud, save the points alone"
+_OBJ_CURVES = {"l": "lines", "curv": "curves", "curv2": "curves", "surf": "free-form surfaces"}
 _OBJ_NORMAL = re.compile(rb"^[ \t]*vn[ \t]", re.MULTILINE)
 
 
@@ -246,10 +253,12 @@ def _read_ply(data: bytes) -> Content:
         raise ValueError("triangle strips are not supported")
     faces = elements.get("face", {})
     found = next((faces[name] for name in PLY_CORNERS if name in faces), None)
-    if isinstance(found, Lists) and found.items.dtype.kind in "iu":
+    if isinstance(found, Lists) and found.items.dtype.kind in "iu" and len(found.sizes):
         return Content(verts, found.sizes, found.items.astype(np.int64), normals)
     if _rows(faces):
         raise ValueError(f"faces have no list of integers named {' or '.join(PLY_CORNERS)}")
+    if _rows(elements.get("edge", {})):
+        raise ValueError(NO_POLYGONS.format("edges"))
     return Content(verts, np.zeros(0, np.int64), np.zeros(0, np.int64), normals)
 
 

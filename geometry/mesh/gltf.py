@@ -1,16 +1,12 @@
-"""Reader of glTF 2.0 files, .glb and .gltf, by trimesh.
-
-trimesh skips content that it does not know, or reads zeros instead. Such files are refused here.
-"""
+"""Reader of glTF 2.0 files, .glb and .gltf. Content that it doesn't know is refused."""
 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import struct
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -19,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.content import check_unpacked
-from diffnet.geometry.mesh.objects import scene_arrays
 
 Json: TypeAlias = dict[str, Any]
+Matrix: TypeAlias = NDArray[np.float64]
 
 _MODES = {0: "points", 4: "triangles", 5: "a triangle strip"}
+_COLUMNS = {1: "SCALAR", 3: "VEC3"}
+_TYPES = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
 _DAMAGED = "not a glTF file, or a damaged one"
 _COMPRESSED = ("draco", "meshopt")
 
@@ -31,24 +29,17 @@ _COMPRESSED = ("draco", "meshopt")
 def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Vertices (V, 3) and triangles (F, 3) of the default scene, in the scene's coordinates.
 
-    The meshes of the file follow each other in the file's order, each once for every node that shows it. Buffers must
-    be inside the file; see `embed_buffers`. Raises ValueError for a damaged file and for content that is not supported.
+    The meshes of the file follow each other in the file's order, each once for every node that shows it. Primitives
+    that have their vertices in the same place of a buffer, and the same transformation, share them. Buffers must be
+    inside the file; see `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and
+    for more than `check_unpacked` allows.
     """
-    import trimesh  # imported here because it takes a quarter of a second
-
-    binary = data.startswith(b"glTF")
-    header = _header_of_glb(data) if binary else _json(data)
+    header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
     try:
-        _check(header, len(data))
-    except (LookupError, TypeError, AttributeError) as e:
+        _check(header)
+        return _scene(header, [_buffer(each, binary) for each in header.get("buffers", [])])
+    except (LookupError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
-    try:
-        scene = trimesh.load_scene(
-            io.BytesIO(data), file_type="glb" if binary else "gltf", process=False, skip_materials=True
-        )
-    except Exception as e:  # trimesh doesn't check what it reads, so damage can cause any error
-        raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
-    return scene_arrays(scene)
 
 
 def embed_buffers(data: bytes, folder: Path) -> bytes:
@@ -80,7 +71,8 @@ def embed_buffers(data: bytes, folder: Path) -> bytes:
     return json.dumps(header).encode() if total else data
 
 
-def _header_of_glb(data: bytes) -> Json:
+def _parts_of_glb(data: bytes) -> tuple[Json, bytes]:
+    """The header of a .glb file, and its buffer."""
     if len(data) < 20:
         raise ValueError(f"the file is cut off: {len(data)} bytes are less than a header")
     _, version, length, json_length, kind = struct.unpack("<5I", data[:20])
@@ -90,7 +82,9 @@ def _header_of_glb(data: bytes) -> Json:
         raise ValueError(f"the header declares {max(length, json_length + 20)} bytes, but the file has {len(data)}")
     if kind != 0x4E4F534A:  # "JSON"
         raise ValueError("the first part of the file is not JSON")
-    return _json(data[20 : 20 + json_length])
+    begin = 20 + json_length
+    length = int.from_bytes(data[begin : begin + 4], "little")
+    return _json(data[20:begin]), data[begin + 8 : begin + 8 + length]
 
 
 def _json(data: bytes) -> Json:
@@ -103,32 +97,103 @@ def _json(data: bytes) -> Json:
     return header
 
 
-def _check(header: Json, size: int) -> None:
-    """Raise ValueError for content that trimesh would misread or skip, and for more than `check_unpacked` allows.
-
-    size: of the file with its buffers, in bytes
-    """
+def _check(header: Json) -> None:
+    """Raise ValueError for a version and for extensions that are not supported."""
     version = str(header["asset"].get("version", ""))
     if not version.startswith("2."):
         raise ValueError(f"glTF version {version or 'unknown'} is not supported, only version 2")
     for extension in header.get("extensionsRequired", []):
         if any(word in extension.lower() for word in _COMPRESSED):
             raise ValueError(f"its geometry is compressed ({extension}). Save it without compression")
-    accessors = header.get("accessors", [])
-    shown = Counter(node.get("mesh") for node in header.get("nodes", []))
-    unpacked = 0  # nodes may show a mesh many times, and meshes may share their vertices
-    for number, mesh in enumerate(header.get("meshes", [])):
-        for primitive in mesh["primitives"]:
-            mode = primitive.get("mode", 4)
-            if mode not in _MODES:
-                supported = ", ".join(f"{number} ({what})" for number, what in _MODES.items())
-                raise ValueError(f"a primitive has mode {mode}, supported are {supported}")
-            used = [primitive["attributes"]["POSITION"], *([primitive["indices"]] if "indices" in primitive else [])]
-            for accessor in (accessors[index] for index in used):
-                if "sparse" in accessor or "bufferView" not in accessor:
-                    raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
-                if accessor.get("normalized") and accessor is accessors[used[0]]:
-                    raise ValueError("quantized positions are not supported. Save the mesh without quantization")
-            own = (item * min(accessors[index]["count"], size) for item, index in zip((24, 8), used, strict=False))
-            unpacked += sum(own) * max(shown[number], 1)
-    check_unpacked(unpacked)
+
+
+def _buffer(buffer: Json, binary: bytes) -> memoryview:
+    uri = buffer.get("uri")
+    if uri is not None and not uri.startswith("data:"):
+        raise ValueError(f"{_DAMAGED} (a buffer is in another file, {uri[:60]!r})")
+    return memoryview(binary if uri is None else base64.b64decode(uri.partition(",")[2]))
+
+
+def _scene(header: Json, buffers: list[memoryview]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    shown: dict[int, list[Matrix]] = {}
+    for mesh, matrix in _nodes(header):
+        shown.setdefault(mesh, []).append(matrix)
+    verts, faces = [np.zeros((0, 3))], [np.zeros((0, 3), np.int64)]
+    firsts: dict[Any, int] = {}  # the first vertex of what is shown of a buffer
+    count = size = 0
+    places = ((i, each) for i, mesh in enumerate(header.get("meshes", [])) for each in mesh["primitives"])
+    for mesh, primitive in places:
+        for matrix in shown.get(mesh, []):
+            points = _numbers(header, buffers, primitive["attributes"]["POSITION"], 3)
+            corners = _triangles(header, buffers, primitive, len(points))
+            place = matrix.tobytes(), points.ctypes.data, points.strides, points.dtype.str, len(points)
+            size += 8 * corners.size + (0 if place in firsts else 24 * len(points))
+            check_unpacked(size)  # nodes may show a mesh many times
+            if place not in firsts:
+                firsts[place], count = count, count + len(points)
+                verts.append(points @ matrix[:3, :3].T + matrix[:3, 3])
+            mirrored = np.linalg.det(matrix[:3, :3]) < 0
+            faces.append((corners[:, ::-1] if mirrored else corners) + firsts[place])
+    if count == 0:
+        raise ValueError("the scene is empty: no node shows a mesh")
+    return np.concatenate(verts), np.concatenate(faces)
+
+
+def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
+    """The meshes, −1 for none, and the transformations (4, 4) of the nodes of the default scene."""
+    from scipy.spatial.transform import Rotation  # the command line loads this module
+
+    scenes = header.get("scenes", [])
+    waiting = [(root, np.eye(4)) for root in (scenes[header.get("scene", 0)].get("nodes", []) if scenes else [])]
+    seen: set[int] = set()
+    while waiting:
+        number, matrix = waiting.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        node = header["nodes"][number]
+        own = np.reshape(np.array(node.get("matrix", np.eye(4)), np.float64), (4, 4)).T
+        turn, move = np.eye(4), np.eye(4)
+        turn[:3, :3] = Rotation.from_quat(node.get("rotation", [0, 0, 0, 1])).as_matrix()
+        move[:3, 3] = node.get("translation", 0)
+        matrix = matrix @ own @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
+        waiting += [(child, matrix) for child in node.get("children", [])]
+        yield node.get("mesh", -1), matrix
+
+
+def _triangles(header: Json, buffers: list[memoryview], primitive: Json, vertices: int) -> NDArray[np.int64]:
+    """The triangles (F, 3) of a primitive."""
+    mode, indices = primitive.get("mode", 4), np.arange(vertices)
+    if mode not in _MODES:
+        supported = ", ".join(f"{number} ({what})" for number, what in _MODES.items())
+        raise ValueError(f"a primitive has mode {mode}, supported are {supported}")
+    if "indices" in primitive:
+        indices = _numbers(header, buffers, primitive["indices"], 1)[:, 0].astype(np.int64)
+    if len(indices) and not (indices.min() >= 0 and indices.max() < vertices):
+        raise ValueError(f"a primitive has {vertices} vertices, but its faces have indices out of range")
+    if mode == 0:
+        return np.zeros((0, 3), np.int64)
+    if mode == 4:
+        if len(indices) % 3:
+            raise ValueError(f"{_DAMAGED} ({len(indices)} corners are no triangles)")
+        return indices.reshape(-1, 3)
+    strip = np.stack([indices[:-2], indices[1:-1], indices[2:]], axis=1)
+    strip[1::2] = strip[1::2, ::-1]  # every second triangle of a strip is turned the other way
+    return strip
+
+
+def _numbers(header: Json, buffers: list[memoryview], index: int, columns: int) -> NDArray[Any]:
+    """The rows of an accessor (count, columns). They are not copied."""
+    accessor = header["accessors"][index]
+    if "sparse" in accessor or "bufferView" not in accessor:
+        raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
+    if accessor.get("normalized"):
+        raise ValueError("quantized positions are not supported. Save the mesh without quantization")
+    view, dtype = header["bufferViews"][accessor["bufferView"]], np.dtype(_TYPES[accessor["componentType"]])
+    data = buffers[view["buffer"]][view.get("byteOffset", 0) :][: view["byteLength"]]
+    begin, stride = accessor.get("byteOffset", 0), view.get("byteStride", columns * dtype.itemsize)
+    end = begin + (accessor["count"] - 1) * stride + columns * dtype.itemsize
+    if not end <= len(data) == view["byteLength"] or accessor["type"] != _COLUMNS[columns]:
+        raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
+    rows: NDArray[Any] = np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))
+    return rows

@@ -20,6 +20,7 @@ from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.normals import normals_array, own_normals, unit_normals
 from diffnet.geometry.mesh.objects import on_host, real_array, source_of
+from diffnet.geometry.mesh.polygons import triangulate
 
 if TYPE_CHECKING:
     import trimesh
@@ -90,12 +91,14 @@ class Mesh:
     verts: (V, 3) float64, all finite, V ≥ 1
     faces: (F, 3) int64, every index in [0, V)
     polygons: (F,) int64, the index of the source's polygon that each triangle was cut from
-    polygon_count: the number of polygons of the source. Polygons of fewer than three corners count, but give no
+    polygon_count: the number of polygons of the source, P. Polygons of fewer than three corners count, but give no
         triangle.
     name: where the mesh came from, for messages
     normals: (V, 3) float64 of length 1, the normals at the vertices that the source gives, or None. A vertex for which
         it gives none has 0. `precompute` says when they are used.
     path: the file that it was read from, or None. Own features are looked for beside it.
+    sizes, corners: the number of corners (P,) of each polygon of the source, and the vertices of all corners, one
+        polygon after the other, int64. None if all polygons are triangles, or if they aren't known.
     """
 
     verts: NDArray[np.float64]
@@ -105,6 +108,8 @@ class Mesh:
     name: str
     normals: NDArray[np.float64] | None = None
     path: str | None = None
+    sizes: NDArray[np.int64] | None = None
+    corners: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         return f"Mesh(name={self.name!r}, vertices={len(self.verts)}, faces={len(self.faces)})"
@@ -112,6 +117,25 @@ class Mesh:
     @property
     def is_point_cloud(self) -> bool:
         return len(self.faces) == 0
+
+    @property
+    def has_polygons(self) -> bool:
+        """Whether the source has other polygons than triangles, so that triangles don't have their numbers."""
+        return not np.array_equal(self.polygons, np.arange(self.polygon_count))
+
+    @property
+    def usable_faces(self) -> NDArray[np.int64]:
+        """The faces (F', 3) with three distinct corners. The others have no geometry."""
+        a, b, c = self.faces.T
+        usable = (a != b) & (b != c) & (c != a)
+        return self.faces if usable.all() else self.faces[usable]
+
+    @property
+    def on_surface(self) -> NDArray[np.bool_]:
+        """The vertices (V,) of the surface: those of usable faces. In a point cloud, all are."""
+        mask = np.full(len(self.verts), self.is_point_cloud)
+        mask[self.usable_faces] = True
+        return mask
 
 
 def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
@@ -130,9 +154,10 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         `precompute`. A process takes a file for unchanged if its inode, size and times are those of the last call.
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
-    fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
-    numbered by first appearance. In VTK files, each triangle of a strip is a polygon. Normals in PLY files (nx, ny, nz)
-    and OBJ files (vn) are read, and those of a `Data`. If a vertex of an OBJ file has several, it gets their mean.
+    triangles inside of them, which is the fan at the first corner where possible. STL files have no shared vertices, so
+    corners with identical coordinates become one vertex, numbered by first appearance. In VTK files, each triangle of a
+    strip is a polygon. Normals in PLY files (nx, ny, nz) and OBJ files (vn) are read, and those of a `Data`. If a
+    vertex of an OBJ file has several, it gets their mean.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
     coordinates beyond single precision, and an index out of range. A .gz file of more than 2 GiB when unpacked is
@@ -255,11 +280,11 @@ def make_mesh(
         )
     if polygon_count is None:
         polygon_count = len(f)
-    if f.shape[1] == 4:
-        f, p = _triangulate(np.full(len(f), 4), f.reshape(-1))
-    else:
+    if f.shape[1] == 3:
         p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
-    return Mesh(v, f, p, polygon_count, name, unit)
+        return Mesh(v, f, p, polygon_count, name, unit)
+    sizes, corners = np.full(len(f), 4), f.reshape(-1)
+    return Mesh(v, *triangulate(v, sizes, corners), polygon_count, name, unit, None, sizes, corners)
 
 
 _MAX_COORDINATE = float(np.finfo(np.float32).max)
@@ -290,6 +315,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     suffix, data = read_content(path)
     # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
     more = {"normals": True} if mentions_normals(data, suffix) else {}
+    more |= {"shared_vertices": True} if suffix in (".glb", ".gltf") else {}  # which earlier versions repeated
     key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more)
     if state is not None and state == settled_state(path) and suffix != ".gltf":  # which consists of several files
         _keys[name, state] = key
@@ -312,9 +338,10 @@ def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def parsed_mesh(entry: Path, name: str) -> Mesh | None:
-    """The mesh of a file from its entry. None as in `read_entry`."""
+    """The mesh of a file from its entry. None as in `read_entry`, and for polygons that an earlier version has cut."""
     stored = read_entry(entry, _check_stored)
-    return None if stored is None else _from_arrays(stored, name)
+    mesh = None if stored is None else _from_arrays(stored, name)
+    return None if mesh is None or (mesh.has_polygons and mesh.sizes is None) else mesh
 
 
 def read_content(path: Path) -> tuple[str, bytes]:
@@ -349,7 +376,7 @@ def read_content(path: Path) -> tuple[str, bytes]:
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     try:
         verts, sizes, corners, normals = parse(data, suffix)
-        faces, polygons = _triangulate(sizes, corners)
+        faces, polygons = triangulate(verts, sizes, corners)
     except ValueError as e:
         raise MeshError(f"{name}: the file can't be read: {e}") from e
     except MemoryError as e:
@@ -359,18 +386,25 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     if suffix == ".stl":
         verts, faces = _merge_corners(verts, faces)
     mesh = make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
-    return replace(mesh, normals=unit_normals(normals))
+    mesh = replace(mesh, normals=unit_normals(normals))
+    if not mesh.has_polygons:
+        return mesh
+    bad = np.flatnonzero((corners < 0) | (corners >= len(verts)))
+    if len(bad):  # in a polygon without triangles
+        raise MeshError(f"{name}: a polygon has vertex {corners[bad[0]]}, but indices run from 0 to {len(verts) - 1}")
+    return replace(mesh, sizes=sizes, corners=corners)
 
 
 def _as_arrays(mesh: Mesh) -> Arrays:
     arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
-    normals = {} if mesh.normals is None else {"normals": mesh.normals}
-    return {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)} | normals
+    more = {name: x for name in ("normals", "sizes", "corners") if (x := getattr(mesh, name)) is not None}
+    return {name: np.ascontiguousarray(x) for name, x in [*zip(_STORED, arrays, strict=True), *more.items()]}
 
 
 def _from_arrays(arrays: Arrays, name: str) -> Mesh:
     verts, faces, polygons, count = (arrays[name] for name in _STORED)
-    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), name)
+    more = (arrays.get(name) for name in ("sizes", "corners"))
+    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), name, *more)
 
 
 _STORED = ("verts", "faces", "polygons", "polygon_count")
@@ -378,7 +412,7 @@ _STORED = ("verts", "faces", "polygons", "polygon_count")
 
 def _check_stored(arrays: Arrays) -> None:
     """Raises ValueError for arrays of a cache entry that can't be a mesh."""
-    verts, faces, polygons, count = (arrays[name] for name in _STORED)
+    verts, faces, _, count = (arrays[name] for name in _STORED)
     expected = {
         "verts": ("float64", (len(verts), 3)),
         "faces": ("int64", (len(faces), 3)),
@@ -387,32 +421,18 @@ def _check_stored(arrays: Arrays) -> None:
     }
     if "normals" in arrays:
         expected["normals"] = ("float64", (len(verts), 3))
+    if "sizes" in arrays:
+        expected |= {"sizes": ("int64", (int(count[0]),)), "corners": ("int64", (int(arrays["sizes"].sum()),))}
     check_arrays(arrays, expected)
     if len(verts) == 0:
         raise ValueError("it holds no vertices")
-    for what, indices, limit in (("faces", faces, len(verts)), ("polygons", polygons, int(count[0]))):
+    limits = {"faces": len(verts), "polygons": int(count[0]), "corners": len(verts)}
+    for what, indices, limit in ((name, arrays[name], limit) for name, limit in limits.items() if name in arrays):
         if indices.size and not (indices.min() >= 0 and indices.max() < limit):
             raise ValueError(f"{what} has indices that are not from 0 to {limit - 1}")
     for what in {"verts", "normals"} & arrays.keys():
         if not np.isfinite(arrays[what]).all():
             raise ValueError(f"{what} has entries that are not finite")
-
-
-def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fans of triangles (F, 3), in the order of the polygons, and the polygon (F,) of each triangle."""
-    if (sizes == 3).all():
-        return corners.reshape(-1, 3), np.arange(len(sizes))
-    triangles = np.maximum(sizes - 2, 0)
-    source = np.repeat(np.arange(len(sizes)), triangles)
-    start = np.repeat(np.cumsum(sizes) - sizes, triangles)
-    step = np.arange(len(source)) - np.repeat(np.cumsum(triangles) - triangles, triangles)
-    faces = np.empty((len(source), 3), np.int64)
-    faces[:, 0] = corners[start]
-    step += start
-    for column in (1, 2):
-        step += 1
-        faces[:, column] = corners[step]
-    return faces, source
 
 
 def _merge_corners(

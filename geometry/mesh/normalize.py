@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.mesh.normals import check_normals_rule, own_normals
-from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule
+from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule, counts_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,11 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = 
     """Move the mean of the vertices (V, 3) to the origin, and scale them to radius 1 or to area 1.
 
     verts: an array or a tensor; the result is of the same kind
-    faces: (F, 3) integers, for area 1
+    faces: (F, 3) integers, for area 1, and to leave out vertices of no face: with faces, only the corners of those with
+        three distinct corners count for mean and radius
     scale: "radius" scales the farthest vertex to distance 1. "area" scales the sum of the areas of the faces to 1. A
-        mesh of radius or area 0 is only moved.
+        mesh of radius or area 0 is only moved. "all-radius" and "all-area" count all vertices, as the original does and
+        diffnet did before.
 
     Raises OptionError for another `scale`, and for area 1 without faces.
 
@@ -38,14 +40,16 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = 
     array([[-1.,  0.,  0.],
            [ 1.,  0.,  0.]])
     """
-    rule = scale_rule(scale)
-    centered: Positions = verts - verts.mean(0)
-    if rule == "area":
+    rule = scale_rule(scale) or "radius"
+    surface = verts if counts_all(rule) or faces is None or len(faces) == 0 else _surface(verts, faces)
+    center = surface.mean(0)
+    centered: Positions = verts - center
+    if rule.endswith("area"):
         if faces is None or len(faces) == 0:
-            raise OptionError('scale="area" needs faces (F, 3); a point cloud has none, so use scale="radius"')
+            raise OptionError(f'scale="{rule}" needs faces (F, 3); a point cloud has none, so use scale="radius"')
         size = _area(centered, faces) ** 0.5
     else:
-        size = (centered**2).sum(1).max() ** 0.5
+        size = ((surface - center) ** 2).sum(1).max() ** 0.5
     scaled: Positions = centered / (size if size > 0 else 1.0)
     return scaled
 
@@ -58,8 +62,9 @@ def scale_rule(normalize: bool | ScaleRule) -> ScaleRule | None:
     if isinstance(normalize, (bool, np.bool_)):
         return "radius" if normalize else None
     if not isinstance(normalize, str) or normalize not in SCALE_RULES:
-        rules = " or ".join(f'"{rule}"' for rule in SCALE_RULES)
-        raise OptionError(f"normalize should be True, False, {rules}, got {reprlib.repr(normalize)}")
+        *rules, last = (f'"{rule}"' for rule in SCALE_RULES)
+        words = ", ".join(["True", "False", *rules])
+        raise OptionError(f"normalize should be {words} or {last}, got {reprlib.repr(normalize)}")
     return normalize
 
 
@@ -68,15 +73,20 @@ def load_normalized(
 ) -> Mesh:
     """`load_mesh` with normalized positions, or with its own ones if `normalize` is False.
 
+    Unless they count, vertices of no face come to the origin, so that nothing depends on where they were.
+
     Raises MeshError for a mesh that can't be used, and for a point cloud that should have area 1.
     """
     rule = scale_rule(normalize)
     mesh = load_mesh(source, cache_dir)
     if rule is None:
         return mesh
-    if rule == "area" and mesh.is_point_cloud:
+    if rule.endswith("area") and mesh.is_point_cloud:
         raise MeshError(f'{mesh.name}: a point cloud has no faces, so no area to normalize; use normalize="radius"')
-    return replace(mesh, verts=normalize_positions(mesh.verts, mesh.faces, rule))
+    verts = normalize_positions(mesh.verts, mesh.faces, rule)
+    if not counts_all(rule):
+        verts[~mesh.on_surface] = 0
+    return replace(mesh, verts=verts)
 
 
 def mesh_for_operators(
@@ -108,9 +118,7 @@ def round_positions(mesh: Mesh) -> Mesh:
     step = len(mesh.faces) // SAMPLED_FACES + 1
     sampled = verts if mesh.is_point_cloud else verts[mesh.faces[::step].reshape(-1)]
     if np.abs(verts).max() > MAX_OFFSET * np.ptp(sampled, axis=0).max():
-        used = np.full(len(verts), mesh.is_point_cloud)
-        used[mesh.faces] = True
-        surface = np.ascontiguousarray(verts[used].T)  # NumPy is slow along the long axis of (V, 3)
+        surface = np.ascontiguousarray(_surface(verts, mesh.faces).T)  # NumPy is slow along the long axis of (V, 3)
         low, high = surface.min(axis=1), surface.max(axis=1)
         center = (low + high) / 2
         if np.abs(center).max() > MAX_OFFSET * (high - low).max():
@@ -137,6 +145,14 @@ def _with_chosen_normals(mesh: Mesh, normals: Any) -> Mesh:
             "Pass an array (V, 3), or leave `normals` out"
         )
     return mesh
+
+
+def _surface(verts: Positions, faces: Any) -> Positions:
+    """The vertices (V', 3) that are corners of faces with three distinct corners. All, if there are no such faces."""
+    a, b, c = (faces[:, i] for i in range(3))
+    used = verts[:, 0] != verts[:, 0]  # False everywhere, and of the same kind
+    used[faces[(a != b) & (b != c) & (c != a)].reshape(-1)] = True
+    return verts[used] if used.any() and not used.all() else verts
 
 
 def _area(verts: Any, faces: Any) -> Any:

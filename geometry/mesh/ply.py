@@ -56,15 +56,16 @@ _TYPES = {
 
 def read_ply(data: bytes) -> dict[str, Columns]:
     """The properties of each element of a PLY file. Raises ValueError for a damaged file."""
-    first = re.match(rb"ply(\r\n|\r|\n)", data)
+    first = re.match(rb"ply[ \t]*(\r\n|\r|\n)", data)
     if first is None:
         raise ValueError("the first line should be 'ply'")
-    line_end = first[1]
-    last = line_end + b"end_header" + line_end
-    end = data.find(last)
-    if end < 0:
+    # Some programs write another line end after the header than in it. A single CR may stand before a byte of data, LF.
+    ends = rb"\r" if first[1] == b"\r" else rb"\r?\n"
+    last = re.compile(rb"[\r\n]end_header[ \t]*" + ends).search(data)
+    if last is None:
         raise ValueError("the header has no line 'end_header'; the header is damaged, or the file is cut off")
-    order, elements = _read_header(data[first.end() : end].decode("utf-8", "replace").split(line_end.decode()))
+    header = data[first.end() : last.start()].decode("utf-8", "replace")
+    order, elements = _read_header(re.split("\r\n|\r|\n", header))
     for element in elements.values():
         if element.rows * max(len(element.properties), 1) > len(data):  # a number takes a byte or more
             raise ValueError(
@@ -72,7 +73,7 @@ def read_ply(data: bytes) -> dict[str, Columns]:
                 f"bytes can hold with {len(element.properties)} properties; the header is damaged, or the file is cut "
                 "off"
             )
-    start = end + len(last)
+    start = last.end()
     if order == _BYTE_ORDERS["ascii"]:
         return _read_text(data, start, elements)
     columns = {}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
-from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.eigen.problem import USUAL_SHIFT, Array, Component, Pairs, checked_problem, diagonal_of
 from diffnet.geometry.eigen.shift_invert import random_rows
@@ -76,7 +75,7 @@ def fields_from_parts(
         frames = _frames_of(mesh, edges, gradient) if frames is None else frames
     else:
         cloud = mesh.is_point_cloud
-        edges = pattern_with_diagonal(laplacian) if cloud else one_ring(usable_faces(mesh), vertices)
+        edges = pattern_with_diagonal(laplacian) if cloud else one_ring(mesh.usable_faces, vertices)
         frames = rounded_frames(tangent_frames(mesh)) if frames is None else frames
         gradient = gradient_values(mesh.verts, frames, edges)
 

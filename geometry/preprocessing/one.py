@@ -28,6 +28,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     Options,
     ScaleRule,
+    chosen_scale,
 )
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 from diffnet.geometry.preprocessing.worker import suits_gpu
@@ -71,7 +72,8 @@ def precompute(
         too. "geometry" uses no normals of the file. A vertex for which the file has no normal gets one from the
         geometry. The Laplacian of a point cloud is computed in the tangent planes of given normals.
     normalize: True or "radius" to move the mean of the vertices to the origin and scale the farthest to distance 1
-        first, as the command line does. "area" scales the area of the faces to 1 instead. See `normalize_positions`.
+        first, as the command line does. "area" scales the area of the faces to 1 instead. Vertices of no face don't
+        count, except with the original's operators. See `normalize_positions`.
     basis: the precision in which eigenvectors are stored. With "float16" and "bfloat16", the cache takes less than half
         of the bytes at k = 128, and reading takes more than twice the time. The returned eigenvectors are float32,
         rounded to that precision with or without a cache.
@@ -109,7 +111,8 @@ def precompute(
     """
     options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
-    checked = mesh_for_operators(_source(mesh, faces), cache_dir, normalize=normalize, normals=normals)
+    scale = chosen_scale(normalize, operators)
+    checked = mesh_for_operators(_source(mesh, faces), cache_dir, normalize=scale, normals=normals)
     return operators_of(checked, options, cache_dir, device)
 
 

@@ -13,13 +13,14 @@ LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 OperatorsKind: TypeAlias = Literal["diffnet", "original"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 JoinRule: TypeAlias = Literal["auto", "always", "never"]
-ScaleRule: TypeAlias = Literal["radius", "area"]
+ScaleRule: TypeAlias = Literal["radius", "area", "all-radius", "all-area"]
 LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 OPERATORS: tuple[OperatorsKind, ...] = get_args(OperatorsKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
 MAX_EIGENPAIRS = 2**16  # small meshes get zeros for eigenpairs that they lack, so a typo would fill the memory
 SCALE_RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
+_OF_ALL: dict[Any, ScaleRule] = {True: "all-radius", "radius": "all-radius", "area": "all-area"}
 
 
 @dataclass
@@ -67,6 +68,21 @@ def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) 
     if laplacian is None:
         return "cotan" if operators == "original" else "robust"
     return laplacian
+
+
+def chosen_scale(normalize: Any, operators: OperatorsKind) -> Any:
+    """The value of `normalize` that a user chose. With the original's operators, all vertices count, as they did there.
+
+    >>> chosen_scale(True, "original"), chosen_scale(False, "original"), chosen_scale("area", "diffnet")
+    ('all-radius', False, 'area')
+    """
+    counts_more = operators == "original" and isinstance(normalize, (bool, str))
+    return _OF_ALL.get(normalize, normalize) if counts_more else normalize
+
+
+def counts_all(rule: ScaleRule) -> bool:
+    """Whether vertices of no face count as others do: in the scale, in statistics, in predictions and in scores."""
+    return rule.startswith("all-")
 
 
 def checked_k(k: Any, least: int = 0) -> int:

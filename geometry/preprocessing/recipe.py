@@ -16,7 +16,7 @@ from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
-from diffnet.geometry.discretize.laplacian import laplacian_and_mass, usable_faces
+from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.discretize.lifting import join, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.original import SHIFT, Parts, original_parts
 from diffnet.geometry.discretize.vertex_order import order_unless_near
@@ -94,7 +94,7 @@ def _parts(mesh: Mesh, options: Options) -> Parts:
     given = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
     laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), given)
     frames = rounded_frames(tangent_frames(mesh) if given is None else given)
-    edges = pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(mesh), len(mesh.verts))
+    edges = pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(mesh.usable_faces, len(mesh.verts))
     return Parts(laplacian, mass, frames, edges, gradient_values(mesh.verts, frames, edges), np.zeros(len(mass)))
 
 

@@ -17,7 +17,7 @@ from diffnet.geometry.mesh.normals import NormalsRule
 from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.entry import find_operators, stored_arrays
 from diffnet.geometry.preprocessing.flat import Flat, flat, tensor_arrays
-from diffnet.geometry.preprocessing.options import Options, ScaleRule
+from diffnet.geometry.preprocessing.options import Options, ScaleRule, chosen_scale
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ class CacheJob:
     def read(self, source: MeshLike) -> Mesh:
         """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
         with phase("read"):
-            return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
+            rule = chosen_scale(self.normalize, self.options.operators)
+            return mesh_for_operators(source, self.cache_dir, normalize=rule, normals=self.normals)
 
 
 def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:

@@ -246,6 +246,15 @@ def changed_index(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]
     (folder / INDEX).write_bytes(table_blob(arrays, about))
 
 
+def test_shards_of_an_older_version_count_all_vertices(tmp_path: Path) -> None:
+    folder = written(tmp_path / "set")
+    changed_index(folder, lambda arrays, about: about["settings"].update(format=1))
+    train = load_shards(folder).train
+    with pytest.raises(OptionError, match=r"normalize is radius, .* were written with all-radius"):
+        train.check_options(OPTIONS)
+    train.check_options(replace(OPTIONS, normalize="all-radius"))
+
+
 HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "a shard elsewhere": (lambda a, b: b["shards"][0].__setitem__(0, "../x.shard"), "names files that are no shards"),
     "a range outside": (lambda a, b: a["ranges"].__setitem__((0, 2), 2**60), "ranges are not inside"),
@@ -255,7 +264,7 @@ HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "another dtype": (lambda a, b: a.update(digests=a["digests"].view(np.float64)), "should be 5 rows of int64"),
     "unknown labels": (lambda a, b: b["settings"].update(labels_at="corners"), "its labels are at 'corners'"),
     "another option": (lambda a, b: b["settings"]["options"].update(k="x"), "k should be an integer"),
-    "another version": (lambda a, b: b["settings"].update(format=2), "another version of diffnet wrote it"),
+    "another version": (lambda a, b: b["settings"].update(format=3), "another version of diffnet wrote it"),
     "no settings": (lambda a, b: b.pop("settings"), "KeyError|settings"),
 }
 

@@ -41,7 +41,7 @@ def gltf(uris: list[str], nodes: int = 1) -> str:
             "asset": {"version": "2.0"},
             "scene": 0,
             "scenes": [{"nodes": list(range(nodes))}],
-            "nodes": [{"mesh": 0}] * nodes,
+            "nodes": [{"mesh": 0, "translation": [i, 0, 0]} for i in range(nodes)],
             "meshes": [{"primitives": [{"attributes": {"POSITION": 0}}]}],
             "accessors": [{"bufferView": 0, "componentType": 5126, "count": 3, "type": "VEC3"}],
             "bufferViews": [{"buffer": 0, "byteLength": 36}],

@@ -274,7 +274,7 @@ def test_other_files(path: Path) -> None:
     def architecture(**changes: Any) -> str:
         return line(architecture=json.dumps(json.loads(texts["architecture"]) | changes))
 
-    assert "newer version (diffnet 9.8, checkpoint format 2)" in line(diffnet_format="2", diffnet_version="9.8")
+    assert "newer version (diffnet 9.8, checkpoint format 3)" in line(diffnet_format="3", diffnet_version="9.8")
     assert "checkpoint format 'x'" in line(diffnet_format="x")
     assert "the architecture in the file is not JSON" in line(architecture="{")
     assert "the metadata in the file is not JSON" in line(metadata="[" * 100_000)

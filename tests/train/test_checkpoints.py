@@ -101,7 +101,7 @@ def test_a_checkpoint_is_read_back(stored: dict[str, Any], tmp_path: Path) -> No
 def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., str]) -> None:
     assert stored["version"]
     line = refused(format=stored["format"] + 1, version="9.8", model=None)
-    assert "newer version (diffnet 9.8, checkpoint format 2)" in line
+    assert "newer version (diffnet 9.8, checkpoint format 3)" in line
     assert "Update diffnet" in line
     assert "newer version" in refused(options={**stored["options"], "curvature": 1})
     assert "format 0" in refused(format=0)
@@ -306,15 +306,20 @@ def test_labels_of_networks_of_the_original(tmp_path: Path) -> None:
 def test_operators_and_scale_of_a_run(stored: dict[str, Any], tmp_path: Path) -> None:
     """A checkpoint stores them, and an older one lacks them."""
 
-    def read(options: object) -> Preprocessing:
-        torch.save({**stored, "options": options}, tmp_path / "a.pt")
-        load_checkpoint(tmp_path / "a.pt")
+    def read(options: object, file_format: int = 2) -> Preprocessing:
+        torch.save({**stored, "options": options, "format": file_format}, tmp_path / "a.pt")
+        loaded = load_checkpoint(tmp_path / "a.pt")
+        assert loaded["options"]["normalize"] == DiffusionNet.load(tmp_path / "a.pt").metadata["normalize"]
         return network_input(DiffusionNet.load(tmp_path / "a.pt")).options.preprocessing
 
     options = {**stored["options"], "operators": "original", "normalize": "area", "laplacian": "cotan"}
-    assert (read(options).operators, read(options).normalize) == ("original", "area")
+    assert (read(options).operators, read(options).normalize) == ("original", "all-area")
+    scales = {name: read({**stored["options"], "normalize": name}).normalize for name in ("area", "all-radius")}
+    assert scales == {"area": "area", "all-radius": "all-radius"}
+    scales = {name: read({**stored["options"], "normalize": name}, 1).normalize for name in ("area", "radius")}
+    assert scales == {"area": "all-area", "radius": "all-radius"}  # as older versions did
     older = {name: value for name, value in stored["options"].items() if name not in ("operators", "normalize")}
-    assert (read(older).operators, read(older).normalize) == ("diffnet", "radius")
+    assert (read(older).operators, read(older).normalize) == ("diffnet", "all-radius")
     assert TrainOptions(operators="original").laplacian == "cotan"
     with pytest.raises(OptionError, match="the original's operators have the cotangent Laplacian"):
         TrainOptions(operators="original", laplacian="robust")
@@ -409,7 +414,7 @@ def test_a_checkpoint_is_a_network(stored: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"format": 2, "version": "9.8"}, "newer version (diffnet 9.8, checkpoint format 2)"),
+        ({"format": 3, "version": "9.8"}, "newer version (diffnet 9.8, checkpoint format 3)"),
         ({"options": []}, "options should be a dictionary"),
         ({"options": {}}, "the options of the network lack"),
         ({"options": {**OPTIONS.as_dict(), "width": 10**9}}, "width is 1000000000"),
@@ -441,7 +446,7 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
     [
         ({"features": ...}, 'lack features; write for example model.save(path, features="hks", k=128, normalize=True)'),
         ({"k": ..., "normalize": ...}, "lack k, normalize;"),
-        ({"normalize": "yes"}, 'normalize should be True, False, "radius" or "area", got \'yes\', in the metadata'),
+        ({"normalize": "yes"}, "got 'yes', in the metadata"),
         ({"features": "colors"}, "features should be one or several of xyz, normals,"),
         ({"features": ["hks"]}, "features should be text such as"),
         ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),

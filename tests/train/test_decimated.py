@@ -67,7 +67,7 @@ def test_majorities_and_elements_without_votes() -> None:
 def test_values_at_vertices_are_linear_on_faces() -> None:
     back = Interpolation.of(interpolation_weights(MESH, SMALL, "vertices"))
     np.testing.assert_allclose(back(torch.from_numpy(SMALL.verts).float()), MESH.verts, atol=0.1)
-    assert back.elements.shape == back.weights.shape == (len(MESH.verts), 3)
+    assert back.elements.shape == back.weights.shape == (3 * len(MESH.verts),)
     full = LabeledMesh("egg", MESH, np.zeros(642, np.int64), {"x": MESH.verts[:, :2]})
     item = decimated(full, "vertices", 300, "file:x")
     np.testing.assert_allclose(item.arrays["x"], item.mesh.verts[:, :2], atol=0.05)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
 from diffnet.data.labeled import DataError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -111,13 +111,15 @@ def match(
             cache_dir=cache,
             after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
         )
+    for mesh in (found.a, found.b):
+        check_vertex_numbers(mesh, out, "Save it as")
     for path in written:
         make_folder(path.parent)
     write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))
     if html is not None:
         pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)
-    used = len(set(found.matches.tolist()))
-    matched = f"{len(found.matches)} vertices of {b.name} have partners among {used} vertices of {a.name}"
+    used = len(set(found.matches.tolist()) - {-1})
+    matched = f"{(found.matches >= 0).sum()} vertices of {b.name} have partners among {used} vertices of {a.name}"
     console.print(matched, soft_wrap=True)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
@@ -158,9 +160,11 @@ def match_pairs(
         def work(i: int) -> None:
             first, second = found[i]
             given = second, first, network, chosen
-            matches = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache).matches
+            matched = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache)
+            for mesh in (matched.a, matched.b):
+                check_vertex_numbers(mesh, written[i], "Save it as")
             make_folder(written[i].parent)
-            write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matches.tolist()))
+            write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matched.matches.tolist()))
 
         settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
 

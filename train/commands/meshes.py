@@ -150,7 +150,7 @@ def precompute(
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:
     """Show the size of a mesh and list its faults."""
     with ExitAtCtrlC():
-        from diffnet.geometry import diagnose, load_mesh
+        from diffnet.geometry import diagnose, file_edges, load_mesh
 
     loaded = load_mesh(mesh)
     found = diagnose(loaded)
@@ -159,8 +159,10 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
     table.add_row("kind", "point cloud" if loaded.is_point_cloud else "triangle mesh")
     table.add_row("vertices", str(found.vertices))
     if not loaded.is_point_cloud:
-        table.add_row("faces", str(found.faces))
-        table.add_row("edges", f"{found.edges}, {found.boundary_edges} of them on the boundary")
+        cut = f"{loaded.polygon_count}, cut into {found.faces} triangles"
+        table.add_row("faces", cut if loaded.has_polygons else str(found.faces))
+        edges = len(file_edges(loaded)) if loaded.has_polygons else found.edges
+        table.add_row("edges", f"{edges}, {found.boundary_edges} of them on the boundary")
         table.add_row("components", str(found.components))
         table.add_row("Euler characteristic", str(found.euler))
         table.add_row("area", f"{found.area:.6g}")

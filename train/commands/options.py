@@ -69,7 +69,10 @@ OperatorsOption = Annotated[
     OperatorsKind,
     typer.Option(help="original has the operators of the original implementation, with its regularization."),
 ]
-NormalizeOption = Annotated[ScaleRule, typer.Option(help="Scale meshes to radius 1 or to area 1.")]
+NormalizeOption = Annotated[
+    ScaleRule,
+    typer.Option(help="Scale meshes to radius 1 or to area 1. all-radius and all-area count vertices of no face, too."),
+]
 BasisOption = Annotated[
     BasisPrecision,
     typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
+from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.train.tasks.task import Fields
 from diffnet.viz.palette import colorize
@@ -37,7 +38,8 @@ def show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mappin
     )
     for field in reversed(fields):  # the one that is enabled last is shown
         place = {} if is_cloud else {"defined_on": field.at}
-        for own, values in reversed(field.values.items()):
+        for own, given in reversed(field.values.items()):
+            values = on_triangles(mesh, given, field.at)
             if field.kind == "labels":
                 shape.add_color_quantity(own, colorize(values) / 255, enabled=True, **place)
             else:

@@ -135,6 +135,7 @@ def predict(
     with ExitAtCtrlC():
         from diffnet.data.arrays import array_files
         from diffnet.data.feature_names import array_names
+        from diffnet.data.folders.numbers import check_vertex_numbers
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
@@ -223,6 +224,9 @@ def predict(
 
         def work(i: int) -> Any:
             predicted = predicted_of(sources[i])
+            for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
+                if file is not None and file.suffix.lower() != ".ply":  # which holds the vertices
+                    check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
             row = task.table([predicted], expected)[1] if one_table else None
             if not one_table:
                 make_folder(files[i].parent)

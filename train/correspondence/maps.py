@@ -101,6 +101,7 @@ def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
     The second one is transposed, which inverts maps that keep areas.
     """
     k = c.shape[-1]
-    there = functional_map_from_points(ops.point_map(c[0], a.evecs, b.evecs), a, b, k=k)
-    back = functional_map_from_points(ops.point_map(c[0].mT, b.evecs, a.evecs), b, a, k=k)
+    in_a, in_b = (torch.nonzero(side.mass > 0)[:, 0] for side in (a, b))  # vertices of no face are no partners
+    there = functional_map_from_points(in_a[ops.point_map(c[0], a.evecs[in_a], b.evecs)], a, b, k=k)
+    back = functional_map_from_points(in_b[ops.point_map(c[0].mT, b.evecs[in_b], a.evecs)], b, a, k=k)
     return (there + back.mT) / 2

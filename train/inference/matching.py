@@ -18,6 +18,7 @@ from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.partial import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.correspondence.turns import facing_alike, warn_if_tilted
@@ -37,7 +38,7 @@ FINE_TUNING_RATE = 1e-4
 class Matched:
     """Two matched meshes, at their original positions.
 
-    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0
+    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0, or −1 for a vertex of b that no face uses
     functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement
     """
 
@@ -112,8 +113,10 @@ def match_meshes(
         _fine_tune(network, pair, swapped, options, fine_tune, after_step)
     with torch.no_grad():
         c = _maps(network, pair, options)[:, 0]
-    matches = point_map_of(c, one.operators, other.operators, options.method, zoomout)
-    return Matched(first, second, matches.cpu().numpy(), c[0].float().cpu())
+    matches = point_map_of(c, one.operators, other.operators, options.method, zoomout).cpu().numpy()
+    if not counts_all(options.preprocessing.normalize):
+        matches[~second.on_surface] = -1
+    return Matched(first, second, matches, c[0].float().cpu())
 
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import (
+    UNLABELED,
     Interpolation,
     Sample,
     input_features,
@@ -26,8 +27,10 @@ from diffnet.data import (
     with_few_faces,
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
+from diffnet.geometry.elements.polygons import file_edges
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
+from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.tasks.network import MetadataError, NetworkInput
@@ -50,15 +53,17 @@ def predict_labels(
     Meshes are decimated as in training, and labels are those of the full meshes, see `decimated`.
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
-    int64, which are numbers of output channels, from 0. `np.array(network_input(network).label_numbers)[labels]` are
-    the numbers of the training files, which `diffnet predict` writes.
+    int64, which are numbers of output channels, from 0. Faces and edges are those of the file: the outputs of the
+    triangles of a polygon are averaged by area. `diffnet.geometry.on_triangles` gives all triangles their labels. A
+    vertex of no face has the label −1, and probabilities and values are NaN there. The numbers of the training files,
+    which `diffnet predict` writes, are those of `network_input(network).label_numbers`.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
     needed, and for one of a regression or of a correspondence.
     """
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, each.argmax(-1).cpu().numpy()) for mesh, each in outputs]
+    return [(mesh, _where_finite(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
 
 
 def predict_probabilities(
@@ -128,9 +133,10 @@ def predictor(
         mesh, outputs = outputs_of(source)
         shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
         if smooth > 0 and shares is not None and at != "meshes":
-            values = torch.from_numpy(smooth_boundaries(mesh, shares, at=at, weight=smooth))
+            labels = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
+            values = _where_finite(torch.from_numpy(labels), shares)
         else:
-            values = task.predict(outputs).cpu()
+            values = _where_finite(task.predict(outputs), outputs).cpu()
         if targets is not None:
             values = original_targets(values, targets)
         instances = None
@@ -142,17 +148,30 @@ def predictor(
     return predicted
 
 
+def _where_finite(values: Tensor, outputs: Tensor) -> Tensor:
+    """Predictions (N, …), where labels are UNLABELED if the outputs (N, C) are NaN."""
+    return values if values.is_floating_point() else torch.where(outputs[:, 0].isnan(), UNLABELED, values)
+
+
 def _outputs(
     network: DiffusionNet, device: torch.device | str, cache_dir: str | os.PathLike[str] | None
 ) -> Callable[[MeshLike], tuple[Mesh, Tensor]]:
-    """A function that gives a mesh at its original positions and the outputs of the network, (N, C) on the device."""
+    """A function that gives a mesh at its original positions and the outputs of the network, (N, C) on the device.
+
+    They are at the vertices, faces or edges of the mesh file, and NaN at vertices of no face, unless these count.
+    """
     expected, chosen = network_input(network), usable_device(device)
     network = graphed(network.to(chosen))  # once, because the graphs serve all meshes
 
     def outputs_of(source: MeshLike) -> tuple[Mesh, Tensor]:
         mesh = load_mesh(source)
         sample = input_sample(mesh, expected, cache_dir)
-        return mesh, network_outputs(network, sample, expected.options, chosen)
+        outputs = network_outputs(network, sample, expected.options, chosen)
+        if expected.labels_at == "edges" and mesh.has_polygons:
+            outputs = outputs[torch.from_numpy(file_edges(mesh)).to(chosen)]
+        elif expected.labels_at == "vertices" and not counts_all(expected.options.preprocessing.normalize):
+            outputs = torch.where(torch.from_numpy(mesh.on_surface).to(chosen)[:, None], outputs, torch.nan)
+        return mesh, outputs
 
     return outputs_of
 
@@ -206,7 +225,8 @@ def input_sample(
     features = input_features(
         taken, operators, options.features, statistics=statistics, arrays=arrays, align=options.align
     )
-    back = None
-    if small is not mesh and expected.labels_at != "meshes":
-        back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))
-    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, back)
+    at, back = expected.labels_at, None
+    if small is not mesh and at != "meshes":
+        back = interpolation_weights(mesh, small, at)
+    to_score = Interpolation.to_score(mesh, at, back)
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score)

@@ -41,25 +41,21 @@ def pair_page(
 ) -> Page:
     """A page with two meshes side by side, where the first one has the colors and the texture of the second.
 
-    matches: (V,) a vertex of the second mesh for each vertex of the first
+    matches: (V,) a vertex of the second mesh for each vertex of the first, or −1
     names: of both meshes
     errors: (V,) geodesic errors at the vertices of the first mesh, or None
     """
     own = {"texture": texture_colors(second), "position": position_colors(second)}
-    colors = [{name: values[matches] for name, values in own.items()}, own]
+    missing = np.array([MISSING_COLOR], np.uint8)  # of a vertex without a partner, -1
+    colors = [{name: np.append(values, missing, axis=0)[matches] for name, values in own.items()}, own]
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {MAX_ERROR:g} √area"
-        colors[0][name], colors[1][name] = _error_colors(errors), _error_colors(np.full(len(second.verts), np.nan))
+        shown = make_scale(errors, range=(0, MAX_ERROR)).colors
+        colors[0][name], colors[1][name] = shown(errors), shown(np.full(len(second.verts), np.nan))
     return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
 
 
 def pair_heading(first: str, second: str) -> str:
     """The heading of a map that gives a vertex of the second mesh for each vertex of the first."""
     return f"{first} to {second}"
-
-
-def _error_colors(errors: Floats) -> Colors:
-    scale = make_scale(errors, range=(0, MAX_ERROR))
-    rows = (np.nan_to_num(scale.shares(errors)) * (len(scale.table) - 1)).round().astype(np.int64)
-    return np.where(np.isnan(errors)[:, None], np.array(MISSING_COLOR, np.uint8), scale.table[rows])

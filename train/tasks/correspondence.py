@@ -43,7 +43,7 @@ class Correspondence(PairTask):
             place = f"{listing(folders)}: " if folders else ""
             raise OptionError(f"{place}the data have no correspondences; use --method unsupervised")
         cloud = next((shape.mesh for shape in pairs.train + pairs.test if shape.mesh.is_point_cloud), None)
-        if cloud is not None and options.normalize == "area":
+        if cloud is not None and options.normalize.endswith("area"):
             raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
         return paired, options
 

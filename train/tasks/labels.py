@@ -87,8 +87,8 @@ def matrix_of(scored: Scored, predicted: Iterable[Tensor]) -> NDArray[np.int64]:
         return scored.found["matrix"]  # type: ignore[no-any-return]
     classes = len(scored.label_names)
     matrix = torch.zeros(classes, classes, dtype=torch.int64)
-    for item, own in zip(scored.meshes, predicted, strict=True):
-        matrix += confusion_matrix(own, torch.as_tensor(item.labels).reshape(-1), classes)
+    for truth, own in zip(scored.truths(), predicted, strict=True):
+        matrix += confusion_matrix(own, torch.as_tensor(truth).reshape(-1), classes)
     scored.found["matrix"] = matrix.numpy()
     return scored.found["matrix"]  # type: ignore[no-any-return]
 

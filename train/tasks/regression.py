@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
+from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
@@ -51,7 +52,7 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def _truths(scored: Scored) -> Iterator[Tensor]:
     """The targets (N, C) float64 of each mesh, which are read one after another."""
-    return (torch.as_tensor(item.labels, dtype=torch.float64) for item in scored.meshes)
+    return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
 
 
 def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -83,8 +84,7 @@ def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str]
     elif file.suffix.lower() == ".csv":
         write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
     else:
-        scale = make_scale(values[:, 0])
-        colors = scale.table[(scale.shares(values[:, 0]) * (len(scale.table) - 1)).round().astype(np.int64)]
+        colors = make_scale(values[:, 0]).colors(values[:, 0])
         write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), colors=colors, at=at)
 
 
@@ -213,7 +213,10 @@ class Regression(MeshTask):
         def row(i: int) -> Values:
             item = scored.meshes[i]
             truth, mesh = np.asarray(item.labels, np.float64), item.mesh
-            return Values(item.name, mesh.verts, mesh.faces, scored.predictions[i].numpy(), truth)
+            shown = scored.predictions[i].numpy()
+            if scored.labels_at != "meshes":
+                shown = on_triangles(mesh, shown, scored.labels_at)
+            return Values(item.name, mesh.verts, mesh.faces, shown, truth)
 
         write_values_report(
             out / "predictions.html",

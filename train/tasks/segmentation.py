@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
+from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
 from diffnet.geometry import Mesh, element_areas
+from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
 from diffnet.train.report.spread import spread_over
@@ -124,9 +125,8 @@ class Segmentation(LabelTask):
 
         def row(i: int) -> Prediction:
             item = scored.meshes[i]
-            return Prediction(
-                item.name, item.mesh.verts, item.mesh.faces, scored.predictions[i].numpy(), item.labels, at
-            )
+            predicted = on_triangles(item.mesh, scored.predictions[i].numpy(), at)
+            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels, at)
 
         write_report(
             out / "predictions.html",
@@ -154,7 +154,7 @@ class Segmentation(LabelTask):
         if file.suffix.lower() == ".ply":
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
             return
-        labels = np.array(numbers, np.int64)[classes]
+        labels = np.array([*numbers, UNLABELED], np.int64)[classes]  # an element without a prediction has class -1
         content: bytes | str
         if file.suffix.lower() == ".npy":
             content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
@@ -162,7 +162,7 @@ class Segmentation(LabelTask):
             more = {} if instances is None else {"instances": instances.tolist()}
             content = json.dumps({"labels": labels.tolist(), **more})
         elif file.suffix.lower() == ".csv":
-            columns = [("label", *labels.tolist()), ("name", *(names[i] for i in classes.tolist()))]
+            columns = [("label", *labels.tolist()), ("name", *([*names, ""][i] for i in classes.tolist()))]
             if instances is not None:
                 columns.append(("instance", *instances.tolist()))
             content = csv_text(zip(*columns, strict=True))

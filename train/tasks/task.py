@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -31,9 +31,11 @@ from diffnet.data import (
     with_labels_at,
     without_classes,
 )
+from diffnet.data.conversion import labels_on_surface
 from diffnet.data.counts import counted
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
+from diffnet.geometry.elements.polygons import on_polygons
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -65,7 +67,7 @@ class Scored:
     """Labeled meshes with their predictions.
 
     predictions: for each mesh, the result of `Task.predict`, on the CPU. Those of a regression are in the units of the
-        targets, (N, C) float64.
+        targets, (N, C) float64. Predictions at faces are those of the faces of the file.
     """
 
     meshes: Sequence[LabeledMesh]
@@ -73,6 +75,12 @@ class Scored:
     label_names: list[str]
     labels_at: TargetsAt
     found: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
+
+    def truths(self) -> Iterator[NDArray[Any]]:
+        """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
+        for item in self.meshes:
+            per_polygon = self.labels_at == "faces" and item.mesh.has_polygons
+            yield on_polygons(item.mesh, item.labels) if per_polygon else item.labels
 
 
 class Fields(NamedTuple):
@@ -287,6 +295,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
             data = with_labels_at(data, network.labels_at)
+        data = labels_on_surface(data, network.options.preprocessing.normalize)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
     @abstractmethod
@@ -296,7 +305,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
-        return data, options
+        return labels_on_surface(data, options.preprocessing.normalize), options
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
