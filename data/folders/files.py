@@ -1,19 +1,15 @@
-"""The files of a data set: which part a mesh belongs to, and which labels belong to a mesh."""
+"""The files of a data set: the meshes in its folders, and which labels belong to a mesh."""
 
 from __future__ import annotations
 
 import os
 import re
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
-from diffnet.data.counts import counted
-from diffnet.data.folders.numbers import is_label_table, read_lines
+from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sources import PART_LIST, holds_labels
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
@@ -26,141 +22,52 @@ _NOT_LABELS = tuple(
     name + packed for name in ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt") for packed in ("", ".gz")
 )
 
-Parts: TypeAlias = tuple[list[Path], list[Path]]
-
-
-def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True, min_tests: int = 1) -> Parts:
-    """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError.
-
-    needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
-    min_tests: the smallest number of test meshes that are chosen at random, if as many are left for training
-    """
-    if _both_exist(root / "train", root / "test", needs_train):
-        parts = meshes_in(root / "train"), meshes_in(root / "test")
-        check_parts(root, parts, needs_train)
-        return parts
-    folder = next((root / name for name in MESH_FOLDERS if has_meshes(root / name)), root)
-    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train, min_tests)
-
 
 def counts_train(root: Path, needs_train: bool) -> bool:
     """Whether labels of the training part matter. `label_names.txt` may name the distinct values of the whole set."""
     return needs_train or (root / NAMES).is_file()
 
 
-def divided(
-    root: Path,
-    meshes: list[Path],
-    folder: Path,
-    test_fraction: float,
-    seed: int,
-    needs_train: bool = True,
-    min_tests: int = 1,
-) -> Parts:
-    """The meshes for training and for testing, by the lists in `root`, else at random. See `find_parts`."""
-    if _both_exist(root / "train.txt", root / "test.txt", needs_train):
-        parts = parts_by_lists(root, meshes, folder, needs_train)
-    elif needs_train:
-        parts = parts_at_random(root, meshes, test_fraction, seed, min_tests)
-    else:
-        parts = [], meshes
-    check_parts(root, parts, needs_train)
-    return parts
-
-
-def _both_exist(train: Path, test: Path, needs_train: bool) -> bool:
-    if train.exists() != test.exists() and (needs_train or not test.exists()):
-        present, absent = (train, test) if train.exists() else (test, train)
-        raise DataError(f"{present.parent}: there is {present.name} but no {absent.name}")
-    return test.exists()
-
-
-def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bool = True) -> Parts:
-    """The meshes listed in `train.txt` and `test.txt`, in that order. Names may lack their extensions.
-
-    needs_train: if not, `train.txt` may be missing; it is read only if `counts_train`
-
-    Raises DataError for a missing list and for a name without a mesh.
-    """
-    known = {mesh_stem(mesh): mesh for mesh in meshes} | {_key(mesh): mesh for mesh in meshes}
-
-    def listed(file: Path) -> list[Path]:
-        names = read_lines(file)
-        found = [known.get(_key(name), known.get(name)) for name in names]
-        unknown = [name for name, mesh in zip(names, found, strict=True) if mesh is None]
-        if unknown:
-            raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
-        return [mesh for mesh in found if mesh is not None]
-
-    train = root / "train.txt"
-    wanted = needs_train or (train.exists() and counts_train(root, needs_train))
-    return listed(train) if wanted else [], listed(root / "test.txt")
-
-
-def _key(name: str | Path) -> str:
+def file_key(name: str | Path) -> str:
     """A file name with its extension in lower case and without .gz. Lists often disagree with the files about these."""
     return mesh_stem(name) + mesh_suffix(name)
 
 
-def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int, min_tests: int = 1) -> Parts:
-    """A random share of the meshes for testing, and the others for training. Raises DataError.
-
-    min_tests: see `find_parts`
-    """
-    if len(meshes) < 2:
-        found = counted(len(meshes), "mesh", "meshes")
-        raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    at_least = min_tests if len(meshes) >= 2 * min_tests else 1
-    tests = min(max(round(len(meshes) * test_fraction), at_least), len(meshes) - at_least)
-    chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
-    train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
-    return train, [mesh for i, mesh in enumerate(meshes) if i in chosen]
-
-
-def check_parts(root: Path, parts: Parts, needs_train: bool = True) -> None:
-    """Raises DataError for an empty part that is needed, and for a mesh name that occurs twice.
-
-    Meshes of one name would share one label file.
-    """
-    seen: dict[str, tuple[Path, str]] = {}
-    for name, meshes in zip(("train", "test"), parts, strict=True):
-        if not meshes and (needs_train or name == "test"):
-            raise DataError(f"{root}: no meshes in {name}")
-        for mesh in meshes:
-            stem = mesh_stem(mesh)
-            if stem in seen:
-                other, part = seen[stem]
-                raise DataError(f"{root}: {stem!r} occurs twice, as {other} in {part} and as {mesh} in {name}")
-            seen[stem] = mesh, name
-
-
 def pair_beside(
-    root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...], in_meshes: bool = False, train: bool = True
-) -> list[list[Path]]:
-    """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh.
-
-    Warns of files without a mesh that don't hold labels, such as notes.
+    root: Path,
+    parts: Sequence[list[Path]],
+    subfolder: str,
+    suffixes: tuple[str, ...],
+    in_meshes: bool = False,
+    train: bool = True,
+    lists: Sequence[Path] = (),
+) -> tuple[list[list[Path]], tuple[str, ...]]:
+    """The label files of each part, beside the meshes or in a subfolder, and what is left out, such as notes.
 
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
-    train: whether the training part needs labels; if not, it gets none
+    train: whether other parts than the last one need labels; if not, they get none
+    lists: files that hold no labels
+
+    Raises DataError if labels have no mesh.
     """
-    places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
-    stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in _mesh_names(meshes[0].parent)}
+    folders = [list(map(Path, dict.fromkeys(map(os.path.dirname, meshes)))) for meshes in parts]
+    wanted = parts if train else [[] for _ in parts[:-1]] + [parts[-1]]
+    places = [list(dict.fromkeys([*own, *(f / subfolder for f in own), root / subfolder])) for own in folders]
+    stems = {mesh_stem(mesh) for folder in {*chain(*folders)} for mesh in _mesh_names(folder)}
     found = {folder: _by_stem(folder, suffixes, stems) for folder in dict.fromkeys(chain(*places))}
     if in_meshes and not any(stem in stems for own in found.values() for stem in own):
-        return [list(parts[0]) if train else [], list(parts[1])]
-    wanted = zip(parts if train else ([], parts[1]), places, strict=True)
-    paired = [_paired(meshes, {folder: found[folder] for folder in folders}, suffixes) for meshes, folders in wanted]
+        return [list(meshes) for meshes in wanted], ()
+    paired = [
+        _paired(meshes, {folder: found[folder] for folder in own}, suffixes)
+        for meshes, own in zip(wanted, places, strict=True)
+    ]
     strange = [own[stem] for own in found.values() for stem in own if stem not in stems]
-    orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
+    orphans = [file for files in strange for file in files if file not in lists and _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
         raise DataError(f"{root}: labels without a mesh: {listing(lost)}. Add the mesh, or move these files elsewhere")
-    if orphans:
-        names = listing(str(file.relative_to(root)) for file in orphans)
-        # The warning points at the call of `load_dataset`.
-        warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=4)
-    return paired
+    names = listing(str(file.relative_to(root)) for file in orphans)
+    return paired, (f"files without labels and without a mesh: {names}",) if orphans else ()
 
 
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
@@ -214,6 +121,11 @@ def _paired(meshes: list[Path], found: dict[Path, _ByStem], suffixes: tuple[str,
     return paired
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """The visible subfolders, sorted."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".") if folder.is_dir() else []
+
+
 def meshes_below(root: Path) -> list[Path]:
     """The visible meshes in visible subfolders of any depth, sorted by folder and name."""
     folders = (path for path in root.rglob("*") if path.is_dir())
@@ -227,15 +139,20 @@ def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]
 
 
+def named_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The visible files of a folder with these extensions, also with .gz, sorted by name."""
+    return files_in(folder, _also_packed(suffixes))
+
+
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
     """The visible meshes of a folder, also with .gz, sorted by name. Empty if the folder does not exist.
 
     Raises DataError if a mesh is there both with and without .gz.
     """
-    meshes = files_in(folder, _also_packed(formats))
+    meshes = named_files(folder, formats)
     seen: dict[str, Path] = {}
     for mesh in meshes:
-        if (other := seen.setdefault(_key(mesh), mesh)) is not mesh:
+        if (other := seen.setdefault(file_key(mesh), mesh)) is not mesh:
             raise DataError(f"{folder}: {other.name} and {mesh.name} are the same mesh. Remove one of them")
     return meshes
 
