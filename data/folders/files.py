@@ -201,7 +201,7 @@ def _natural(name: str) -> list[str | int]:
     return parts
 
 
-def listing(names: Iterable[str]) -> str:
-    """At most five names, and the number of the others."""
+def listing(names: Iterable[str], most: int = 5) -> str:
+    """The first names, and the number of the others."""
     shown = list(names)
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

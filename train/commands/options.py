@@ -150,7 +150,28 @@ DecimateOption = Annotated[
 ]
 VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[
-    float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")
+    float,
+    typer.Option(
+        min=0,
+        max=0.9,
+        help="Share of the training meshes held out to choose the best epoch, as a part val/ of the data does.",
+    ),
+]
+GroupByOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Random divisions leave groups together, such as scans of a patient. A regular expression on the names of "
+        "meshes: its first group, or all that it matches, names the group.",
+    ),
+]
+SplitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD",
+        help="Divide by the lists or folders that have this word beside train and test in their names: upper takes "
+        "training_upper.txt. Several are joined by +.",
+    ),
 ]
 EvalEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between evaluations of the test set.")]
 TrainKOption = Annotated[

@@ -49,7 +49,7 @@ def write_into_shards(
         raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
     else:
         data = task_named(task).whole_set(paths[0], cache, jobs, targets)
-    count = len(range(number - 1, len(data.train) + len(data.test), parts))
+    count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
     with progress_bar(console) as bar:
         shown = bar.add_task("preprocessing", total=count)
         failed = write_shards(

@@ -47,6 +47,10 @@ class Correspondence(PairTask):
             raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
         return paired, options
 
+    def described(self, data: PairedMeshes, jobs: int | None) -> list[tuple[str, str]]:
+        pairs, known = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
+        return [("pairs", f"{len(pairs.train_pairs)} to train on, {len(pairs.test_pairs)} to test on{known}")]
+
     def samples(
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
     ) -> Sequence[PairSample]:
@@ -81,7 +85,9 @@ class Correspondence(PairTask):
             )  # the smallest number
             found = replace(made, train=[], train_pairs=[])
         else:
-            found = load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
+            found = load_pairs(
+                path, known.pairs, base=known.base, cache_dir=cache_dir, split=known.split, needs_train=False
+            )
         return paired_meshes(found, len(known.network.label_names))
 
     def predict(self, maps: Tensor) -> Tensor:

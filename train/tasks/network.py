@@ -48,6 +48,7 @@ class DataOptions(NamedTuple):
     pairs, base: see `load_pairs`
     seed: of the generated set
     jobs: see `index_dataset`
+    split: see `load_dataset`
     """
 
     network: NetworkInput
@@ -57,3 +58,4 @@ class DataOptions(NamedTuple):
     base: Base = "auto"
     seed: int = 0
     jobs: int | None = None
+    split: str | None = None

@@ -19,7 +19,17 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
+from diffnet.data import (
+    LabeledMeshes,
+    LabelsAt,
+    TargetsAt,
+    feature_parts,
+    index_targets,
+    target_statistics,
+    with_columns,
+)
+from diffnet.data.counts import counted
+from diffnet.data.folders.files import listing
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
@@ -108,7 +118,6 @@ class Regression(MeshTask):
 
     name = "regression"
     targets_at = ("vertices", "faces", "edges", "meshes")
-    outputs = ("column of targets", "columns of targets")
     score_name = "r2"
     report_files = ("scatter.png",)
     standardized = True
@@ -145,6 +154,13 @@ class Regression(MeshTask):
                 f"they are; leave it out. {scalars}"
             )
 
+    def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
+        found = target_statistics(data.train, data.label_names, jobs)
+        numbers = zip(data.label_names, found["mean"], found["std"], strict=True)
+        columns = listing(f"{name} {mean:.4g} ± {std:.4g}" for name, mean, std in numbers)
+        at = "whole meshes" if data.labels_at == "meshes" else data.labels_at
+        return [("targets", f"{counted(len(data.label_names), 'column', 'columns')} of {at}: {columns}")]
+
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
         known = ~targets.isnan()
@@ -159,7 +175,7 @@ class Regression(MeshTask):
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
         targets = known.targets or known.network.options.targets
-        return index_targets(path, cache_dir, targets, needs_train=False, jobs=known.jobs)
+        return index_targets(path, cache_dir, targets, split=known.split, needs_train=False, jobs=known.jobs)
 
     def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
         return index_targets(path, cache_dir, targets, jobs=jobs)

@@ -143,7 +143,6 @@ class Task(ABC, Generic[D, S]):
     Methods of tensors run inside CUDA graphs if `captured`, so they never wait for the GPU then.
 
     targets_at: the elements that may have targets
-    outputs: the name of one output of the network, and that of several, for messages
     score_name: the name of the score in metrics.csv
     report_files: files of a report besides predictions.html, some of which may be missing
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
@@ -154,7 +153,6 @@ class Task(ABC, Generic[D, S]):
 
     name: TaskName
     targets_at: tuple[TargetsAt, ...]
-    outputs: tuple[str, str]
     score_name: str
     report_files: tuple[str, ...]
     standardized: bool = False
@@ -187,6 +185,10 @@ class Task(ABC, Generic[D, S]):
 
     def check(self, data: D, options: TrainOptions) -> None:
         """Raises OptionError for data that can't be trained on with these options. A resumed run isn't checked."""
+
+    @abstractmethod
+    def described(self, data: D, jobs: int | None) -> list[tuple[str, str]]:
+        """What the summary of a set says of its targets: titles and texts. jobs: see `remembered`"""
 
     def pairs(self, data: D) -> bytes:
         """By what a resumed run recognizes the pairs of the meshes, or nothing if there are none."""
@@ -341,7 +343,6 @@ class PairTask(Task[PairedMeshes, ScoredPairs]):
     """
 
     targets_at = ("vertices",)
-    outputs = ("feature", "features")
     meshes_of_sample = 2
     captured = False  # functional maps depend on the lengths of both meshes on the host
     no_classes = "the network computes features for correspondence and no classes; call match_meshes"
