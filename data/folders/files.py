@@ -55,7 +55,9 @@ def pair_beside(
     places = [list(dict.fromkeys([*own, *(f / subfolder for f in own), root / subfolder])) for own in folders]
     stems = {mesh_stem(mesh) for folder in {*chain(*folders)} for mesh in _mesh_names(folder)}
     found = {folder: _by_stem(folder, suffixes, stems) for folder in dict.fromkeys(chain(*places))}
-    if in_meshes and not any(stem in stems for own in found.values() for stem in own):
+    first = next(chain(*wanted), None)
+    inside = in_meshes and not any(stem in stems for own in found.values() for stem in own)
+    if inside and (first is None or not _near(first, found, suffixes) or holds_labels(first)):
         return [list(meshes) for meshes in wanted], ()
     paired = [
         _paired(meshes, {folder: found[folder] for folder in own}, suffixes)
@@ -71,9 +73,9 @@ def pair_beside(
 
 
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
-    """False for JSON files, and for own features of a mesh, `MESH.NAME.npy`."""
+    """False for JSON files, and for own arrays of a mesh, such as `MESH.NAME.npy`."""
     suffix = mesh_suffix(file)
-    return suffix != ".json" and not (suffix == ".npy" and mesh_stem(file).rpartition(".")[0] in stems)
+    return suffix != ".json" and not (suffix in (".npy", ".csv") and mesh_stem(file).rpartition(".")[0] in stems)
 
 
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
@@ -115,10 +117,23 @@ def _paired(meshes: list[Path], found: dict[Path, _ByStem], suffixes: tuple[str,
             missing.append(mesh.name)
     if missing:
         places = ", ".join(map(str, found))
+        near = _near(meshes[0].parent / missing[0], found, suffixes)
         raise DataError(
-            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}"
+            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}{near}"
         )
     return paired
+
+
+def _near(mesh: Path, folders: Iterable[Path], suffixes: tuple[str, ...]) -> str:
+    """What to say of a file that may hold the labels of a mesh, but isn't called so. Empty if there is none."""
+    stem = mesh_stem(mesh)
+    for file in (file for folder in folders for file in named_files(folder, suffixes)):
+        name = mesh_stem(file)
+        if name == stem and mesh_suffix(file) == ".csv":
+            return f". There is {file}, but it has neither a column called label nor whole numbers alone"
+        if name.startswith(stem) and name[len(stem) :][:1] in {*"_-. "}:
+            return f". There is {file}, but the labels of {mesh.name} should be in {stem}{mesh_suffix(file)}"
+    return ""
 
 
 def folders_in(folder: Path) -> list[Path]:
