@@ -22,12 +22,14 @@ from diffnet.train.commands.options import (
     BasisOption,
     CacheOption,
     DeviceOption,
+    GroupByOption,
     JobsOption,
     JoinOption,
     KOption,
     LaplacianOption,
     NormalizeOption,
     OperatorsOption,
+    SplitOption,
     TargetsOption,
     checked_features,
 )
@@ -69,6 +71,8 @@ def precompute(
         ),
     ] = None,
     targets: TargetsOption = None,
+    group_by: GroupByOption = None,
+    split: SplitOption = None,
     features: Annotated[
         str | None,
         typer.Option(
@@ -116,10 +120,11 @@ def precompute(
         raise OptionError("--checkpoint is for --npz")
     options = Preprocessing(k, laplacian, features or "xyz", basis, join, operators, normalize)
     if write_shards is not None:
-        write_into_shards(paths, write_shards, options, cache, jobs, pick_device(device), task, targets, part)
+        chosen, division = pick_device(device), {"group_by": group_by, "split": split}
+        write_into_shards(paths, write_shards, options, cache, jobs, chosen, task, targets, part, **division)
         return
-    if task or targets or features:
-        raise OptionError("--task, --targets and --features are for --write-shards")
+    if task or targets or group_by or split or features:
+        raise OptionError("--task, --targets, --group-by, --split and --features are for --write-shards")
 
     def names() -> list[str]:
         files = find_meshes(paths)

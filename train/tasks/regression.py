@@ -177,8 +177,10 @@ class Regression(MeshTask):
         targets = known.targets or known.network.options.targets
         return index_targets(path, cache_dir, targets, split=known.split, needs_train=False, jobs=known.jobs)
 
-    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
-        return index_targets(path, cache_dir, targets, jobs=jobs)
+    def whole_set(
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, **division: str | None
+    ) -> LabeledMeshes:
+        return index_targets(path, cache_dir, targets, jobs=jobs, **division)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""

@@ -164,10 +164,13 @@ class Task(ABC, Generic[D, S]):
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> D:
         """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
 
-    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
+    def whole_set(
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, **division: str | None
+    ) -> LabeledMeshes:
         """The data set of `diffnet train`, whose meshes are read when they are needed, for `write_shards`.
 
         targets: see `load_targets`
+        division: `group_by` and `split`, see `load_dataset`
         """
         raise OptionError(f"sets for {self.name} can't be written into shards")
 
