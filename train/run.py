@@ -39,9 +39,8 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.spool import Spool
-from diffnet.train.set_summary import meshes_text, part_names, set_summary
+from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
 from diffnet.train.tasks.registry import report_files, task_named
-from diffnet.train.validation import with_held_out
 
 
 def run_training(

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.division import BY_FOLDERS, Division, Part, Rule, by_column, divide, part_folders
-from diffnet.data.folders.files import folders_in, has_meshes, listing, meshes_in
+from diffnet.data.folders.division import Division, Rule, divide, in_parts, part_folders
+from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, meshes_in
 from diffnet.data.folders.tables import TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.shards.reading import labeled_shards
@@ -37,7 +37,6 @@ def load_classes(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
 ) -> LabeledMeshes:
@@ -55,7 +54,7 @@ def load_classes(
     with `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
-    group_by, split: see `load_dataset`
+    group_by: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
         Without a split, all meshes are the test part.
@@ -66,7 +65,7 @@ def load_classes(
     """
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards
-    found, names = find_rows(Path(path), Rule(test_fraction, seed, group_by, split, needs_train))
+    found, names = find_rows(Path(path), Rule(test_fraction, seed, group_by, needs_train))
     place = {name: np.array(i, np.int64) for i, name in enumerate(names)}
     items = [LabeledMesh(row.name, load_mesh(row.path, cache_dir), place[row.label]) for row in found.every]
     return LabeledMeshes(**found.fields(items), label_names=names, labels_at="meshes")
@@ -83,21 +82,19 @@ def find_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
     if rule.needs_train and len(names) < 2:
         raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
     if rows[0].split:
-        found = by_column((row.split or "test" for row in rows), source)
+        found = Division(in_parts((row.split or "test", row) for row in rows), source)
     else:
         folder = root if root.is_dir() else root.parent
-        labels = [row.label for row in rows]
-        found = divide(folder, [row.name for row in rows], [row.path for row in rows], rule, kinds=labels)
-    divided = replace(found.of(rows.__getitem__), left_out=(*found.left_out, *strays))
-    if not rule.needs_train:
-        divided = divided.of_test()
-    for part, own in (("test", divided.test), ("train", divided.train)) if rule.needs_train else ():
-        if missing := sorted(set(names) - {row.label for row in own}):
+        kinds = [row.label for row in rows]
+        numbers = divide(folder, [row.name for row in rows], [row.path for row in rows], rule, kinds=kinds)
+        found = numbers.of(rows.__getitem__)
+    for part in ("test", "train") if rule.needs_train else ():
+        if missing := sorted(set(names) - {row.label for row in found.parts[part]}):
             meshes = counted(sum(row.label == missing[0] for row in rows), "mesh", "meshes")
             raise DataError(f"{root}: class {missing[0]!r} has no {part} mesh: it has {meshes}")
-    if not divided.test:
+    if not found.parts["test"]:
         raise DataError(f"{root}: there are no test meshes")
-    return divided, names
+    return replace(found if rule.needs_train else found.of_test(), left_out=(*found.left_out, *strays)), names
 
 
 _Rows: TypeAlias = tuple[list[Row], str, list[str]]  # the meshes, what divides them, and what is left out
@@ -114,14 +111,14 @@ def _read_folders(root: Path, needs_train: bool) -> _Rows:
         strays += [text for folder in above for text in _strays(folder)]
         others = [folder.name for folder in classes if folder not in above]
         strays += [f"folders beside {listing(f.name for f in above)}: {listing(others)}"] if others else []
-        return rows, f"{BY_FOLDERS} {listing(folder.name for folder in above)}", strays
+        return rows, f"by the folders {listing(folder.name for folder in above)}", strays
     rows = []
     source = ""
     for folder in classes:
         parts = {place: told[0] for place, told in part_folders(folder).items()}
         if parts:
             strays += _strays(folder)
-            source = source or f"{BY_FOLDERS} {listing(place.name for place in parts)} of each class"
+            source = source or f"by the folders {listing(place.name for place in parts)} of each class"
         for place, part in (parts or {folder: None}).items():
             rows += _class_rows(folder.name, place, part)
             if bool(part) != bool(rows[0].split):

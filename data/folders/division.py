@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from diffnet.data.counts import counted
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
+    PARTS,
+    Part,
     counts_train,
     file_key,
     folders_in,
@@ -23,27 +24,16 @@ from diffnet.data.folders.files import (
     meshes_below,
     meshes_in,
     named_files,
+    part_of,
 )
-from diffnet.data.folders.numbers import read_lines, text_of
+from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import PART_LIST
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+from diffnet.geometry.mesh.mesh import mesh_stem
 
-Part: TypeAlias = Literal["train", "validation", "test"]
-PARTS: tuple[Part, ...] = get_args(Part)
-AT_RANDOM, BY_LISTS, BY_FOLDERS = "at random", "by the lists", "by the folders"  # how sources of divisions begin
-
-_TOLD: dict[Part, str] = {
-    "train": "train training trainset",
-    "validation": "val valid validation valset dev",
-    "test": "test testing testset",
-}
-_PART_OF: dict[str, Part] = {word: part for part, words in _TOLD.items() for word in words.split()}
-_WORD = re.compile("(?<![0-9])(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|[0-9]+")
-_LISTS = (".txt", ".lst", ".json")
-_FOLDERS_OF_LISTS = {"split", "splits", "list", "lists"}
+AT_RANDOM, BY_LISTS = "at random", "by the lists"  # how sources of divisions begin
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -54,16 +44,14 @@ class Rule(NamedTuple):
 
     test_fraction, seed: of a random division
     group_by: a regular expression on names. Meshes of one group stay together in a random division, see `groups_of`.
-    split: words, joined by +, that tell which lists or folders to take
     needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
     min_tests: the smallest number of test meshes that are drawn, if as many are left for training
     """
 
-    test_fraction: float = 0.2
-    seed: int = 0
-    group_by: str | None = None
-    split: str | None = None
-    needs_train: bool = True
+    test_fraction: float
+    seed: int
+    group_by: str | None
+    needs_train: bool
     min_tests: int = 1
 
     def check(self) -> None:
@@ -78,59 +66,38 @@ class Division(Generic[T]):
 
     source: what divides them
     left_out: what is not used, and why
-    lists: the files that name the items
     """
 
-    train: list[T]
-    validation: list[T]
-    test: list[T]
-    source: str = ""
+    parts: dict[Part, list[T]]
+    source: str
     left_out: tuple[str, ...] = ()
-    lists: tuple[Path, ...] = ()
-
-    @property
-    def parts(self) -> list[list[T]]:
-        return [self.train, self.validation, self.test]
 
     @property
     def every(self) -> list[T]:
         """The items of one part after the other."""
-        return [item for part in self.parts for item in part]
+        return [item for own in self.parts.values() for item in own]
 
     def fields(self, items: Sequence[Any]) -> dict[str, Any]:
         """The fields that `LabeledMeshes` has, too, with other items for those of `every`."""
-        ends = accumulate(map(len, self.parts))
-        parts = {name: items[end - len(own) : end] for name, own, end in zip(PARTS, self.parts, ends, strict=True)}
-        return {**parts, "source": self.source, "left_out": self.left_out}
+        ends = accumulate(map(len, self.parts.values()))
+        taken = {name: items[end - len(own) : end] for (name, own), end in zip(self.parts.items(), ends, strict=True)}
+        return {**taken, "source": self.source, "left_out": self.left_out}
 
     def of(self, make: Callable[[T], U]) -> Division[U]:
         """The division of other items, one for each."""
-        train, validation, test = ([make(item) for item in part] for part in self.parts)
-        return Division(train, validation, test, self.source, self.left_out, self.lists)
+        return Division({part: list(map(make, own)) for part, own in self.parts.items()}, self.source, self.left_out)
 
     def of_test(self) -> Division[T]:
         """The test part alone."""
-        return Division([], [], self.test, self.source, self.left_out, self.lists)
+        return Division(in_parts([("test", item) for item in self.parts["test"]]), self.source, self.left_out)
 
 
-def part_of(name: str) -> tuple[Part, str] | None:
-    """The part that a word in the name of a list or folder tells, and the other words. None if it tells not one part.
-
-    >>> part_of("training_upper"), part_of("SMALTest"), part_of("latest"), part_of("train_test_split")
-    (('train', 'upper'), ('test', 'smal'), None, None)
-    """
-    words = _words(name)
-    told = [_PART_OF[word] for word in words if word in _PART_OF]
-    return (told[0], "_".join(word for word in words if word not in _PART_OF)) if len(told) == 1 else None
-
-
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(name)]
-
-
-def part_named(word: str) -> Part | None:
-    """The part that a word names, such as a cell of the column split of a table."""
-    return _PART_OF.get(word.strip().lower())
+def in_parts(items: Iterable[tuple[Part, T]]) -> dict[Part, list[T]]:
+    """Items by their parts."""
+    found: dict[Part, list[T]] = {part: [] for part in PARTS}
+    for part, item in items:
+        found[part].append(item)
+    return found
 
 
 def part_folders(root: Path, has: Callable[[Path], Any] | None = None) -> dict[Path, tuple[Part, str]]:
@@ -154,23 +121,22 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     meshes_of: the meshes in a folder
     """
     deep = meshes_of is meshes_below
-    chosen = _chosen(root, part_folders(root, meshes_below if deep else None), rule)
+    places = [root] if deep else [root / name for name in MESH_FOLDERS]
+    chosen, _ = _chosen(root, part_folders(root, meshes_below if deep else None), rule.needs_train)
     if not chosen:
-        folder = root if deep else next((root / name for name in MESH_FOLDERS if has_meshes(root / name)), root)
+        folder = next((place for place in places if has_meshes(place)), root)
         return divided(root, meshes_of(folder), folder, rule)
-    parts = {part: [mesh for folder in chosen.get(part, ()) for mesh in meshes_of(folder)] for part in PARTS}
-    names = listing(folder.name for own in chosen.values() for folder in own)
-    every = meshes_of(root) if deep else [mesh for name in MESH_FOLDERS for mesh in meshes_in(root / name)]
-    used = {mesh for part in parts.values() for mesh in part}
-    strays = [mesh.name for mesh in every if mesh not in used]
+    parts = in_parts((part, mesh) for folder, part in chosen.items() for mesh in meshes_of(folder))
+    used = {mesh for own in parts.values() for mesh in own}
+    strays = [mesh.name for place in places for mesh in meshes_of(place) if mesh not in used]
+    names = listing(folder.name for folder in chosen)
     left_out = (f"meshes beside the folders {names}: {listing(strays)}",) if strays else ()
-    return _checked(root, Division(**parts, source=f"{BY_FOLDERS} {names}", left_out=left_out), rule)
+    return _checked(root, Division(parts, f"by the folders {names}", left_out), mesh_stem, str, rule)
 
 
 def divided(root: Path, meshes: list[Path], folder: Path, rule: Rule) -> Division[Path]:
     """The meshes of each part, by the lists in `root`, else at random. See `find_parts`."""
-    found = divide(root, list(map(mesh_stem, meshes)), meshes, rule, folder=folder)
-    return _checked(root, found.of(meshes.__getitem__), rule)
+    return divide(root, list(map(mesh_stem, meshes)), meshes, rule, folder=folder).of(meshes.__getitem__)
 
 
 def divide(
@@ -188,160 +154,97 @@ def divide(
     folder: that has the meshes, for messages
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
-    told = _lists(root, set(map(mesh_stem, paths)))
-    chosen = _chosen(root, told, rule)
+    numbers = range(len(names))
+    stems = set(map(mesh_stem, paths))
+    chosen, others = _chosen(root, _lists(root, stems), rule.needs_train)
     if chosen:
-        if not counts_train(root, rule.needs_train):
-            chosen = {"test": chosen["test"]}
-        return _by_lists(root, names, paths, folder or root, {p: {f: told[f][1] for f in chosen[p]} for p in chosen})
-    if rule.split is not None:
-        others = listing(place.name for place in (*told, *part_folders(root)))
-        raise OptionError(
-            f"split is {rule.split!r}, but no lists or folders in {root} have this word beside train and test in "
-            f"their names{f'; there are {others}' if others else ''}"
+        files = {file: part for file, part in chosen.items() if part == "test" or counts_train(root, rule.needs_train)}
+        parts = _listed(root, names, paths, folder or root, files)
+        rest = sorted(set(numbers).difference(*parts.values())) if rule.needs_train else []
+        left_out = [f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(names[i] for i in rest)}"] * bool(
+            rest
         )
-    if not rule.needs_train:
-        return Division([], [], list(range(len(names))), "by nothing, so all meshes are scored")
-    if len(names) < 2:
-        found = counted(len(names), "mesh", "meshes")
-        raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    groups = groups_of(names, rule.group_by)
-    tests = _drawn_tests(groups, kinds or [0] * len(names), rule)
-    train = [i for i in range(len(names)) if i not in tests]
-    by = "" if rule.group_by is None else f" by {counted(len(set(groups)), 'group', 'groups')} of {rule.group_by!r}"
-    return Division(train, [], sorted(tests), f"{AT_RANDOM}{by}, seed {rule.seed}")
+        left_out += [f"lists of another division: {listing(file.name for file in others)}"] * bool(others)
+        found = Division(parts, f"{BY_LISTS} {listing(file.name for file in chosen)}", tuple(left_out))
+    elif not rule.needs_train:
+        found = Division(in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored")
+    elif len(names) < 2:
+        count = counted(len(names), "mesh", "meshes")
+        raise DataError(f"{root}: {count} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
+    else:
+        groups = groups_of(names, rule.group_by)
+        tests = _drawn_tests(groups, kinds or [0] * len(names), rule)
+        by = "" if rule.group_by is None else f" by {len(set(groups))} groups of {rule.group_by!r}"
+        parts = in_parts(("test" if i in tests else "train", i) for i in numbers)
+        found = Division(parts, f"{AT_RANDOM}{by}, seed {rule.seed}")
+    shown = [str(path) for path in paths]
+    return _checked(root, found, (shown if kinds else names).__getitem__, shown.__getitem__, rule)
 
 
-def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> dict[Part, list[Path]]:
-    """Of lists or folders, those that divide a set, by their parts. Empty if none do.
+def _chosen(root: Path, told: dict[Path, tuple[Part, str]], needs_train: bool) -> tuple[dict[Path, Part], list[Path]]:
+    """Of lists or folders, those that divide a set with their parts, and the others. None do if no name tells a part.
 
     Names with no other word than the part come first. Raises DataError if a part is missing.
     """
-    needed: set[Part] = {"train", "test"} if rule.needs_train else {"test"}
-    if rule.split is not None:
-        wanted = [["_".join(_words(own)) for own in rule.split.split("+")]]
-    else:
-        wanted = [[""], [rest for _, rest in told.values()]]
-    for rests in wanted:
-        chosen: dict[Part, list[Path]] = {}
-        for place, (part, rest) in told.items():
-            if rest in rests:
-                chosen.setdefault(part, []).append(place)
-        if chosen and needed <= chosen.keys():
-            return {part: chosen[part] for part in PARTS if part in chosen}
-    if chosen and (len(chosen) > 1 or "validation" not in chosen or "" in wanted[-1]):
-        missing = min(needed - chosen.keys())
-        place = next(iter(chosen.values()))[0]
+    needed: set[Part] = {"train", "test"} if needs_train else {"test"}
+    plain = {place: own for place, own in told.items() if not own[1]}
+    chosen = plain if needed <= {part for part, _ in plain.values()} else told
+    parts = {part for part, _ in chosen.values()}
+    if parts and not needed <= parts and (plain or parts != {"validation"}):
+        place, missing = next(iter(chosen)), min(needed - parts)
         raise DataError(f"{root}: there is {place.name} but no {missing}{place.suffix}")
-    return {}
+    order = sorted(chosen, key=lambda place: PARTS.index(chosen[place][0]))
+    return ({place: chosen[place][0] for place in order} if needed <= parts else {}), [*(told.keys() - chosen.keys())]
 
 
 def _lists(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
-    """The files whose names tell a part, and what they tell, also in folders such as `splits`.
+    """The files whose names tell a part, and what they tell. Label files and notes of several words aren't lists.
 
-    Files of labels, and notes, are not among them: a list has one word in each line.
-
-    stems: of the meshes, which may have label files in the same folder
+    stems: of the meshes
     """
-    places = [root, *(folder for folder in folders_in(root) if _FOLDERS_OF_LISTS & set(_words(folder.name)))]
     found = {}
-    for file in (file for place in places for file in named_files(place, _LISTS)):
+    for file in named_files(root, (".txt", ".lst")):
         stem = mesh_stem(file)
-        told = None if stem in stems or stem.removesuffix(PART_LIST) in stems else part_of(stem)
-        if told and (not told[1] or all(len(line.split()) == 1 for line in _lines(file))):
+        told = None if {stem, stem.removesuffix(PART_LIST)} & stems else part_of(stem)
+        if told and (not told[1] or all(len(line.split()) == 1 for line in read_lines(file))):
             found[file] = told
     return found
 
 
-def _lines(file: Path) -> list[str]:
-    """The names in a list. Raises DataError for an empty file, and for JSON that is no list of text."""
-    if mesh_suffix(file) != ".json":
-        return read_lines(file)
-    try:
-        content = json.loads(text_of(file))
-    except (ValueError, RecursionError) as e:
-        raise DataError(f"{file}: the file is not JSON ({e})") from e
-    if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
-        raise DataError(f"{file}: the name tells a list of meshes, so it should hold a list of their names")
-    return content
-
-
-def _by_lists(
-    root: Path, names: Sequence[str], paths: Sequence[Path], folder: Path, lists: dict[Part, dict[Path, str]]
-) -> Division[int]:
-    """The numbers of the meshes in lists, in their order.
-
-    lists: the files of each part, with the other words in their names
-    """
-    find = _finder(root, names, paths)
-    parts: dict[Part, list[int]] = {part: [] for part in PARTS}
-    seen: dict[int, tuple[Part, Path]] = {}
-    for part, files in lists.items():
-        for file in files:
-            lines = _lines(file)
-            found = list(map(find, lines))
-            if unknown := [line for line, own in zip(lines, found, strict=True) if not own]:
-                raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
-            for i in (i for own in found for i in own):
-                other, before = seen.setdefault(i, (part, Path()))
-                if other != part or before == file:
-                    raise DataError(_twice(root, paths[i], other, part, lists))
-                if seen[i] == (part, Path()):
-                    parts[part].append(i)
-                seen[i] = part, file
-    every = tuple(file for files in lists.values() for file in files)
-    rest = [names[i] for i in range(len(names)) if i not in seen]
-    left_out = (
-        (f"{counted(len(rest), 'mesh', 'meshes')} in none of the lists: {listing(rest)}",)
-        if rest and parts["train"]
-        else ()
-    )
-    source = f"{BY_LISTS} {listing(file.name for file in every)}"
-    return Division(**parts, source=source, left_out=left_out, lists=every)
-
-
-def _twice(root: Path, mesh: Path, first: Part, second: Part, lists: dict[Part, dict[Path, str]]) -> str:
-    """The message for a mesh in two parts, or twice in a list. It says how to take some of several kinds of lists."""
-    message = f"{root}: {mesh_stem(mesh)!r} occurs twice, as {mesh} in {first} and as {mesh} in {second}"
-    kinds = {rest: file.name for files in lists.values() for file, rest in files.items()}
-    if len(kinds) < 2:
-        return message
-    words = listing(f"--split {rest} for {name}" for rest, name in kinds.items())
-    return f"{message}. These lists contradict each other; choose some: {words}"
-
-
-def _finder(root: Path, names: Sequence[str], paths: Sequence[Path]) -> Callable[[str], list[int]]:
-    """A function from a line of a list to the numbers of the meshes that it names.
+def _listed(
+    root: Path, names: Sequence[str], paths: Sequence[Path], folder: Path, files: dict[Path, Part]
+) -> dict[Part, list[int]]:
+    """The numbers of the meshes in lists, in their order. Lists of one part may name the same.
 
     A line is the name or the path of a mesh, with or without its extension. Else it is the beginning of their names or
     a folder of theirs, such as the id of a patient, and names several.
     """
     whole: dict[str, list[int]] = {}
-    last: dict[str, list[int]] = {}
-    ids: dict[str, list[int]] = {}
+    begin: dict[str, list[int]] = {}
     for i, (name, path) in enumerate(zip(names, paths, strict=True)):
         inside = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
         stem = mesh_stem(path)
-        for table, keys in (
-            (whole, (name, inside.as_posix(), (inside.parent / stem).as_posix())),
-            (last, (stem, file_key(path))),
-            (ids, (*inside.parts[:-1], *(stem[: gap.start()] for gap in re.finditer(r"[^A-Za-z0-9]+", stem)))),
-        ):
-            for key in dict.fromkeys(keys):
-                table.setdefault(key, []).append(i)
+        for key in {name, inside.as_posix(), (inside.parent / stem).as_posix(), stem, file_key(path)}:
+            whole.setdefault(key, []).append(i)
+        for key in {*inside.parts[:-1], *(stem[: gap.start()] for gap in re.finditer("[^A-Za-z0-9]+", stem))}:
+            begin.setdefault(key, []).append(i)
 
-    def find(line: str) -> list[int]:
-        line = line.replace("\\", "/").rstrip("/")
-        base = line.rsplit("/", 1)[-1]
-        for key in (line, (Path(line).parent / mesh_stem(line)).as_posix()):
-            if key in whole:
-                return whole[key]
-        found = last.get(file_key(base)) or last.get(base) or []
+    def find(file: Path, line: str) -> list[int]:
+        base = Path(line).name
+        keys = (line, (Path(line).parent / mesh_stem(line)).as_posix(), file_key(base), base)
+        found = next((whole[key] for key in keys if key in whole), [])
         if len(found) > 1:
-            raise DataError(f"{root}: {line!r} in a list names several meshes: {listing(names[i] for i in found)}")
-        return found or ids.get(base, [])
+            raise DataError(f"{file}: {line!r} names several meshes: {listing(str(paths[i]) for i in found)}")
+        return found or begin.get(base, [])
 
-    return find
+    parts = in_parts([])
+    for file, part in files.items():
+        found = {line: find(file, line) for line in (lines := read_lines(file))}
+        if unknown := [line for line in lines if not found[line]]:
+            raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
+        before = set(parts[part])
+        parts[part] += [i for line in lines for i in found[line] if i not in before]
+    return parts
 
 
 def groups_of(names: Sequence[str], pattern: str | None) -> list[str | int]:
@@ -353,20 +256,18 @@ def groups_of(names: Sequence[str], pattern: str | None) -> list[str | int]:
     >>> groups_of(["p1_upper", "p1_lower", "p2_upper", "x"], "^(p[0-9]+)_")
     ['p1', 'p1', 'p2', 3]
     """
-    if pattern is None:
-        return list(range(len(names)))
-    matches = [re.search(pattern, name) for name in names]
-    if not any(matches):
+    matches = [re.search(pattern, name) if pattern is not None else None for name in names]
+    if pattern is not None and not any(matches):
         raise OptionError(f"group_by is {pattern!r}, which matches none of the names, such as {names[0]!r}")
-    found = [match and (match.group(1) if match.re.groups else match.group()) for match in matches]
+    found = [match and match[1 if match.re.groups else 0] for match in matches]
     groups: list[str | int] = [i if group is None else group for i, group in enumerate(found)]
-    if len(set(groups)) == 1:
+    if pattern is not None and len(set(groups)) == 1:
         raise OptionError(f"group_by is {pattern!r}, by which all {len(names)} meshes are in one group, {groups[0]!r}")
     return groups
 
 
 def drawn(groups: Sequence[Any], count: int, permutation: Callable[[int], Iterable[int]]) -> set[int]:
-    """The numbers of about `count` items in random order, in whole groups: no more, unless the first groups are larger.
+    """The numbers of at most `count` items, in whole groups and random order. The smallest group if none is so small.
 
     groups: the group of each item
     permutation: the numbers from 0 to a number, in random order
@@ -389,7 +290,7 @@ def _drawn_tests(groups: Sequence[Any], kinds: Sequence[Any], rule: Rule) -> set
         free = [i for i in members if groups[i] not in decided]
         at_least = rule.min_tests if len(members) >= 2 * rule.min_tests else 1
         wanted = min(max(round(len(members) * rule.test_fraction), at_least), len(members) - at_least)
-        wanted -= sum(i in tests for i in members)
+        wanted -= len(tests.intersection(members))
         if wanted > 0 and free:
             generator = np.random.default_rng(rule.seed if len(of_kind) == 1 else [rule.seed, number])
             own = drawn([groups[i] for i in free], wanted, generator.permutation)
@@ -406,27 +307,24 @@ def _numbers(values: Sequence[Any]) -> dict[Any, list[int]]:
     return found
 
 
-def _checked(root: Path, found: Division[Path], rule: Rule) -> Division[Path]:
-    """Raises DataError for an empty part that is needed, and for a mesh name that occurs twice.
+def _checked(
+    root: Path, found: Division[T], name_of: Callable[[T], str], shown: Callable[[T], str], rule: Rule
+) -> Division[T]:
+    """Raises DataError for an empty part that is needed, and for a name that occurs twice: it may be in two lists.
 
     Meshes of one name would share one label file.
     """
-    seen: dict[str, tuple[Path, str]] = {}
-    for name, meshes in zip(PARTS, found.parts, strict=True):
-        if not meshes and (name == "test" or (name == "train" and rule.needs_train)):
-            raise DataError(f"{root}: no meshes in {name}")
-        for mesh in meshes:
-            stem = mesh_stem(mesh)
-            if stem in seen:
-                other, part = seen[stem]
-                raise DataError(f"{root}: {stem!r} occurs twice, as {other} in {part} and as {mesh} in {name}")
-            seen[stem] = mesh, name
+    seen: dict[str, tuple[T, Part]] = {}
+    for part, items in found.parts.items():
+        if not items and part in (("train", "test") if rule.needs_train else ("test",)):
+            raise DataError(f"{root}: no meshes in {part}")
+        for item in items:
+            name = name_of(item)
+            if name in seen:
+                other, before = seen[name]
+                raise DataError(
+                    f"{root}: {name!r} occurs twice, as {shown(other)} in {before} and as {shown(item)} in {part}, "
+                    f"{found.source}"
+                )
+            seen[name] = item, part
     return found
-
-
-def by_column(cells: Iterable[Part], source: str) -> Division[int]:
-    """The numbers of the lines of a table, by a column that names their parts."""
-    parts: dict[Part, list[int]] = {part: [] for part in PARTS}
-    for i, part in enumerate(cells):
-        parts[part].append(i)
-    return Division(**parts, source=source)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sources import PART_LIST, holds_labels
@@ -17,10 +17,26 @@ from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 MESH_FOLDERS = (".", "off", "meshes")
 NAMES = "label_names.txt"
+Part: TypeAlias = Literal["train", "validation", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+_TOLD = "train training trainset", "val valid validation valset dev", "test testing testset"
+_PART_OF: dict[str, Part] = {word: part for part, words in zip(PARTS, _TOLD, strict=True) for word in words.split()}
+_WORD = re.compile("(?<![0-9])(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|[0-9]+")
 _DIGITS = re.compile("([0-9]+)")
 _NOT_LABELS = tuple(
     name + packed for name in ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt") for packed in ("", ".gz")
 )
+
+
+def part_of(name: str) -> tuple[Part, str] | None:
+    """The part that a word in a name tells, and the other words. None if the name tells none or several.
+
+    >>> part_of("training_upper"), part_of("SMALTest"), part_of("latest"), part_of("train_test_split")
+    (('train', 'upper'), ('test', 'smal'), None, None)
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    told = [_PART_OF[word] for word in words if word in _PART_OF]
+    return (told[0], "_".join(word for word in words if word not in _PART_OF)) if len(told) == 1 else None
 
 
 def counts_train(root: Path, needs_train: bool) -> bool:
@@ -40,13 +56,11 @@ def pair_beside(
     suffixes: tuple[str, ...],
     in_meshes: bool = False,
     train: bool = True,
-    lists: Sequence[Path] = (),
 ) -> tuple[list[list[Path]], tuple[str, ...]]:
     """The label files of each part, beside the meshes or in a subfolder, and what is left out, such as notes.
 
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
     train: whether other parts than the last one need labels; if not, they get none
-    lists: files that hold no labels
 
     Raises DataError if labels have no mesh.
     """
@@ -64,7 +78,7 @@ def pair_beside(
         for meshes, own in zip(wanted, places, strict=True)
     ]
     strange = [own[stem] for own in found.values() for stem in own if stem not in stems]
-    orphans = [file for files in strange for file in files if file not in lists and _may_hold_labels(file, stems)]
+    orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
         raise DataError(f"{root}: labels without a mesh: {listing(lost)}. Add the mesh, or move these files elsewhere")
@@ -73,9 +87,10 @@ def pair_beside(
 
 
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
-    """False for JSON files, and for own arrays of a mesh, such as `MESH.NAME.npy`."""
-    suffix = mesh_suffix(file)
-    return suffix != ".json" and not (suffix in (".npy", ".csv") and mesh_stem(file).rpartition(".")[0] in stems)
+    """False for JSON files, lists of meshes, and own arrays of a mesh, such as `MESH.NAME.npy`."""
+    suffix, stem = mesh_suffix(file), mesh_stem(file)
+    own = suffix in (".npy", ".csv") and stem.rpartition(".")[0] in stems
+    return suffix != ".json" and not own and part_of(stem) is None
 
 
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:

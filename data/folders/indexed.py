@@ -171,7 +171,6 @@ def index_dataset(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     needs_train: bool = True,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
@@ -182,7 +181,7 @@ def index_dataset(
     labels occur, and size and time of modification of each file. Later calls read files that are new or whose size or
     time differs. Processes can share the folder.
 
-    path, layout, test_fraction, seed, group_by, split, needs_train: see `load_dataset`, also for a warning. Shards give
+    path, layout, test_fraction, seed, group_by, needs_train: see `load_dataset`, also for a warning. Shards give
         the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
@@ -195,7 +194,7 @@ def index_dataset(
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards
     root = Path(path)
-    files = find_files(root, layout, Rule(test_fraction, seed, group_by, split, needs_train))
+    files = find_files(root, layout, Rule(test_fraction, seed, group_by, needs_train))
     parts = files.parts if needs_train else files.parts.of_test()
     meshes = parts.every
     labels = [file for part in files.labels for file in part]
@@ -212,7 +211,7 @@ def index_dataset(
     )
     data = IndexedDataset(**parts.fields(items), label_names=names, labels_at=at, label_numbers=numbers)
     if files.layout == "meshcnn" and (root / "sseg").is_dir():
-        data = with_soft_labels(data, parts.test, root)
+        data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
     return data
 
@@ -224,18 +223,17 @@ def index_classes(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     needs_train: bool = True,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
-    path, test_fraction, seed, group_by, split, needs_train: see `load_classes`
+    path, test_fraction, seed, group_by, needs_train: see `load_classes`
     cache_dir, jobs: see `index_dataset`, also for the index and what is raised
     """
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards
-    parts, names = find_rows(Path(path), Rule(test_fraction, seed, group_by, split, needs_train))
+    parts, names = find_rows(Path(path), Rule(test_fraction, seed, group_by, needs_train))
     rows = parts.every
     place = {name: i for i, name in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], np.int64)
@@ -251,21 +249,20 @@ def index_targets(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     needs_train: bool = True,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
-    path, targets, test_fraction, seed, group_by, split, needs_train: see `load_targets`
+    path, targets, test_fraction, seed, group_by, needs_train: see `load_targets`
     cache_dir, jobs: see `index_dataset`, also for the index and what is raised
     """
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
     root = Path(path)
-    rule = Rule(test_fraction, seed, group_by, split, needs_train)
+    rule = Rule(test_fraction, seed, group_by, needs_train)
     names, parts, columns = find_target_rows(root, targets, rule)
-    rows, train = parts.every, len(parts.train)
+    rows, train = parts.every, len(parts.parts["train"])
     if names is None:
         values = np.array([[row.values] for row in rows])  # (N, 1, C)
         items = _of_rows(root, rows, values, cache_dir, jobs)

@@ -15,7 +15,7 @@ import numpy as np
 
 from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.agreement import warn_of_scattered_labels
-from diffnet.data.folders.division import Division, Rule, divided, find_parts, has_set, part_folders
+from diffnet.data.folders.division import BY_LISTS, Division, Rule, divided, find_parts, has_set, part_folders
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     NAMES,
@@ -56,7 +56,6 @@ def load_dataset(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     labels_at: LabelsAt | None = None,
@@ -103,9 +102,8 @@ def load_dataset(
     begin with it. Without lists, a random share of `test_fraction`, drawn with `seed`, is the test part. It has at
     least one mesh. "teeth" and "meshcnn" are divided in the same ways, and "coseg" by the lists or at random.
 
-    Folders and lists may have more words in their names, such as `shapes_train/` or `training_upper.txt`. Lists may be
-    `.txt`, `.lst` or `.json`, and in a folder such as `splits/`. If there are several kinds of lists or folders, such
-    as those of upper and lower jaws, the ones without more words count, else all of them.
+    Folders and lists may have more words in their names, such as `shapes_train/` or `training_upper.txt`. If there are
+    several, such as those of upper and lower jaws, the ones without more words count, else all of them.
 
     Except in "rna", numbers are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
     `label_names` are the lines of `label_names.txt` if it exists, else the integers. If there are more lines than
@@ -119,7 +117,6 @@ def load_dataset(
 
     group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
         mesh, and a random division leaves groups together. A name without a match is a group of its own.
-    split: words beside train and test in the names of the lists or folders to take, such as "upper" or "upper+lower"
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
         `test.txt` alone. Without either, all meshes are the test part. Labels of the training part are read only if
@@ -137,10 +134,10 @@ def load_dataset(
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards if labels_at is None else with_labels_at(shards, labels_at)
     root = Path(path)
-    files = find_files(root, layout, Rule(test_fraction, seed, group_by, split, needs_train))
+    files = find_files(root, layout, Rule(test_fraction, seed, group_by, needs_train))
     data = _load(root, files, cache_dir, needs_train)
     if files.layout == "meshcnn" and (root / "sseg").is_dir():
-        data = with_soft_labels(data, files.parts.test, root)
+        data = with_soft_labels(data, files.parts.parts["test"], root)
     if needs_train:
         check_classes(root, data.label_names)
     warn_of_scattered_labels(data, root)
@@ -185,7 +182,7 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
     if layout in ("rna", "coseg"):
         folder = root / ("off" if layout == "rna" else "shapes")
         parts = divided(root, meshes_in(folder, (".off",)), folder, rule)
-        if layout == "rna" and not parts.lists:
+        if layout == "rna" and not parts.source.startswith(BY_LISTS):
             raise DataError(f"{root}: the layout rna needs train.txt and test.txt")
     elif layout == "meshcnn":
         parts = find_parts(root, rule, partial(meshes_in, formats=(".obj",)))
@@ -193,13 +190,13 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
         parts = find_parts(root, rule, meshes_below if layout == "teeth" else meshes_in)
     if layout in ("princeton", "folder"):
         subfolder, suffixes = ("seg", (".seg",)) if layout == "princeton" else ("labels", _LABELS)
-        files, strays = pair_beside(root, parts.parts, subfolder, suffixes, layout == "folder", train, parts.lists)
+        files, strays = pair_beside(root, [*parts.parts.values()], subfolder, suffixes, layout == "folder", train)
     parts = parts if train else parts.of_test()
     if layout == "teeth":
-        files = [_beside(part) for part in parts.parts]
+        files = [_beside(part) for part in parts.parts.values()]
     elif layout in _PLACES:
         place, suffix = _PLACES[layout]
-        files = [pair_labels(part, [root / place], (suffix,)) for part in parts.parts]
+        files = [pair_labels(part, [root / place], (suffix,)) for part in parts.parts.values()]
     return SetFiles(layout, replace(parts, left_out=(*parts.left_out, *strays)), files, at, to_classes)
 
 

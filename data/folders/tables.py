@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from diffnet.data.folders.division import Part, part_named
+from diffnet.data.folders.files import Part, part_of
 from diffnet.data.folders.numbers import text_of
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
@@ -54,8 +54,8 @@ class TableMeshes:
 
     def part(self, number: int, split: str) -> Part | None:
         """The part that a split names. Raises DataError if it names none, and if only some lines have one."""
-        part = part_named(split)
-        if split and part is None:
+        part, more = part_of(split) or (None, "")
+        if split and (part is None or more):
             raise DataError(f"{self._table}, line {number}: the split should be train, val or test, got {split[:40]!r}")
         if self._has_split is None:
             self._has_split = bool(split)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
 from diffnet.data.folders.columns import check_names, parse_number
-from diffnet.data.folders.division import Division, Part, Rule, by_column, divide, find_parts
+from diffnet.data.folders.division import Division, Rule, divide, find_parts, in_parts
+from diffnet.data.folders.files import Part
 from diffnet.data.folders.labels import fits, shown_size
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.folders.tables import TableMeshes, read_table
@@ -31,7 +32,6 @@ def load_targets(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
 ) -> LabeledMeshes:
@@ -54,7 +54,7 @@ def load_targets(
     NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
     or one per triangle.
 
-    group_by, split: see `load_dataset`
+    group_by: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
@@ -65,7 +65,7 @@ def load_targets(
     """
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
-    rule = Rule(test_fraction, seed, group_by, split, needs_train)
+    rule = Rule(test_fraction, seed, group_by, needs_train)
     names, parts, columns = find_target_rows(Path(path), targets, rule)
     rows = parts.every
     if names is None:
@@ -241,13 +241,14 @@ def _table_parts(root: Path, rule: Rule) -> tuple[Division[TargetRow], list[str]
         values = [parse_number(f"{place}, column {name}", cell) for name, cell in own]
         rows.append(TargetRow(cells[0], file, values))
     if splits:
-        found = by_column(splits, f"by the table {table.name}")
+        found = Division(in_parts(zip(splits, rows, strict=True)), f"by the table {table.name}")
     else:
-        found = divide(table.parent, [row.name for row in rows], [row.path for row in rows], rule)
-    for name, own_rows in (("train", found.train), ("test", found.test)):
-        if not own_rows and (rule.needs_train or name == "test"):
+        numbers = divide(table.parent, [row.name for row in rows], [row.path for row in rows], rule)
+        found = numbers.of(rows.__getitem__)
+    for name in ("train", "test") if rule.needs_train else ("test",):
+        if not found.parts[name]:
             raise DataError(f"{table}: there are no {name} meshes")
-    return found.of(rows.__getitem__), names
+    return found, names
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set
-from diffnet.data.folders.files import files_in, folders_in, listing
+from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.labeled import DataError
 from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs, named_in_pairs
@@ -44,7 +44,6 @@ def load_pairs(
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
-    split: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
 ) -> MeshPairs:
@@ -58,7 +57,7 @@ def load_pairs(
         the path of a file with the names of two meshes in each line. By default `pairs.txt` or `test_pairs.txt` in the
         folder, else "all".
         A list that names no training pairs leaves all of them.
-    group_by, split: see `load_dataset`. In several folders, each is divided by itself.
+    group_by: see `load_dataset`. In several folders, each is divided by itself.
     base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
@@ -88,7 +87,7 @@ def load_pairs(
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
-    rule = Rule(test_fraction, seed, group_by, split, needs_train, min_tests=2)
+    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
     rule.check()
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for one in given for root in _roots(Path(one))]
@@ -97,7 +96,7 @@ def load_pairs(
         find_parts(root, rule).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
         for root in roots
     ]
-    train, held_out, test = ([shape for one in divisions for shape in one.parts[i]] for i in range(3))
+    train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {own}" for own, root in sources.items()))
     if chosen not in RULES and all(own.startswith(AT_RANDOM) for own in sources):

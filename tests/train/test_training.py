@@ -37,11 +37,11 @@ from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
+from diffnet.train.set_parts import held_out
 from diffnet.train.steps.step import Adam
 from diffnet.train.tasks import labels
 from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import TASK
-from diffnet.train.validation import held_out
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 

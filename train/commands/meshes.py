@@ -29,7 +29,6 @@ from diffnet.train.commands.options import (
     LaplacianOption,
     NormalizeOption,
     OperatorsOption,
-    SplitOption,
     TargetsOption,
     checked_features,
 )
@@ -72,7 +71,6 @@ def precompute(
     ] = None,
     targets: TargetsOption = None,
     group_by: GroupByOption = None,
-    split: SplitOption = None,
     features: Annotated[
         str | None,
         typer.Option(
@@ -120,11 +118,11 @@ def precompute(
         raise OptionError("--checkpoint is for --npz")
     options = Preprocessing(k, laplacian, features or "xyz", basis, join, operators, normalize)
     if write_shards is not None:
-        chosen, division = pick_device(device), {"group_by": group_by, "split": split}
-        write_into_shards(paths, write_shards, options, cache, jobs, chosen, task, targets, part, **division)
+        chosen = pick_device(device)
+        write_into_shards(paths, write_shards, options, cache, jobs, chosen, task, targets, part, group_by)
         return
-    if task or targets or group_by or split or features:
-        raise OptionError("--task, --targets, --group-by, --split and --features are for --write-shards")
+    if task or targets or group_by or features:
+        raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
 
     def names() -> list[str]:
         files = find_meshes(paths)

@@ -165,14 +165,6 @@ GroupByOption = Annotated[
         "meshes: its first group, or all that it matches, names the group.",
     ),
 ]
-SplitOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WORD",
-        help="Divide by the lists or folders that have this word beside train and test in their names: upper takes "
-        "training_upper.txt. Several are joined by +.",
-    ),
-]
 EvalEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between evaluations of the test set.")]
 TrainKOption = Annotated[
     int, typer.Option("--k", min=0, help="Number of eigenpairs; 0 is allowed for implicit diffusion of xyz.")

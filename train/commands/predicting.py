@@ -36,7 +36,6 @@ from diffnet.train.commands.options import (
     JobsOption,
     PairsOption,
     ResumeManyOption,
-    SplitOption,
     TargetsOption,
     ZoomOutOption,
 )
@@ -367,7 +366,6 @@ def evaluate(
     pairs: PairsOption = None,
     base: BaseOption = "auto",
     zoomout: ZoomOutOption = False,
-    split: SplitOption = None,
     device: DeviceOption = "auto",
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
@@ -409,7 +407,7 @@ def evaluate(
             if TASK_OPTIONS[task.name].variant(data) is not None:
                 unknown = f"{checkpoint} does not record the seed of its training"
                 console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
-        known = DataOptions(expected, layout, targets, pairs, base, seed, jobs, split)
+        known = DataOptions(expected, layout, targets, pairs, base, seed, jobs)
         dataset = ranks.after_first(lambda: task.load_test(data, known, cache))
         console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
         for text in dataset.left_out:

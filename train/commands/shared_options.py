@@ -49,7 +49,6 @@ OF_TRAINING: dict[str, dict[str, Any]] = {
         "average_weights": o.AverageWeightsOption,
         "validation": o.ValidationOption,
         "group_by": o.GroupByOption,
-        "split": o.SplitOption,
         "eval_every": o.EvalEveryOption,
         "seed": o.SeedOption,
     },

@@ -52,12 +52,12 @@ class Classification(LabelTask):
         variant = OPTIONS.variant(path)
         if variant is not None:
             return shapes(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return index_classes(path, cache_dir, split=known.split, needs_train=False, jobs=known.jobs)
+        return index_classes(path, cache_dir, needs_train=False, jobs=known.jobs)
 
     def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, **division: str | None
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
     ) -> LabeledMeshes:
-        return index_classes(path, cache_dir, jobs=jobs, **division)
+        return index_classes(path, cache_dir, jobs=jobs, group_by=group_by)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probabilities (B, C) float32."""

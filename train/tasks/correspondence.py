@@ -85,9 +85,7 @@ class Correspondence(PairTask):
             )  # the smallest number
             found = replace(made, train=[], train_pairs=[])
         else:
-            found = load_pairs(
-                path, known.pairs, base=known.base, cache_dir=cache_dir, split=known.split, needs_train=False
-            )
+            found = load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
         return paired_meshes(found, len(known.network.label_names))
 
     def predict(self, maps: Tensor) -> Tensor:

@@ -48,7 +48,6 @@ class DataOptions(NamedTuple):
     pairs, base: see `load_pairs`
     seed: of the generated set
     jobs: see `index_dataset`
-    split: see `load_dataset`
     """
 
     network: NetworkInput
@@ -58,4 +57,3 @@ class DataOptions(NamedTuple):
     base: Base = "auto"
     seed: int = 0
     jobs: int | None = None
-    split: str | None = None

@@ -175,12 +175,12 @@ class Regression(MeshTask):
 
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
         targets = known.targets or known.network.options.targets
-        return index_targets(path, cache_dir, targets, split=known.split, needs_train=False, jobs=known.jobs)
+        return index_targets(path, cache_dir, targets, needs_train=False, jobs=known.jobs)
 
     def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, **division: str | None
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
     ) -> LabeledMeshes:
-        return index_targets(path, cache_dir, targets, jobs=jobs, **division)
+        return index_targets(path, cache_dir, targets, jobs=jobs, group_by=group_by)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""

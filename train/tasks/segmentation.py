@@ -91,12 +91,12 @@ class Segmentation(LabelTask):
         variant = OPTIONS.variant(path)
         if variant is not None:
             return figures(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return index_dataset(path, cache_dir, known.layout, split=known.split, needs_train=False, jobs=known.jobs)
+        return index_dataset(path, cache_dir, known.layout, needs_train=False, jobs=known.jobs)
 
     def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, **division: str | None
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
     ) -> LabeledMeshes:
-        return index_dataset(path, cache_dir, jobs=jobs, **division)
+        return index_dataset(path, cache_dir, jobs=jobs, group_by=group_by)
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)

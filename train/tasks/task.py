@@ -165,12 +165,11 @@ class Task(ABC, Generic[D, S]):
         """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
 
     def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, **division: str | None
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
     ) -> LabeledMeshes:
         """The data set of `diffnet train`, whose meshes are read when they are needed, for `write_shards`.
 
-        targets: see `load_targets`
-        division: `group_by` and `split`, see `load_dataset`
+        targets, group_by: see `load_targets`
         """
         raise OptionError(f"sets for {self.name} can't be written into shards")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing, Variants
@@ -52,7 +52,7 @@ class SharedOptions(Architecture):
     cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
     variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
     validation: the share of the training meshes that are held out to choose an epoch
-    group_by, split: how the set is divided, see `load_dataset`; `group_by` also holds for `validation`
+    group_by: see `load_dataset`; it also holds for `validation`
     """
 
     task: TaskName = "segmentation"
@@ -84,7 +84,6 @@ class SharedOptions(Architecture):
     average_weights: float = 0.0
     validation: float = 0.0
     group_by: str | None = None
-    split: str | None = None
     eval_every: int = 5
     precision: Precision = "auto"
     backend: TrainBackend = "auto"
@@ -143,11 +142,6 @@ class SharedOptions(Architecture):
         return Preprocessing(
             self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
         )
-
-    @property
-    def division(self) -> dict[str, Any]:
-        """The options that divide a set, as `load_dataset` takes them."""
-        return {"seed": self.seed, "group_by": self.group_by, "split": self.split}
 
     @property
     def aligns(self) -> bool:
