@@ -143,10 +143,6 @@ class JoinedMeshes(StoredMeshes):
         return None if None in known else [own for part in known for own in part or ()]
 
     @property
-    def meaning(self) -> str:
-        return self.parts[0].meaning
-
-    @property
     def names(self) -> list[str]:
         return [name for part in self.parts for name in part.names]
 

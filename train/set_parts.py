@@ -27,8 +27,7 @@ def with_held_out(data: D, options: TrainOptions) -> tuple[D, list[int]]:
 
     A set without such meshes holds out a random share of the training meshes, see `held_out`.
 
-    Raises OptionError if the set has such meshes and `validation` is given, and for options of a division that is not
-    made.
+    Raises OptionError if the set has such meshes and `validation` is given, and for groups without a random division.
     """
     if options.group_by is not None and not options.validation and AT_RANDOM not in data.source:
         by = f": the set is divided {data.source}" if data.source else ""
@@ -67,12 +66,9 @@ def held_out(names: Sequence[str], options: TrainOptions) -> list[int]:
 
 def part_names(data: LabeledMeshes, held_out: Sequence[int]) -> dict[str, list[str]]:
     """The names of the meshes of each part. held_out: the numbers of the training meshes for validation"""
-    names, chosen = list(map(as_text, names_of(data.train))), set(held_out)
-    return {
-        "train": [name for i, name in enumerate(names) if i not in chosen],
-        "validation": [names[i] for i in held_out],
-        "test": list(map(as_text, names_of(data.test))),
-    }
+    names, tests = (list(map(as_text, names_of(part))) for part in (data.train, data.test))
+    fitted = sorted(set(range(len(names))) - set(held_out))
+    return {"train": [names[i] for i in fitted], "validation": [names[i] for i in held_out], "test": tests}
 
 
 def meshes_text(parts: dict[str, list[str]]) -> str:
@@ -94,19 +90,14 @@ def set_summary(
     parts: `part_names`
     notes: more lines
     """
-    variants, rotated = options.mesh_variants, rotations_of(options)
-    shares = {"cut": variants.cut, "decimated": variants.decimate}
-    changes = " and ".join(f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share)
+    held, variants, rotated = options.validation, options.mesh_variants.count, rotations_of(options)
     rows = [
         ("meshes", meshes_text(parts)),
         ("divided", data.source),
-        (
-            "validation",
-            f"{percent(options.validation, 0)} at random, seed {options.seed}" if options.validation else "",
-        ),
+        ("validation", f"{percent(held, 0)} at random, seed {options.seed}" if held else ""),
         *task.described(data, jobs),
         ("features", options.features + (f"; {rotated}" if rotated else "")),
-        ("variants", f"{variants.count} of each training mesh, {changes}" if variants.count else ""),
+        ("variants", f"{variants} of each training mesh" if variants else ""),
         *(("left out", text) for text in data.left_out),
         *(("note", text) for text in notes),
     ]

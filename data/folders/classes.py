@@ -73,7 +73,6 @@ def load_classes(
 
 def find_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
     """The meshes of each part, and the names of the classes, see `load_classes`. No mesh is read."""
-    rule.check()
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     table = root if root.is_file() else root / TABLE

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -39,8 +39,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Rule(NamedTuple):
-    """How to divide a set.
+@dataclass(frozen=True)
+class Rule:
+    """How to divide a set. Raises DataError for a fraction out of range.
 
     test_fraction, seed: of a random division
     group_by: a regular expression on names. Meshes of one group stay together in a random division, see `groups_of`.
@@ -54,8 +55,7 @@ class Rule(NamedTuple):
     needs_train: bool
     min_tests: int = 1
 
-    def check(self) -> None:
-        """Raises DataError for a fraction out of range."""
+    def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
             raise DataError(f"test_fraction should be between 0 and 1, got {self.test_fraction}")
 
@@ -239,7 +239,8 @@ def _listed(
 
     parts = in_parts([])
     for file, part in files.items():
-        found = {line: find(file, line) for line in (lines := read_lines(file))}
+        lines = read_lines(file)
+        found = {line: find(file, line) for line in lines}
         if unknown := [line for line in lines if not found[line]]:
             raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
         before = set(parts[part])

@@ -168,7 +168,6 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
     """
     if layout not in LAYOUTS:
         raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    rule.check()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":

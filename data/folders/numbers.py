@@ -113,16 +113,12 @@ def _place_of_labels(cells: Sequence[str]) -> tuple[int, int] | None:
 
 
 def _label_column(path: Path) -> Iterator[Line]:
-    """The labels in a table with the numbers of their lines. Raises DataError if another column orders the rows."""
+    """The labels in a table with the numbers of their lines."""
     try:
         rows = list(csv.reader(io.StringIO(text_of(path))))
     except csv.Error as e:
         raise DataError(f"{path}: not a table of text ({e})") from e
     column, first = _place_of_labels(rows[0] if rows else []) or (0, 1)
-    numbers = [row[0].strip() for row in rows[first:] if row]
-    ordered = sorted(map(int, numbers)) if column and all(map(str.isdecimal, numbers)) else []
-    if ordered and ordered == [*range(ordered[0], ordered[0] + len(ordered))] != [*map(int, numbers)]:
-        raise DataError(f"{path}: the column {rows[0][0]!r} numbers the rows in another order. Sort them by it")
     return ((i, row[column].strip() if column < len(row) else "") for i, row in enumerate(rows[first:], first + 1))
 
 

@@ -104,7 +104,6 @@ def find_target_rows(
     the names of the columns in a table. Raises DataError.
     """
     names = None if targets is None else target_parts(targets)
-    rule.check()
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     if names is not None and not root.is_dir():

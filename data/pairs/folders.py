@@ -88,7 +88,6 @@ def load_pairs(
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
     rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
-    rule.check()
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for one in given for root in _roots(Path(one))]
     chosen = _pair_rule(given, pairs)

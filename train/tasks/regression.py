@@ -25,10 +25,8 @@ from diffnet.data import (
     TargetsAt,
     feature_parts,
     index_targets,
-    target_statistics,
     with_columns,
 )
-from diffnet.data.counts import counted
 from diffnet.data.folders.files import listing
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
@@ -155,11 +153,7 @@ class Regression(MeshTask):
             )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        found = target_statistics(data.train, data.label_names, jobs)
-        numbers = zip(data.label_names, found["mean"], found["std"], strict=True)
-        columns = listing(f"{name} {mean:.4g} ± {std:.4g}" for name, mean, std in numbers)
-        at = "whole meshes" if data.labels_at == "meshes" else data.labels_at
-        return [("targets", f"{counted(len(data.label_names), 'column', 'columns')} of {at}: {columns}")]
+        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}")]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""

@@ -10,17 +10,13 @@ from diffnet.geometry.errors import OptionError
 
 NO_SIDES, FDI = "none", "fdi"  # no class has a side; the numbers of teeth by the World Dental Federation
 _TOOTH = re.compile("[1-4][1-8]|[5-8][1-5]")
-_SIDES = (
-    "left right, l r, lh rh, lt rt, links rechts, linke rechte, linker rechter, linkes rechtes, gauche droite, "
-    "gauche droit, izquierda derecha, izquierdo derecho, izq der, esquerda direita, esquerdo direito, sinistra destra, "
-    "sinistro destro, sx dx, sinistra dextra, sinister dexter, vänster höger, venstre højre, lewa prawa, lewy prawy, "
-    "левая правая, левый правый, левое правое, 左 右"
+_SIDES = (  # in several languages
+    "left right/l r/lh rh/lt rt/links rechts/linke rechte/linker rechter/gauche droite/gauche droit/izquierda derecha/"
+    "izquierdo derecho/esquerda direita/esquerdo direito/sinistra destra/sinistro destro/sinistra dextra/sx dx/"
+    "vänster höger/venstre højre/lewa prawa/lewy prawy/левая правая/левый правый/左 右"
 )
-_OTHER: dict[str, list[str]] = {}
-for _left, _right in (pair.split() for pair in _SIDES.split(", ")):
-    _OTHER.setdefault(_left, []).append(_right)
-    _OTHER.setdefault(_right, []).append(_left)
-_WORD = re.compile(  # words that hold other letters than A to Z, and the words of names such as LeftArm and armleft
+_PAIRS = [pair.split() for pair in _SIDES.split("/")]
+_WORD = re.compile(  # a word with other letters than A to Z, or the words of names such as LeftArm and armleft
     r"(?i:left|right)|[左右]|(?=[^\W\d_]*[^\W\d_a-zA-Z])(?:(?![左右])[^\W\d_])+"
     "|[A-Z]?(?:(?!left|right)[a-z])+|[A-Z]+(?![a-z])|[^A-Za-z]"
 )
@@ -98,7 +94,7 @@ def _names_on_other_side(name: str) -> list[str]:
     """What the name with the other side may be called, with the same case. Empty for a name without a side."""
     found = [""]
     for word in _WORD.findall(name):
-        others = _OTHER.get(word.lower(), [word])
+        others = [own[own[0] == word.lower()] for own in _PAIRS if word.lower() in own] or [word]
         case = str.title if word.istitle() and len(word) > 1 else str.upper if word.isupper() else str.lower
         found = [before + (word if other is word else case(other)) for before in found for other in others]
     return [other for other in found if other != name]
