@@ -37,13 +37,8 @@ def some_reasons(reasons: list[str]) -> str:
     for message in dict.fromkeys(reasons):
         place, colon, reason = message.partition(": ")
         places.setdefault(colon + reason, []).append(place)
-    shown = [
-        ", ".join(own[:MAX_REASONS])
-        + (f" and {len(own) - MAX_REASONS} more" if len(own) > MAX_REASONS else "")
-        + reason
-        for reason, own in places.items()
-    ]
-    return "; ".join(shown[:MAX_REASONS]) + ("; …" if len(shown) > MAX_REASONS else "")
+    shown = [", ".join(own[:MAX_REASONS]) + ", …" * (len(own) > MAX_REASONS) + why for why, own in places.items()]
+    return "; ".join(shown[:MAX_REASONS]) + "; …" * (len(shown) > MAX_REASONS)
 
 
 class WorkerError(DiffnetError, RuntimeError):

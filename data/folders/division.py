@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -122,21 +122,22 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     """
     deep = meshes_of is meshes_below
     places = [root] if deep else [root / name for name in MESH_FOLDERS]
-    chosen, _ = _chosen(root, part_folders(root, meshes_below if deep else None), rule.needs_train)
+    chosen = _chosen(root, part_folders(root, meshes_below if deep else None), rule)
     if not chosen:
-        folder = next((place for place in places if has_meshes(place)), root)
+        folder = next(filter(has_meshes, places), root)
         return divided(root, meshes_of(folder), folder, rule)
     parts = in_parts((part, mesh) for folder, part in chosen.items() for mesh in meshes_of(folder))
-    used = {mesh for own in parts.values() for mesh in own}
-    strays = [mesh.name for place in places for mesh in meshes_of(place) if mesh not in used]
     names = listing(folder.name for folder in chosen)
-    left_out = (f"meshes beside the folders {names}: {listing(strays)}",) if strays else ()
-    return _checked(root, Division(parts, f"by the folders {names}", left_out), mesh_stem, str, rule)
+    found = Division(parts, f"by the folders {names}")
+    strays = sorted({mesh for place in places for mesh in meshes_of(place)} - {*found.every})
+    left_out = (f"meshes beside the folders {names}: {listing(mesh.name for mesh in strays)}",) if strays else ()
+    return _checked(root, replace(found, left_out=left_out), rule, mesh_stem)
 
 
 def divided(root: Path, meshes: list[Path], folder: Path, rule: Rule) -> Division[Path]:
     """The meshes of each part, by the lists in `root`, else at random. See `find_parts`."""
-    return divide(root, list(map(mesh_stem, meshes)), meshes, rule, folder=folder).of(meshes.__getitem__)
+    found = divide(root, list(map(mesh_stem, meshes)), meshes, rule, folder=folder).of(meshes.__getitem__)
+    return _checked(root, found, rule, mesh_stem)
 
 
 def divide(
@@ -155,46 +156,42 @@ def divide(
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
     numbers = range(len(names))
-    stems = set(map(mesh_stem, paths))
-    chosen, others = _chosen(root, _lists(root, stems), rule.needs_train)
+    chosen = _chosen(root, _lists(root, set(map(mesh_stem, paths))), rule)
     if chosen:
         files = {file: part for file, part in chosen.items() if part == "test" or counts_train(root, rule.needs_train)}
         parts = _listed(root, names, paths, folder or root, files)
         rest = sorted(set(numbers).difference(*parts.values())) if rule.needs_train else []
-        left_out = [f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(names[i] for i in rest)}"] * bool(
-            rest
-        )
-        left_out += [f"lists of another division: {listing(file.name for file in others)}"] * bool(others)
-        found = Division(parts, f"{BY_LISTS} {listing(file.name for file in chosen)}", tuple(left_out))
-    elif not rule.needs_train:
-        found = Division(in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored")
-    elif len(names) < 2:
+        text = f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(names[i] for i in rest)}"
+        found = Division(parts, f"{BY_LISTS} {listing(file.name for file in chosen)}", (text,) if rest else ())
+        _checked(root, found.of(paths.__getitem__), rule, str)
+        return found
+    if not rule.needs_train:
+        return Division(in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored")
+    if len(names) < 2:
         count = counted(len(names), "mesh", "meshes")
         raise DataError(f"{root}: {count} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    else:
-        groups = groups_of(names, rule.group_by)
-        tests = _drawn_tests(groups, kinds or [0] * len(names), rule)
-        by = "" if rule.group_by is None else f" by {len(set(groups))} groups of {rule.group_by!r}"
-        parts = in_parts(("test" if i in tests else "train", i) for i in numbers)
-        found = Division(parts, f"{AT_RANDOM}{by}, seed {rule.seed}")
-    shown = [str(path) for path in paths]
-    return _checked(root, found, (shown if kinds else names).__getitem__, shown.__getitem__, rule)
+    groups = groups_of(names, rule.group_by)
+    tests = _drawn_tests(groups, kinds or [0] * len(names), rule)
+    by = "" if rule.group_by is None else f" by {len(set(groups))} groups of {rule.group_by!r}"
+    parts = in_parts(("test" if i in tests else "train", i) for i in numbers)
+    return Division(parts, f"{AT_RANDOM}{by}, seed {rule.seed}")
 
 
-def _chosen(root: Path, told: dict[Path, tuple[Part, str]], needs_train: bool) -> tuple[dict[Path, Part], list[Path]]:
-    """Of lists or folders, those that divide a set with their parts, and the others. None do if no name tells a part.
+def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> dict[Path, Part]:
+    """The lists or folders that divide a set, with their parts. Empty if no name tells a part.
 
     Names with no other word than the part come first. Raises DataError if a part is missing.
     """
-    needed: set[Part] = {"train", "test"} if needs_train else {"test"}
+    needed: set[Part] = {"train", "test"} if rule.needs_train else {"test"}
     plain = {place: own for place, own in told.items() if not own[1]}
     chosen = plain if needed <= {part for part, _ in plain.values()} else told
     parts = {part for part, _ in chosen.values()}
-    if parts and not needed <= parts and (plain or parts != {"validation"}):
+    if needed <= parts:
+        return {place: part for part in PARTS for place, own in chosen.items() if own[0] == part}
+    if plain or parts - {"validation"}:
         place, missing = next(iter(chosen)), min(needed - parts)
         raise DataError(f"{root}: there is {place.name} but no {missing}{place.suffix}")
-    order = sorted(chosen, key=lambda place: PARTS.index(chosen[place][0]))
-    return ({place: chosen[place][0] for place in order} if needed <= parts else {}), [*(told.keys() - chosen.keys())]
+    return {}
 
 
 def _lists(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
@@ -308,24 +305,21 @@ def _numbers(values: Sequence[Any]) -> dict[Any, list[int]]:
     return found
 
 
-def _checked(
-    root: Path, found: Division[T], name_of: Callable[[T], str], shown: Callable[[T], str], rule: Rule
-) -> Division[T]:
-    """Raises DataError for an empty part that is needed, and for a name that occurs twice: it may be in two lists.
+def _checked(root: Path, found: Division[Path], rule: Rule, name_of: Callable[[Path], str]) -> Division[Path]:
+    """Raises DataError for an empty part that is needed, and for a name that occurs twice.
 
-    Meshes of one name would share one label file.
+    Meshes of one name would share one label file, and lists may name a mesh twice.
     """
-    seen: dict[str, tuple[T, Part]] = {}
-    for part, items in found.parts.items():
-        if not items and part in (("train", "test") if rule.needs_train else ("test",)):
+    seen: dict[str, tuple[Path, Part]] = {}
+    for part, meshes in found.parts.items():
+        if not meshes and part in (("train", "test") if rule.needs_train else ("test",)):
             raise DataError(f"{root}: no meshes in {part}")
-        for item in items:
-            name = name_of(item)
+        for mesh in meshes:
+            name = name_of(mesh)
             if name in seen:
-                other, before = seen[name]
+                twice = "as {} in {}".format(*seen[name])
                 raise DataError(
-                    f"{root}: {name!r} occurs twice, as {shown(other)} in {before} and as {shown(item)} in {part}, "
-                    f"{found.source}"
+                    f"{root}: {mesh_stem(mesh)!r} occurs twice, {twice} and as {mesh} in {part}, {found.source}"
                 )
-            seen[name] = item, part
+            seen[name] = mesh, part
     return found

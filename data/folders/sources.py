@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,12 +162,9 @@ def _properties(attributes: Attributes, prefix: str = "") -> list[tuple[LabelsAt
     return [own for own in _all_properties(attributes) if own[1].lower() in {f"{prefix}{name}" for name in PROPERTIES}]
 
 
-def _all_properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArray[Any]]]:
-    places: list[tuple[LabelsAt, dict[str, NDArray[Any]]]] = [
-        ("vertices", attributes.vertices),
-        ("faces", attributes.faces),
-    ]
-    return [(at, name, x) for at, own in places for name, x in own.items()]
+def _all_properties(attributes: Attributes) -> Iterator[tuple[LabelsAt, str, NDArray[Any]]]:
+    yield from (("vertices", name, values) for name, values in attributes.vertices.items())
+    yield from (("faces", name, values) for name, values in attributes.faces.items())
 
 
 def _check_colors(path: Path, attributes: Attributes) -> None:
