@@ -79,7 +79,7 @@ def run_training(
     task = task_named(options.task)
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
-    check_stored_options((data.train, data.test), options.preprocessing)
+    check_stored_options((data.train, data.validation, data.test), options.preprocessing)
     data, options = task.prepared(data, options)
     if ranks.place.world_size * options.accumulate > 1:
         task.loss_weight(options)  # raises OptionError for a loss that can't be divided

@@ -26,7 +26,7 @@ from diffnet.data.folders.files import (
     named_files,
     part_of,
 )
-from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.numbers import read_lines, text_of
 from diffnet.data.folders.sources import PART_LIST
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
@@ -180,7 +180,8 @@ def divide(
 def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> dict[Path, Part]:
     """The lists or folders that divide a set, with their parts. Empty if no name tells a part.
 
-    Names with no other word than the part come first. Raises DataError if a part is missing.
+    Names with no other word than the part come first. Raises DataError if a part is missing, except for folders with
+    more words, which may hold anything.
     """
     needed: set[Part] = {"train", "test"} if rule.needs_train else {"test"}
     plain = {place: own for place, own in told.items() if not own[1]}
@@ -188,22 +189,25 @@ def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> dict[
     parts = {part for part, _ in chosen.values()}
     if needed <= parts:
         return {place: part for part in PARTS for place, own in chosen.items() if own[0] == part}
-    if plain or parts - {"validation"}:
+    if plain or any(place.is_file() and part != "validation" for place, (part, _) in told.items()):
         place, missing = next(iter(chosen)), min(needed - parts)
         raise DataError(f"{root}: there is {place.name} but no {missing}{place.suffix}")
     return {}
 
 
 def _lists(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
-    """The files whose names tell a part, and what they tell. Label files and notes of several words aren't lists.
+    """The files whose names tell a part, and what they tell, also in a folder such as `splits`.
+
+    Label files and notes, which have several words in a line, aren't lists.
 
     stems: of the meshes
     """
+    places = [root, *(folder for folder in folders_in(root) if re.search("split|list", folder.name, re.IGNORECASE))]
     found = {}
-    for file in named_files(root, (".txt", ".lst")):
+    for file in (file for place in places for file in named_files(place, (".txt", ".lst"))):
         stem = mesh_stem(file)
         told = None if {stem, stem.removesuffix(PART_LIST)} & stems else part_of(stem)
-        if told and (not told[1] or all(len(line.split()) == 1 for line in read_lines(file))):
+        if told and (not told[1] or {len(line.split()) for line in text_of(file).strip().split("\n")} == {1}):
             found[file] = told
     return found
 
@@ -279,21 +283,19 @@ def drawn(groups: Sequence[Any], count: int, permutation: Callable[[int], Iterab
 
 
 def _drawn_tests(groups: Sequence[Any], kinds: Sequence[Any], rule: Rule) -> set[int]:
-    """The numbers of a random share of the items of each kind. A group that was drawn for a kind before stays so."""
+    """The numbers of a random share of the items of each kind, in whole groups. Groups of other kinds count, too."""
     of_kind, of_group = _numbers(kinds), _numbers(groups)
     tests: set[int] = set()
-    decided: set[Any] = set()
     for number, kind in enumerate(sorted(of_kind)):
         members = of_kind[kind]
-        free = [i for i in members if groups[i] not in decided]
+        free = [i for i in members if i not in tests]
         at_least = rule.min_tests if len(members) >= 2 * rule.min_tests else 1
         wanted = min(max(round(len(members) * rule.test_fraction), at_least), len(members) - at_least)
-        wanted -= len(tests.intersection(members))
-        if wanted > 0 and free:
+        wanted -= len(members) - len(free)
+        if wanted > 0:
             generator = np.random.default_rng(rule.seed if len(of_kind) == 1 else [rule.seed, number])
             own = drawn([groups[i] for i in free], wanted, generator.permutation)
             tests.update(i for n in own for i in of_group[groups[free[n]]])
-        decided.update(groups[i] for i in members)
     return tests
 
 

@@ -99,8 +99,9 @@ def load_pairs(
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {own}" for own, root in sources.items()))
     if chosen not in RULES and all(own.startswith(AT_RANDOM) for own in sources):
-        listed = named_in_pairs(train + test, Path(chosen))
-        train, test = ([s for s in train + test if (s.name in listed) == tested] for tested in (False, True))
+        every = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
+        listed = named_in_pairs(every, Path(chosen))
+        train, test = ([shape for shape in every if (shape.name in listed) == tested] for tested in (False, True))
         source = f"by {Path(chosen).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
     if held_out:

@@ -139,10 +139,9 @@ class LabelTask(MeshTask):
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
         unlabeled, *counts = class_counts(data, jobs)
-        at = "meshes" if data.labels_at == "meshes" else f"{data.labels_at} of the meshes"
         every = listing((f"{n} {count:,}" for n, count in zip(data.label_names, counts, strict=True)), SHOWN_CLASSES)
         none = f"; {unlabeled:,} unlabeled" if unlabeled else ""
-        return [("classes", f"{len(counts)}, with their numbers of {at} to train on: {every}{none}")]
+        return [("classes", f"{len(counts)}, with their {data.labels_at} in all but the test part: {every}{none}")]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         return label_loss(outputs, targets, options)
