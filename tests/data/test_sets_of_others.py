@@ -348,7 +348,7 @@ def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
     assert lines[:6] == [
         "meshes: 2 to train on, 1 to validate on, 1 to test on",
         "divided: by the folders train, val, test",
-        "classes: 2, with their vertices in all but the test part: 0 18, 1 18",
+        "classes: 2 at the vertices, without the test part: 0 18, 1 18",
         "features: log-hks",
         "left out: meshes beside the folders train, val, test: e.obj",
         "left out: files without labels and without a mesh: train/notes.txt",

@@ -141,7 +141,7 @@ class LabelTask(MeshTask):
         unlabeled, *counts = class_counts(data, jobs)
         every = listing((f"{n} {count:,}" for n, count in zip(data.label_names, counts, strict=True)), SHOWN_CLASSES)
         none = f"; {unlabeled:,} unlabeled" if unlabeled else ""
-        return [("classes", f"{len(counts)}, with their {data.labels_at} in all but the test part: {every}{none}")]
+        return [("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}")]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         return label_loss(outputs, targets, options)
