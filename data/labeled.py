@@ -80,8 +80,8 @@ class LabeledMeshes:
 
     def with_parts(self: Data, change: Callable[[Sequence[LabeledMesh]], Sequence[LabeledMesh]], **more: Any) -> Data:
         """The data set with changed parts, and with other fields."""
-        parts = {name: change(getattr(self, name)) for name in ("train", "validation", "test")}
-        return replace(self, **parts, **more)
+        more |= {name: change(getattr(self, name)) for name in ("train", "validation", "test")}
+        return replace(self, **more)
 
     def __repr__(self) -> str:
         validation = f"validation={counted(len(self.validation), 'mesh', 'meshes')}, " if len(self.validation) else ""

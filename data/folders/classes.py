@@ -114,7 +114,7 @@ def _read_folders(root: Path, needs_train: bool) -> _Rows:
     rows = []
     source = ""
     for folder in classes:
-        parts = {place: told[0] for place, told in part_folders(folder).items()}
+        parts: dict[Path, Part | None] = {place: told[0] for place, told in part_folders(folder).items()}
         if parts:
             strays += _strays(folder)
             source = source or f"by the folders {listing(place.name for place in parts)} of each class"

@@ -80,8 +80,10 @@ class Division(Generic[T]):
     def fields(self, items: Sequence[Any]) -> dict[str, Any]:
         """The fields that `LabeledMeshes` has, too, with other items for those of `every`."""
         ends = accumulate(map(len, self.parts.values()))
-        taken = {name: items[end - len(own) : end] for (name, own), end in zip(self.parts.items(), ends, strict=True)}
-        return {**taken, "source": self.source, "left_out": self.left_out}
+        found: dict[str, Any] = {"source": self.source, "left_out": self.left_out}
+        for (name, own), end in zip(self.parts.items(), ends, strict=True):
+            found[name] = items[end - len(own) : end]
+        return found
 
     def of(self, make: Callable[[T], U]) -> Division[U]:
         """The division of other items, one for each."""
@@ -156,7 +158,7 @@ def divide(
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
     numbers = range(len(names))
-    chosen = _chosen(root, _lists(root, set(map(mesh_stem, paths))), rule)
+    chosen = _chosen(root, lists_in(root, set(map(mesh_stem, paths))), rule)
     if chosen:
         files = {file: part for file, part in chosen.items() if part == "test" or counts_train(root, rule.needs_train)}
         parts = _listed(root, names, paths, folder or root, files)
@@ -195,7 +197,7 @@ def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> dict[
     return {}
 
 
-def _lists(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
+def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     """The files whose names tell a part, and what they tell, also in a folder such as `splits`.
 
     Label files and notes, which have several words in a line, aren't lists.
@@ -238,7 +240,7 @@ def _listed(
             raise DataError(f"{file}: {line!r} names several meshes: {listing(str(paths[i]) for i in found)}")
         return found or begin.get(base, [])
 
-    parts = in_parts([])
+    parts: dict[Part, list[int]] = in_parts([])
     for file, part in files.items():
         lines = read_lines(file)
         found = {line: find(file, line) for line in lines}
@@ -279,7 +281,7 @@ def drawn(groups: Sequence[Any], count: int, permutation: Callable[[int], Iterab
     for number in permutation(len(every)):
         if len(found) + len(every[number]) <= count:
             found.update(every[number])
-    return found or set(min(every, key=len))
+    return found if found else {*min(every, key=len)}
 
 
 def _drawn_tests(groups: Sequence[Any], kinds: Sequence[Any], rule: Rule) -> set[int]:

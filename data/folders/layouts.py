@@ -226,7 +226,7 @@ def _detect(root: Path, needs_train: bool) -> Layout:
         return "rna"
     if meshes_in(root / "shapes", (".off",)) and label_files(root / "gt", (".seg",)):
         return "coseg"
-    if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", *told)):
+    if any(label_files(folder, (".seg",)) for folder in (*(root / name for name in (*MESH_FOLDERS, "seg")), *told)):
         return "princeton"
     if has_set(root):
         return "folder"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set
+from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.labeled import DataError
@@ -90,7 +90,7 @@ def load_pairs(
     rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for one in given for root in _roots(Path(one))]
-    chosen = _pair_rule(given, pairs)
+    which = _pair_rule(given, pairs)
     divisions = [
         find_parts(root, rule).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
         for root in roots
@@ -98,16 +98,16 @@ def load_pairs(
     train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {own}" for own, root in sources.items()))
-    if chosen not in RULES and all(own.startswith(AT_RANDOM) for own in sources):
+    if which not in RULES and all(own.startswith(AT_RANDOM) for own in sources):
         every = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
-        listed = named_in_pairs(every, Path(chosen))
+        listed = named_in_pairs(every, Path(which))
         train, test = ([shape for shape in every if (shape.name in listed) == tested] for tested in (False, True))
-        source = f"by {Path(chosen).name}, whose meshes are for testing"
+        source = f"by {Path(which).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _with_pairs(_with_correspondences(data, roots, base), given, chosen, needs_train)
+    data = _with_pairs(_with_correspondences(data, roots, base), given, which, needs_train)
     # A shape with a place for every template point is whole.
     for shapes, chosen in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
         check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in chosen if shapes[i].template is None])
@@ -159,6 +159,9 @@ def _roots(folder: Path) -> list[Path]:
     if has_set(folder):
         return [folder]
     below = list(filter(has_set, folders_in(folder)))
+    if lists := lists_in(folder, set()):
+        names = listing(file.name for file in lists)
+        raise DataError(f"{folder}: {names} can't divide meshes of subfolders. Put lists into each of them")
     if not below:
         raise DataError(f"{folder}: no meshes found here, in off/, meshes/, train/ or test/, or in subfolders")
     return below

@@ -237,11 +237,14 @@ def load_shards(
     if not needs_train:
         rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0], rows[0][:0]]
     facts = None if cache_dir is None else os.fspath(cache_dir)
+    train, test, validation = (ShardedMeshes(facts, shards, records[own], shard[own]) for own in rows)
     return ShardedDataset(
-        **{name: ShardedMeshes(facts, shards, records[own], shard[own]) for name, own in zip(PARTS, rows, strict=True)},
+        train,
+        test,
         label_names=settings.label_names,
         labels_at=settings.labels_at,
         label_numbers=settings.label_numbers,
         has_targets=settings.has_targets,
+        validation=validation,
         source="as in the shards",
     )

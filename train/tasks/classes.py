@@ -143,8 +143,9 @@ def class_counts(data: LabeledMeshes, jobs: int | None) -> NDArray[np.int64]:
     """The numbers of training elements (1 + C,) that are unlabeled, and that have each class. jobs: see `remembered`"""
     known, classes = getattr(data.train, "mesh_labels", None), len(data.label_names)
     if known is not None:
-        return np.bincount(known.reshape(-1) + 1, minlength=classes + 1)
-    counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
+        counts = [np.bincount(known.reshape(-1) + 1, minlength=classes + 1)]
+    else:
+        counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
     return np.array(counts, np.int64).reshape(-1, classes + 1).sum(0)
 
 

@@ -105,9 +105,8 @@ def train(
         if len(data) == 1 and bodies is not None:
             found = figure_pairs(seed=seed, bodies=bodies or "figures", jobs=shared["jobs"], cache_dir=cache)
         else:
-            found = load_pairs(
-                data if len(data) > 1 else data[0], pairs, base=base, cache_dir=cache, **options.division
-            )
+            one, by = data if len(data) > 1 else data[0], options.group_by
+            found = load_pairs(one, pairs, base=base, seed=seed, group_by=by, cache_dir=cache)
         trained = with_stretched(found, options.stretch) if options.stretch else found
         notes: tuple[str, ...] = ()
         if epochs is None and before is None:
