@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,15 +19,15 @@ from diffnet.data.folders.files import (
     Part,
     counts_train,
     file_key,
+    files_of_parts,
     folders_in,
     has_meshes,
     listing,
     meshes_below,
     meshes_in,
-    named_files,
     part_of,
 )
-from diffnet.data.folders.numbers import read_lines, text_of
+from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import PART_LIST
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
@@ -124,16 +125,19 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     """
     deep = meshes_of is meshes_below
     places = [root] if deep else [root / name for name in MESH_FOLDERS]
-    chosen = _chosen(root, part_folders(root, meshes_below if deep else None), rule)
+    told = part_folders(root, meshes_below if deep else None)
+    chosen = _chosen(root, told, rule)
     if not chosen:
         folder = next(filter(has_meshes, places), root)
         return divided(root, meshes_of(folder), folder, rule)
     parts = in_parts((part, mesh) for folder, part in chosen.items() for mesh in meshes_of(folder))
     names = listing(folder.name for folder in chosen)
-    found = Division(parts, f"by the folders {names}")
-    strays = sorted({mesh for place in places for mesh in meshes_of(place)} - {*found.every})
-    left_out = (f"meshes beside the folders {names}: {listing(mesh.name for mesh in strays)}",) if strays else ()
-    return _checked(root, replace(found, left_out=left_out), rule, mesh_stem)
+    used = {mesh for own in parts.values() for mesh in own}
+    strays = [mesh.name for place in places for mesh in meshes_of(place) if mesh not in used]
+    others = [folder.name for folder in told if folder not in chosen]
+    left_out = [f"meshes beside the folders {names}: {listing(strays)}"] * bool(strays)
+    left_out += [f"other folders whose names tell a part: {listing(others)}"] * bool(others)
+    return _checked(root, Division(parts, f"by the folders {names}", tuple(left_out)), rule, mesh_stem)
 
 
 def divided(root: Path, meshes: list[Path], folder: Path, rule: Rule) -> Division[Path]:
@@ -158,13 +162,16 @@ def divide(
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
     numbers = range(len(names))
-    chosen = _chosen(root, lists_in(root, set(map(mesh_stem, paths))), rule)
+    told = lists_in(root, set(map(mesh_stem, paths)))
+    chosen = _chosen(root, told, rule)
     if chosen:
         files = {file: part for file, part in chosen.items() if part == "test" or counts_train(root, rule.needs_train)}
         parts = _listed(root, names, paths, folder or root, files)
         rest = sorted(set(numbers).difference(*parts.values())) if rule.needs_train else []
+        others = [file.name for file in told if file not in chosen]
         text = f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(names[i] for i in rest)}"
-        found = Division(parts, f"{BY_LISTS} {listing(file.name for file in chosen)}", (text,) if rest else ())
+        left_out = [text] * bool(rest) + [f"other lists: {listing(others)}"] * bool(others)
+        found = Division(parts, f"{BY_LISTS} {listing(file.name for file in chosen)}", tuple(left_out))
         _checked(root, found.of(paths.__getitem__), rule, str)
         return found
     if not rule.needs_train:
@@ -206,10 +213,9 @@ def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     """
     places = [root, *(folder for folder in folders_in(root) if re.search("split|list", folder.name, re.IGNORECASE))]
     found = {}
-    for file in (file for place in places for file in named_files(place, (".txt", ".lst"))):
-        stem = mesh_stem(file)
-        told = None if {stem, stem.removesuffix(PART_LIST)} & stems else part_of(stem)
-        if told and (not told[1] or {len(line.split()) for line in text_of(file).strip().split("\n")} == {1}):
+    for file, told in (each for place in places for each in files_of_parts(place, (".txt", ".lst")).items()):
+        of_mesh = {mesh_stem(file), mesh_stem(file).removesuffix(PART_LIST)} & stems
+        if not of_mesh and (not told[1] or all(len(line.split()) == 1 for line in read_lines(file))):
             found[file] = told
     return found
 
@@ -225,16 +231,17 @@ def _listed(
     whole: dict[str, list[int]] = {}
     begin: dict[str, list[int]] = {}
     for i, (name, path) in enumerate(zip(names, paths, strict=True)):
-        inside = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
-        stem = mesh_stem(path)
-        for key in {name, inside.as_posix(), (inside.parent / stem).as_posix(), stem, file_key(path)}:
+        inside = str(path).removeprefix(f"{root}{os.sep}").replace(os.sep, "/")
+        folders, _, base = inside.rpartition("/")
+        stem = mesh_stem(base)
+        for key in {name, inside, f"{folders}/{stem}", stem, file_key(base)}:
             whole.setdefault(key, []).append(i)
-        for key in {*inside.parts[:-1], *(stem[: gap.start()] for gap in re.finditer("[^A-Za-z0-9]+", stem))}:
+        for key in {*folders.split("/"), *(stem[: gap.start()] for gap in re.finditer("[^A-Za-z0-9]+", stem))}:
             begin.setdefault(key, []).append(i)
 
     def find(file: Path, line: str) -> list[int]:
-        base = Path(line).name
-        keys = (line, (Path(line).parent / mesh_stem(line)).as_posix(), file_key(base), base)
+        folders, _, base = line.replace("\\", "/").rstrip("/").rpartition("/")
+        keys = (f"{folders}/{base}", f"{folders}/{mesh_stem(base)}", line, file_key(base), base)
         found = next((whole[key] for key in keys if key in whole), [])
         if len(found) > 1:
             raise DataError(f"{file}: {line!r} names several meshes: {listing(str(paths[i]) for i in found)}")

@@ -152,8 +152,11 @@ def _near(mesh: Path, folders: Iterable[Path], suffixes: tuple[str, ...]) -> str
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The visible subfolders, sorted."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".") if folder.is_dir() else []
+    """The visible subfolders, sorted. Empty if the folder does not exist."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:  # sets have many files, so this makes no Path of each
+        return [folder / name for name in sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())]
 
 
 def meshes_below(root: Path) -> list[Path]:
@@ -172,6 +175,12 @@ def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def named_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The visible files of a folder with these extensions, also with .gz, sorted by name."""
     return files_in(folder, _also_packed(suffixes))
+
+
+def files_of_parts(folder: Path, suffixes: tuple[str, ...]) -> dict[Path, tuple[Part, str]]:
+    """The `named_files` whose names tell a part, and what they tell."""
+    told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, _also_packed(suffixes))}
+    return {folder / name: own for name, own in sorted(told.items()) if own}
 
 
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:

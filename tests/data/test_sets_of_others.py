@@ -83,6 +83,9 @@ def test_lists_with_more_words_in_their_names(tmp_path: Path) -> None:
         [],
         ["B2_lower", "A10_lower", "A10_upper"],
     )
+    write(tmp_path / "plain", "a", "b", "c", train__txt="a", test__txt="x\\b.OBJ", test_2__txt="a")
+    plain = load_dataset(tmp_path / "plain")
+    assert (parts(plain), plain.left_out) == ((["a"], [], ["b"]), ("1 mesh in no list: c", "other lists: test_2.txt"))
     write(tmp_path, testing_public__txt="A1_upper")
     with pytest.raises(DataError, match=r"'A1_upper' occurs twice, .* by the lists training_lower.txt, training_upper"):
         load_dataset(tmp_path)
@@ -140,6 +143,8 @@ def test_notes_and_labels_are_no_lists(tmp_path: Path) -> None:
     data = load_dataset(tmp_path)
     assert len(data.train) == 2
     assert data.source == "at random, seed 0"
+    with pytest.raises(DataError, match=r"arm_test\.txt can't divide meshes of subfolders"):
+        load_pairs(write(tmp_path / "above", "x/a", "y/b", arm_test__txt="a"))
     write(tmp_path, training_all__txt="arm_test\nlatest")
     with pytest.raises(DataError, match=r"there is training_all\.txt but no test\.txt"):
         load_dataset(tmp_path)

@@ -139,8 +139,10 @@ class LabelTask(MeshTask):
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
         unlabeled, *counts = class_counts(data, jobs)
-        every = listing((f"{n} {count:,}" for n, count in zip(data.label_names, counts, strict=True)), SHOWN_CLASSES)
-        none = f"; {unlabeled:,} unlabeled" if unlabeled else ""
+        occur = {name: count for name, count in zip(data.label_names, counts, strict=True) if count}
+        every = listing((f"{name} {count:,}" for name, count in occur.items()), SHOWN_CLASSES)
+        none = f"; {len(counts) - len(occur)} don't occur" if len(occur) < len(counts) else ""
+        none += f"; {unlabeled:,} unlabeled" if unlabeled else ""
         return [("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}")]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
