@@ -91,10 +91,11 @@ def set_summary(
     notes: more lines
     """
     held, variants, rotated = options.validation, options.mesh_variants.count, rotations_of(options)
+    by = "" if options.group_by is None else f" by groups of {options.group_by!r}"
     rows = [
         ("meshes", meshes_text(parts)),
         ("divided", data.source),
-        ("validation", f"{percent(held, 0)} at random, seed {options.seed}" if held else ""),
+        ("validation", f"{percent(held, 0)} at random{by}, seed {options.seed}" if held else ""),
         *task.described(data, jobs),
         ("features", options.features + (f"; {rotated}" if rotated else "")),
         ("variants", f"{variants} of each training mesh" if variants else ""),

@@ -183,6 +183,26 @@ def test_meshes_for_validation(tmp_path: Path) -> None:
     assert parts(load_dataset(case("15_train_val_test_seg"), needs_train=False)) == ([], [], ["a4"])
 
 
+@pytest.mark.parametrize("layout", ["meshcnn", "princeton", "teeth"])
+def test_layouts_with_meshes_for_validation(tmp_path: Path, layout: str) -> None:
+    places = {"train": "ab", "val": "c", "test": "d"}
+    inside = "/{0}/{0}" if layout == "teeth" else "/{0}"
+    meshes = [part + inside.format(name) for part, own in places.items() for name in own]
+    if layout == "teeth":
+        write(tmp_path, *meshes, suffix=".json")
+    elif layout == "princeton":
+        write(tmp_path, *meshes, labels=[0, 1] * 10, suffix=".seg")
+    else:
+        write(tmp_path, *meshes, labels=None)
+        (tmp_path / "seg").mkdir()
+        for name in "abcd":
+            (tmp_path / "seg" / f"{name}.eseg").write_text("0\n1\n" * 15)
+    data = load_dataset(tmp_path)
+    assert data.labels_at == {"meshcnn": "edges", "princeton": "faces", "teeth": "vertices"}[layout]
+    assert parts(data) == (["a", "b"], ["c"], ["d"])
+    assert parts(load_dataset(tmp_path, layout, needs_train=False)) == ([], [], ["d"])
+
+
 @pytest.mark.parametrize("name", ["15b_train_val_test_cls", "15c_class_train_val_test"])
 def test_classes_with_meshes_for_validation(name: str) -> None:
     data = load_classes(case(name))
