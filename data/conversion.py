@@ -84,8 +84,7 @@ def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
         raise DataError(f"the set has one label for each mesh, which can't become labels at {target}")
 
     change = partial(_converted, source=source, target=target)
-    train, test = (with_change(part, change, "labels_at", source, target) for part in (data.train, data.test))
-    return replace(data, train=train, test=test, labels_at=target)
+    return data.with_parts(lambda part: with_change(part, change, "labels_at", source, target), labels_at=target)
 
 
 def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> LabeledMesh:
@@ -134,8 +133,9 @@ def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes
     """
     old, names = list(data.label_names), list(names)
     change = partial(_renamed, old=old, names=names)
-    train, test = (with_change(part, change, "names", old, names) for part in (data.train, data.test))
-    return LabeledMeshes(train, test, names, data.labels_at)
+    return data.with_parts(
+        lambda part: with_change(part, change, "names", old, names), label_names=names, label_numbers=None
+    )
 
 
 def _renamed(item: LabeledMesh, old: Sequence[str], names: Sequence[str]) -> LabeledMesh:
@@ -187,13 +187,14 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
         raise DataError("all classes are ignored; at least one should be left")
     old = data.label_names
     change = partial(_without, old=old, kept=kept)
-    parts: list[Sequence[LabeledMesh]] = [data.train, data.test]
     if data.labels_at == "meshes":
-        parts = [_of_classes(part, [i for i, name in enumerate(old) if name in kept]) for part in parts]
-        if not len(parts[1]):
+        counted_classes = [i for i, name in enumerate(old) if name in kept]
+        data = data.with_parts(lambda part: _of_classes(part, counted_classes))
+        if not len(data.test):
             raise DataError("all test meshes belong to ignored classes")
-    train, test = (with_change(part, change, "without", old, kept) for part in parts)
-    return LabeledMeshes(train, test, kept, data.labels_at, numbers)
+    return data.with_parts(
+        lambda part: with_change(part, change, "without", old, kept), label_names=kept, label_numbers=numbers
+    )
 
 
 def _without(item: LabeledMesh, old: Sequence[str], kept: Sequence[str]) -> LabeledMesh:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 TargetsAt: TypeAlias = Literal[LabelsAt, "meshes"]
 
 UNLABELED = -1
+Data = TypeVar("Data", bound="LabeledMeshes")
 
 
 class DataError(DiffnetError, ValueError):
@@ -63,6 +64,9 @@ class LabeledMeshes:
 
     label_names: the names of the classes, or of the columns of the targets in a set for regression
     label_numbers: the number of each class in the label files, or None if these have no numbers
+    validation: meshes by which training chooses an epoch, see the option `validation`
+    source: what divides the meshes into these parts
+    left_out: what of the files is not used, and why
     """
 
     train: Sequence[LabeledMesh]
@@ -70,10 +74,19 @@ class LabeledMeshes:
     label_names: list[str]
     labels_at: TargetsAt
     label_numbers: list[int] | None = None
+    validation: Sequence[LabeledMesh] = field(default=(), kw_only=True)
+    source: str = field(default="", kw_only=True)
+    left_out: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def with_parts(self: Data, change: Callable[[Sequence[LabeledMesh]], Sequence[LabeledMesh]], **more: Any) -> Data:
+        """The data set with changed parts, and with other fields."""
+        more |= {name: change(getattr(self, name)) for name in ("train", "validation", "test")}
+        return replace(self, **more)
 
     def __repr__(self) -> str:
+        validation = f"validation={counted(len(self.validation), 'mesh', 'meshes')}, " if len(self.validation) else ""
         return (
-            f"LabeledMeshes(train={counted(len(self.train), 'mesh', 'meshes')}, "
+            f"LabeledMeshes(train={counted(len(self.train), 'mesh', 'meshes')}, {validation}"
             f"test={counted(len(self.test), 'mesh', 'meshes')}, "
             f"label_names={reprlib.repr(self.label_names)}, labels_at={self.labels_at!r})"
         )

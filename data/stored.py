@@ -138,6 +138,11 @@ class JoinedMeshes(StoredMeshes):
         return hashlib.sha256(" ".join(part.key for part in self.parts).encode()).hexdigest()
 
     @property
+    def contents(self) -> list[list[str]] | None:
+        known = [part.contents for part in self.parts]
+        return None if None in known else [own for part in known for own in part or ()]
+
+    @property
     def names(self) -> list[str]:
         return [name for part in self.parts for name in part.names]
 

@@ -86,8 +86,7 @@ def with_columns(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
         )
     order = [data.label_names.index(name) for name in names]
     change = partial(_in_order, order=order)
-    train, test = (with_change(part, change, "columns", order) for part in (data.train, data.test))
-    return LabeledMeshes(train, test, list(names), data.labels_at)
+    return data.with_parts(lambda part: with_change(part, change, "columns", order), label_names=list(names))
 
 
 def _in_order(item: LabeledMesh, order: Sequence[int]) -> LabeledMesh:

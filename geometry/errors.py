@@ -24,12 +24,21 @@ class ConvergenceError(DiffnetError, RuntimeError):
     """An iterative solver did not converge."""
 
 
-MAX_REASONS = 5  # in one error message
+MAX_REASONS = 5  # in one error message, and names of what has the same reason
 
 
 def some_reasons(reasons: list[str]) -> str:
-    """The first reasons why meshes or files can't be used, for one error message."""
-    return "; ".join(reasons[:MAX_REASONS]) + ("; …" if len(reasons) > MAX_REASONS else "")
+    """The first reasons why meshes or files can't be used, for one error message. Each stands there once.
+
+    >>> some_reasons(["a.obj: no labels", "b.obj: no labels", "c.obj: no such file"])
+    'a.obj, b.obj: no labels; c.obj: no such file'
+    """
+    places: dict[str, list[str]] = {}
+    for message in dict.fromkeys(reasons):
+        place, colon, reason = message.partition(": ")
+        places.setdefault(colon + reason, []).append(place)
+    shown = [", ".join(own[:MAX_REASONS]) + ", …" * (len(own) > MAX_REASONS) + why for why, own in places.items()]
+    return "; ".join(shown[:MAX_REASONS]) + "; …" * (len(shown) > MAX_REASONS)
 
 
 class WorkerError(DiffnetError, RuntimeError):

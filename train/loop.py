@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,6 @@ from diffnet.data import (
     Sample,
     Statistics,
 )
-from diffnet.data.counts import counted
-from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.epoch import Epoch
@@ -43,8 +41,6 @@ from diffnet.train.steps.parts import largest_part
 from diffnet.train.steps.step import TrainingStep, restore_optimizer
 from diffnet.train.tasks.task import Task
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class RunData:
@@ -54,6 +50,7 @@ class RunData:
     target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
     variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
         if there are none.
+    held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
     """
 
     task: Task[Any, Any]
@@ -63,6 +60,7 @@ class RunData:
     statistics: Statistics | None = None
     target_statistics: ArrayStatistics | None = None
     variants: Sequence[Sequence[Sample]] = ()
+    held_out: Sequence[int] = ()
 
 
 def train(
@@ -81,8 +79,8 @@ def train(
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
-    Returns the checkpoint to judge. With `validation`, that is the one with the highest score on the held-out
-    training meshes. Without, it is the last one. The test set is evaluated, but never used to choose.
+    Returns the checkpoint to judge. With meshes that are held out, that is the one with the highest score on them.
+    Without, it is the last one. The test set is evaluated, but never used to choose.
 
     `out` gets last.pt after every epoch, best.pt (by validation score, else by training loss), metrics.csv, and the
     event files of TensorBoard.
@@ -101,14 +99,15 @@ def train(
         judge.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the last checkpoint before. Raises
-    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, if validation
-    leaves no mesh to train on, if there are more ranks than meshes, and if ranks have other data or versions.
+    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, if there are more
+    ranks than meshes, and if ranks have other data or versions.
     """
     task, meshes = data.task, data.meshes
     score_name, score_of = task.scoring(options)
     samples, groups = _grouped(data)
-    fitted, held_out_groups = set_aside(groups, options)
-    held_out = taken(samples, [group[0] for group in held_out_groups])
+    out_of_training = set(data.held_out)
+    fitted = [group for group in groups if group[0] not in out_of_training]
+    held_out = taken(samples, data.held_out)
     check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
     model = build_model(options, meshes.label_names, meshes.labels_at, data.statistics).to(device)
@@ -242,22 +241,3 @@ def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
         [i, *range(first, first + len(own))] for i, (own, first) in enumerate(zip(variants, firsts, strict=False))
     ]
     return samples, groups
-
-
-def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], list[T]]:
-    """Split the training samples into those to fit and those to validate on. Only the seed decides which.
-
-    Raises OptionError if none is left to fit.
-    """
-    count = round(options.validation * len(samples))
-    if options.validation > 0:
-        count = max(count, 1)
-    if count >= len(samples):
-        raise OptionError(
-            f"validation should leave a mesh to train on, got {options.validation} of "
-            + counted(len(samples), "training mesh", "training meshes")
-        )
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed)).tolist()
-    chosen = set(order[:count])
-    fitted = [s for i, s in enumerate(samples) if i not in chosen]
-    return fitted, [s for i, s in enumerate(samples) if i in chosen]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from diffnet.data import LabeledMesh, feature_parts
@@ -26,28 +25,26 @@ def mesh_axes(mesh: Mesh) -> Tensor:
     return principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas))
 
 
-def say_what_is_rotated(items: Sequence[LabeledMesh], options: TrainOptions, console: Console) -> None:
-    """Print which features are rotated in training. Warn if nobody chose this and the training meshes stand alike.
+def rotations_of(options: TrainOptions) -> str:
+    """What training rotates, for the summary of a set. Empty if it rotates nothing."""
+    if not options.rotates:
+        return ""
+    names = " and ".join(part.name for part in feature_parts(options.features) if part.is_vector)
+    if options.aligns:
+        return f"{names} in the axes of each mesh, rotated at random by small angles"
+    axis = "any axis" if options.rotate_about == "any" else f"the {options.rotate_about} axis"
+    return (
+        f"{names} rotated at random about {axis}, so that predictions don't depend on such rotations; --no-rotate "
+        "leaves them as they are"
+    )
+
+
+def warn_of_rotations(items: Sequence[LabeledMesh], options: TrainOptions) -> None:
+    """Warn if training rotates features, nobody chose this, and the training meshes stand alike.
 
     items: the training meshes. Up to LOOKED_AT of them are looked at.
     """
-    if not options.rotates:
-        return
-    names = " and ".join(part.name for part in feature_parts(options.features) if part.is_vector)
-    if options.aligns:
-        console.print(
-            f"Training gives {names} in the axes of each mesh, and rotates them at random by small angles",
-            soft_wrap=True,
-        )
-        return
-    axis = "any axis" if options.rotate_about == "any" else f"the {options.rotate_about} axis"
-    console.print(
-        f"Training rotates {names} at random about {axis}, so that predictions don't depend on such rotations; "
-        "--no-rotate leaves them as they are",
-        soft_wrap=True,
-    )
-    chosen = options.rotate is not None or options.rotate_about != "any"
-    if chosen:
+    if not options.rotates or options.aligns or options.rotate is not None or options.rotate_about != "any":
         return
     looked_at = spread_over(range(len(items)), LOOKED_AT)
     if share_an_axis(torch.stack([mesh_axes(items[i].mesh) for i in looked_at])):

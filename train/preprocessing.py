@@ -28,7 +28,6 @@ from diffnet.data import (
     target_statistics,
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
-from diffnet.data.counts import counted
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
 from diffnet.data.on_demand import OnDemand
 from diffnet.data.prepared import PreparedSamples, prepared_samples
@@ -37,7 +36,6 @@ from diffnet.geometry import MeshLike
 from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
 from diffnet.train.loop import RunData
-from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks
@@ -162,11 +160,6 @@ def _variants(
     wanted = options.mesh_variants
     if not wanted.count:
         return []
-    shares = {"cut": wanted.cut, "decimated": wanted.decimate}
-    parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
-    console.print(
-        f"{counted(wanted.count, 'variant', 'variants')} of each training mesh, {' and '.join(parts)}", highlight=False
-    )
     make = partial(make_all_variants, at=at, variants=wanted, features=options.features)
     about = ("variants", at, asdict(wanted), options.features, array_states(items, options.features))
     # A cut takes less time than sending the mesh to a process, decimation takes more.

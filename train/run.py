@@ -6,8 +6,9 @@ import json
 import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from diffnet.data import (
 )
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.phases import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
@@ -30,7 +31,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import say_what_is_rotated
+from diffnet.train.orientation import warn_of_rotations
 from diffnet.train.preprocessing import in_units, run_data
 from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks, process_group
@@ -38,6 +39,7 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.spool import Spool
+from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
 from diffnet.train.tasks.registry import report_files, task_named
 
 
@@ -54,6 +56,7 @@ def run_training(
     memory: float = MEMORY,
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
+    notes: Sequence[str] = (),
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -64,6 +67,7 @@ def run_training(
     memory: GiB of the host for samples, see `on_device`
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
+    notes: lines for the summary of the set, which is printed before preprocessing
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
@@ -75,13 +79,17 @@ def run_training(
     task = task_named(options.task)
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
-    check_stored_options((data.train, data.test), options.preprocessing)
+    check_stored_options((data.train, data.validation, data.test), options.preprocessing)
     data, options = task.prepared(data, options)
     if ranks.place.world_size * options.accumulate > 1:
         task.loss_weight(options)  # raises OptionError for a loss that can't be divided
+    data, held_out = with_held_out(data, options)
     if not resume:
         task.check(data, options)
-        say_what_is_rotated(data.train, options, console)
+        warn_of_rotations(data.train, options)
+    parts = part_names(data, held_out)
+    for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
+        console.print(line, soft_wrap=True)
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
@@ -89,7 +97,7 @@ def run_training(
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
-        run = run_data(task, data, options, stored, out, memory, ranks, **where)
+        run = replace(run_data(task, data, options, stored, out, memory, ranks, **where), held_out=held_out)
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 
@@ -129,13 +137,15 @@ def run_training(
                 **task.results(scored),
                 "judged_epoch": len(judged["history"]),
                 "ranks": ranks.place.world_size,
-                "train_meshes": len(data.train),
-                "test_meshes": len(data.test),
+                **{f"{part}_meshes": len(names) for part, names in parts.items()},
+                "divided": data.source,
+                "left_out": list(map(as_text, data.left_out)),
                 "preprocessing_seconds": round(preprocessing_seconds, 2),
                 "preprocessing_phases": phases,  # seconds, added up over threads and processes
                 "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
                 **surroundings(device),
                 "options": options.as_dict(),
+                "meshes": parts,
             }
             write_results(out, results)
             from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
@@ -143,7 +153,7 @@ def run_training(
             curves = curves_png(out / "metrics.csv", score)
             write_atomically(out / "curves.png", curves)
             summary = {
-                "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
+                "Meshes": meshes_text(parts),
                 "Epochs": str(results["judged_epoch"]),
                 "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
                 "Date": results["date"][:10],

@@ -70,7 +70,7 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
     if at == "meshes":
         return
     found, looked_at = [], 0
-    for part in (data.train, data.test):
+    for part in (data.train, data.validation, data.test):
         numbers = _spread(len(part))
         items = part.take(np.array(numbers, np.int64)) if isinstance(part, StoredMeshes) else [part[i] for i in numbers]
         agreements = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)

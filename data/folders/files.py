@@ -1,19 +1,15 @@
-"""The files of a data set: which part a mesh belongs to, and which labels belong to a mesh."""
+"""The files of a data set: the meshes in its folders, and which labels belong to a mesh."""
 
 from __future__ import annotations
 
 import os
 import re
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-import numpy as np
-
-from diffnet.data.counts import counted
-from diffnet.data.folders.numbers import is_label_table, read_lines
+from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sources import PART_LIST, holds_labels
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
@@ -21,26 +17,26 @@ from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 MESH_FOLDERS = (".", "off", "meshes")
 NAMES = "label_names.txt"
+Part: TypeAlias = Literal["train", "validation", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+_TOLD = "train training trainset", "val valid validation valset dev", "test testing testset"
+_PART_OF: dict[str, Part] = {word: part for part, words in zip(PARTS, _TOLD, strict=True) for word in words.split()}
+_WORD = re.compile("(?<![0-9])(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|[0-9]+")
 _DIGITS = re.compile("([0-9]+)")
 _NOT_LABELS = tuple(
     name + packed for name in ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt") for packed in ("", ".gz")
 )
 
-Parts: TypeAlias = tuple[list[Path], list[Path]]
 
+def part_of(name: str) -> tuple[Part, str] | None:
+    """The part that a word in a name tells, and the other words. None if the name tells none or several.
 
-def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True, min_tests: int = 1) -> Parts:
-    """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError.
-
-    needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
-    min_tests: the smallest number of test meshes that are chosen at random, if as many are left for training
+    >>> part_of("training_upper"), part_of("SMALTest"), part_of("latest"), part_of("train_test_split")
+    (('train', 'upper'), ('test', 'smal'), None, None)
     """
-    if _both_exist(root / "train", root / "test", needs_train):
-        parts = meshes_in(root / "train"), meshes_in(root / "test")
-        check_parts(root, parts, needs_train)
-        return parts
-    folder = next((root / name for name in MESH_FOLDERS if has_meshes(root / name)), root)
-    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train, min_tests)
+    words = [word.lower() for word in _WORD.findall(name)]
+    told = [_PART_OF[word] for word in words if word in _PART_OF]
+    return (told[0], "_".join(word for word in words if word not in _PART_OF)) if len(told) == 1 else None
 
 
 def counts_train(root: Path, needs_train: bool) -> bool:
@@ -48,125 +44,53 @@ def counts_train(root: Path, needs_train: bool) -> bool:
     return needs_train or (root / NAMES).is_file()
 
 
-def divided(
-    root: Path,
-    meshes: list[Path],
-    folder: Path,
-    test_fraction: float,
-    seed: int,
-    needs_train: bool = True,
-    min_tests: int = 1,
-) -> Parts:
-    """The meshes for training and for testing, by the lists in `root`, else at random. See `find_parts`."""
-    if _both_exist(root / "train.txt", root / "test.txt", needs_train):
-        parts = parts_by_lists(root, meshes, folder, needs_train)
-    elif needs_train:
-        parts = parts_at_random(root, meshes, test_fraction, seed, min_tests)
-    else:
-        parts = [], meshes
-    check_parts(root, parts, needs_train)
-    return parts
-
-
-def _both_exist(train: Path, test: Path, needs_train: bool) -> bool:
-    if train.exists() != test.exists() and (needs_train or not test.exists()):
-        present, absent = (train, test) if train.exists() else (test, train)
-        raise DataError(f"{present.parent}: there is {present.name} but no {absent.name}")
-    return test.exists()
-
-
-def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bool = True) -> Parts:
-    """The meshes listed in `train.txt` and `test.txt`, in that order. Names may lack their extensions.
-
-    needs_train: if not, `train.txt` may be missing; it is read only if `counts_train`
-
-    Raises DataError for a missing list and for a name without a mesh.
-    """
-    known = {mesh_stem(mesh): mesh for mesh in meshes} | {_key(mesh): mesh for mesh in meshes}
-
-    def listed(file: Path) -> list[Path]:
-        names = read_lines(file)
-        found = [known.get(_key(name), known.get(name)) for name in names]
-        unknown = [name for name, mesh in zip(names, found, strict=True) if mesh is None]
-        if unknown:
-            raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
-        return [mesh for mesh in found if mesh is not None]
-
-    train = root / "train.txt"
-    wanted = needs_train or (train.exists() and counts_train(root, needs_train))
-    return listed(train) if wanted else [], listed(root / "test.txt")
-
-
-def _key(name: str | Path) -> str:
+def file_key(name: str | Path) -> str:
     """A file name with its extension in lower case and without .gz. Lists often disagree with the files about these."""
     return mesh_stem(name) + mesh_suffix(name)
 
 
-def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int, min_tests: int = 1) -> Parts:
-    """A random share of the meshes for testing, and the others for training. Raises DataError.
-
-    min_tests: see `find_parts`
-    """
-    if len(meshes) < 2:
-        found = counted(len(meshes), "mesh", "meshes")
-        raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    at_least = min_tests if len(meshes) >= 2 * min_tests else 1
-    tests = min(max(round(len(meshes) * test_fraction), at_least), len(meshes) - at_least)
-    chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
-    train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
-    return train, [mesh for i, mesh in enumerate(meshes) if i in chosen]
-
-
-def check_parts(root: Path, parts: Parts, needs_train: bool = True) -> None:
-    """Raises DataError for an empty part that is needed, and for a mesh name that occurs twice.
-
-    Meshes of one name would share one label file.
-    """
-    seen: dict[str, tuple[Path, str]] = {}
-    for name, meshes in zip(("train", "test"), parts, strict=True):
-        if not meshes and (needs_train or name == "test"):
-            raise DataError(f"{root}: no meshes in {name}")
-        for mesh in meshes:
-            stem = mesh_stem(mesh)
-            if stem in seen:
-                other, part = seen[stem]
-                raise DataError(f"{root}: {stem!r} occurs twice, as {other} in {part} and as {mesh} in {name}")
-            seen[stem] = mesh, name
-
-
 def pair_beside(
-    root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...], in_meshes: bool = False, train: bool = True
-) -> list[list[Path]]:
-    """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh.
-
-    Warns of files without a mesh that don't hold labels, such as notes.
+    root: Path,
+    parts: Sequence[list[Path]],
+    subfolder: str,
+    suffixes: tuple[str, ...],
+    in_meshes: bool = False,
+    train: bool = True,
+) -> tuple[list[list[Path]], tuple[str, ...]]:
+    """The label files of each part, beside the meshes or in a subfolder, and what is left out, such as notes.
 
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
-    train: whether the training part needs labels; if not, it gets none
+    train: whether other parts than the last one need labels; if not, they get none
+
+    Raises DataError if labels have no mesh.
     """
-    places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
-    stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in _mesh_names(meshes[0].parent)}
+    folders = [list(map(Path, dict.fromkeys(map(os.path.dirname, meshes)))) for meshes in parts]
+    wanted = parts if train else [[] for _ in parts[:-1]] + [parts[-1]]
+    places = [list(dict.fromkeys([*own, *(f / subfolder for f in own), root / subfolder])) for own in folders]
+    stems = {mesh_stem(mesh) for folder in {*chain(*folders)} for mesh in _mesh_names(folder)}
     found = {folder: _by_stem(folder, suffixes, stems) for folder in dict.fromkeys(chain(*places))}
-    if in_meshes and not any(stem in stems for own in found.values() for stem in own):
-        return [list(parts[0]) if train else [], list(parts[1])]
-    wanted = zip(parts if train else ([], parts[1]), places, strict=True)
-    paired = [_paired(meshes, {folder: found[folder] for folder in folders}, suffixes) for meshes, folders in wanted]
+    first = next(chain(*wanted), None)
+    inside = in_meshes and not any(stem in stems for own in found.values() for stem in own)
+    if inside and (first is None or not _near(first, found, suffixes) or holds_labels(first)):
+        return [list(meshes) for meshes in wanted], ()
+    paired = [
+        _paired(meshes, {folder: found[folder] for folder in own}, suffixes)
+        for meshes, own in zip(wanted, places, strict=True)
+    ]
     strange = [own[stem] for own in found.values() for stem in own if stem not in stems]
     orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
         raise DataError(f"{root}: labels without a mesh: {listing(lost)}. Add the mesh, or move these files elsewhere")
-    if orphans:
-        names = listing(str(file.relative_to(root)) for file in orphans)
-        # The warning points at the call of `load_dataset`.
-        warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=4)
-    return paired
+    names = listing(str(file.relative_to(root)) for file in orphans)
+    return paired, (f"files without labels and without a mesh: {names}",) if orphans else ()
 
 
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
-    """False for JSON files, and for own features of a mesh, `MESH.NAME.npy`."""
-    suffix = mesh_suffix(file)
-    return suffix != ".json" and not (suffix == ".npy" and mesh_stem(file).rpartition(".")[0] in stems)
+    """False for JSON files, lists of meshes, and own arrays of a mesh, such as `MESH.NAME.npy`."""
+    suffix, stem = mesh_suffix(file), mesh_stem(file)
+    own = suffix in (".npy", ".csv") and stem.rpartition(".")[0] in stems
+    return suffix != ".json" and not own and part_of(stem) is None
 
 
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
@@ -208,10 +132,31 @@ def _paired(meshes: list[Path], found: dict[Path, _ByStem], suffixes: tuple[str,
             missing.append(mesh.name)
     if missing:
         places = ", ".join(map(str, found))
+        near = _near(meshes[0].parent / missing[0], found, suffixes)
         raise DataError(
-            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}"
+            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}{near}"
         )
     return paired
+
+
+def _near(mesh: Path, folders: Iterable[Path], suffixes: tuple[str, ...]) -> str:
+    """What to say of a file that may hold the labels of a mesh, but isn't called so. Empty if there is none."""
+    stem = mesh_stem(mesh)
+    for file in (file for folder in folders for file in named_files(folder, suffixes)):
+        name = mesh_stem(file)
+        if name == stem and mesh_suffix(file) == ".csv":
+            return f". There is {file}, but it has neither a column called label nor whole numbers alone"
+        if name.startswith(stem) and name[len(stem) :][:1] in {*"_-. "}:
+            return f". There is {file}, but the labels of {mesh.name} should be in {stem}{mesh_suffix(file)}"
+    return ""
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The visible subfolders, sorted. Empty if the folder does not exist."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:  # sets have many files, so this makes no Path of each
+        return [folder / name for name in sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())]
 
 
 def meshes_below(root: Path) -> list[Path]:
@@ -227,15 +172,26 @@ def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]
 
 
+def named_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The visible files of a folder with these extensions, also with .gz, sorted by name."""
+    return files_in(folder, _also_packed(suffixes))
+
+
+def files_of_parts(folder: Path, suffixes: tuple[str, ...]) -> dict[Path, tuple[Part, str]]:
+    """The `named_files` whose names tell a part, and what they tell."""
+    told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, _also_packed(suffixes))}
+    return {folder / name: own for name, own in sorted(told.items()) if own}
+
+
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
     """The visible meshes of a folder, also with .gz, sorted by name. Empty if the folder does not exist.
 
     Raises DataError if a mesh is there both with and without .gz.
     """
-    meshes = files_in(folder, _also_packed(formats))
+    meshes = named_files(folder, formats)
     seen: dict[str, Path] = {}
     for mesh in meshes:
-        if (other := seen.setdefault(_key(mesh), mesh)) is not mesh:
+        if (other := seen.setdefault(file_key(mesh), mesh)) is not mesh:
             raise DataError(f"{folder}: {other.name} and {mesh.name} are the same mesh. Remove one of them")
     return meshes
 
@@ -284,7 +240,7 @@ def _natural(name: str) -> list[str | int]:
     return parts
 
 
-def listing(names: Iterable[str]) -> str:
-    """At most five names, and the number of the others."""
+def listing(names: Iterable[str], most: int = 5) -> str:
+    """The first names, and the number of the others."""
     shown = list(names)
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

@@ -93,22 +93,25 @@ def indexed(
     here = os.getcwd()  # `os.path.abspath` takes several times as long as `join`
     wanted = {kind: [os.path.join(here, path) for path in paths] for kind, paths in files.items()}
     known = _read(place)
-    stale = [
-        (kind, os.fspath(path))
+    wanting = [
+        (kind, os.fspath(path), number)
         for kind, paths in files.items()
-        for path, name in zip(paths, wanted[kind], strict=True)
+        for number, (path, name) in enumerate(zip(paths, wanted[kind], strict=True), -len(paths))
         if (own := known.get(kind, {}).get(name)) is None or own[0] != fingerprint(path)
     ]
-    if stale:
+    if wanting:
+        stale = [(kind, path) for kind, path, _ in wanting]
         describe = partial(describe_files, cache_dir=cache_dir)
         failed: list[str] = []
+        meshes: set[int] = set()  # that have failed, by their numbers from the end: files of labels come in their order
         stored = time.monotonic()
         new: _Known = {}
         try:
             for position, result in computed_in_chunks(describe, stale, jobs, CHUNK):
-                kind, path = stale[position]
+                kind, path, number = wanting[position]
                 if isinstance(result, str):
                     failed.append(result)
+                    meshes.add(number)
                 else:
                     new.setdefault(kind, {})[os.path.join(here, path)] = result
                 if time.monotonic() - stored > STORED_EVERY:
@@ -118,8 +121,8 @@ def indexed(
             if new:
                 _store(place, new)
         if failed:
-            total = sum(map(len, files.values()))
-            count = "" if total == 1 else f"{len(failed)} of {total} files can't be used: "
+            total = max(map(len, files.values()))
+            count = "" if total == 1 else f"{len(meshes)} of {total} meshes can't be used: "
             raise DataError(count + some_reasons(failed))
         known = _merged(known, new)
     return {kind: [known[kind][name] for name in names] for kind, names in wanted.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.classes import find_rows
+from diffnet.data.folders.division import Rule
 from diffnet.data.folders.index import Facts, LabelFacts, MeshFacts, TargetFacts, fingerprint, indexed
 from diffnet.data.folders.labels import SizedMesh, check_fit, find_labels_at, place_labels
 from diffnet.data.folders.layouts import Layout, SetFiles, check_classes, find_files
@@ -159,6 +160,7 @@ class IndexedDataset(LabeledMeshes):
 
     train: StoredMeshes
     test: StoredMeshes
+    validation: StoredMeshes = field(kw_only=True)
 
 
 def index_dataset(
@@ -168,18 +170,19 @@ def index_dataset(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
+    group_by: str | None = None,
     needs_train: bool = True,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
 
-    `train` and `test` are `IndexedMeshes`, or those whose labels are changed when they are read. The first call reads
-    all files and stores an index in the cache folder: the numbers of vertices, faces and edges, which labels occur, and
-    size and time of modification of each file. Later calls read files that are new or whose size or time differs.
-    Processes can share the folder.
+    `train`, `validation` and `test` are `IndexedMeshes`, or those whose labels are changed when they are read. The
+    first call reads all files and stores an index in the cache folder: the numbers of vertices, faces and edges, which
+    labels occur, and size and time of modification of each file. Later calls read files that are new or whose size or
+    time differs. Processes can share the folder.
 
-    path, layout, test_fraction, seed, needs_train: see `load_dataset`, also for a warning. Shards give the set of
-        `load_shards`.
+    path, layout, test_fraction, seed, group_by, needs_train: see `load_dataset`, also for a warning. Shards give
+        the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
@@ -191,9 +194,9 @@ def index_dataset(
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards
     root = Path(path)
-    files = find_files(root, layout, test_fraction, seed, needs_train)
-    parts = files.parts if needs_train else ([], files.parts[1])
-    meshes = [mesh for part in parts for mesh in part]
+    files = find_files(root, layout, Rule(test_fraction, seed, group_by, needs_train))
+    parts = files.parts if needs_train else files.parts.of_test()
+    meshes = parts.every
     labels = [file for part in files.labels for file in part]
     found = indexed(root, {"mesh": meshes, "labels": labels}, cache_dir, jobs)
     names, numbers, classes = _number(files, labels, [facts for _, facts in found["labels"]])
@@ -206,9 +209,9 @@ def index_dataset(
     items = _items(
         list(map(mesh_stem, meshes)), [meshes, labels], [found["mesh"], label_facts], Numbering(classes, at), cache_dir
     )
-    data = IndexedDataset(items.take(slice(len(parts[0]))), items.take(slice(len(parts[0]), None)), names, at, numbers)
+    data = IndexedDataset(**parts.fields(items), label_names=names, labels_at=at, label_numbers=numbers)
     if files.layout == "meshcnn" and (root / "sseg").is_dir():
-        data = with_soft_labels(data, files.parts[1], root)
+        data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
     return data
 
@@ -219,22 +222,23 @@ def index_classes(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
+    group_by: str | None = None,
     needs_train: bool = True,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
-    path, test_fraction, seed, needs_train: see `load_classes`
+    path, test_fraction, seed, group_by, needs_train: see `load_classes`
     cache_dir, jobs: see `index_dataset`, also for the index and what is raised
     """
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards
-    (train, test), names = find_rows(Path(path), test_fraction, seed, needs_train)
-    rows = [*train, *test]
+    parts, names = find_rows(Path(path), Rule(test_fraction, seed, group_by, needs_train))
+    rows = parts.every
     place = {name: i for i, name in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], np.int64)
     items = _of_rows(Path(path), rows, labels, cache_dir, jobs)
-    return IndexedDataset(items.take(slice(len(train))), items.take(slice(len(train), None)), names, "meshes")
+    return IndexedDataset(**parts.fields(items), label_names=names, labels_at="meshes")
 
 
 def index_targets(
@@ -244,18 +248,21 @@ def index_targets(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
+    group_by: str | None = None,
     needs_train: bool = True,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
-    path, targets, test_fraction, seed, needs_train: see `load_targets`
+    path, targets, test_fraction, seed, group_by, needs_train: see `load_targets`
     cache_dir, jobs: see `index_dataset`, also for the index and what is raised
     """
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
     root = Path(path)
-    names, rows, columns, train = find_target_rows(root, targets, test_fraction, seed, needs_train)
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    names, parts, columns = find_target_rows(root, targets, rule)
+    rows, train = parts.every, len(parts.parts["train"])
     if names is None:
         values = np.array([[row.values] for row in rows])  # (N, 1, C)
         items = _of_rows(root, rows, values, cache_dir, jobs)
@@ -273,7 +280,7 @@ def index_targets(
         known = [[each for own in facts[i] for each in own.known] for i in range(train)]
     if needs_train:
         check_known(root, columns, known)
-    return IndexedDataset(items.take(slice(train)), items.take(slice(train, None)), columns, at)
+    return IndexedDataset(**parts.fields(items), label_names=columns, labels_at=at)
 
 
 def _find_columns(

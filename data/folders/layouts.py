@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,21 +15,16 @@ import numpy as np
 
 from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.agreement import warn_of_scattered_labels
+from diffnet.data.folders.division import BY_LISTS, Division, Rule, divided, find_parts, has_set, part_folders
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     NAMES,
-    Parts,
-    check_parts,
     counts_train,
-    divided,
-    find_parts,
-    has_meshes,
     label_files,
     meshes_below,
     meshes_in,
     pair_beside,
     pair_labels,
-    parts_by_lists,
 )
 from diffnet.data.folders.labels import Classes, find_labels_at, number_classes, place_labels
 from diffnet.data.folders.numbers import read_lines
@@ -43,6 +39,11 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _LABELS = (".txt", ".npy", ".seg", ".csv", ".json")
 _LABELED: dict[Layout, LabelsAt] = {"rna": "vertices", "meshcnn": "edges", "princeton": "faces", "coseg": "faces"}
+_PLACES: dict[Layout, tuple[str, str]] = {
+    "rna": ("labels", ".txt"),
+    "meshcnn": ("seg", ".eseg"),
+    "coseg": ("gt", ".seg"),
+}
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off(\.gz)?")
 
 _Folder: TypeAlias = "str | os.PathLike[str] | None"
@@ -54,6 +55,7 @@ def load_dataset(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
+    group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     labels_at: LabelsAt | None = None,
@@ -93,11 +95,15 @@ def load_dataset(
 
     A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
 
-    In "princeton" and "folder", meshes are files in `FORMATS`. The subfolders `train/` and `test/` divide them.
-    Without these, the meshes are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt` and
-    `test.txt` divide them, with one file name per line, and a mesh that is not listed is left out. Names may lack their
-    extensions. Without these, a random share of `test_fraction`, drawn with `seed`, is the test part. It has at least
-    one mesh. "teeth" is divided by the lists or at random.
+    In "princeton" and "folder", meshes are files in `FORMATS`. The subfolders `train/` and `test/` divide them, and
+    `val/` holds meshes for validation. Without these, the meshes are in the folder itself, else in `off/`, else in
+    `meshes/`. Then `train.txt` and `test.txt`, and `val.txt`, divide them, with a mesh in each line, and a mesh that is
+    not listed is left out. Names may lack their extensions, and the id of a patient stands for all meshes whose names
+    begin with it. Without lists, a random share of `test_fraction`, drawn with `seed`, is the test part. It has at
+    least one mesh. "teeth" and "meshcnn" are divided in the same ways, and "coseg" by the lists or at random.
+
+    Folders and lists may have more words in their names, such as `shapes_train/` or `training_upper.txt`. If there are
+    several, such as those of upper and lower jaws, the ones without more words count, else all of them.
 
     Except in "rna", numbers are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
     `label_names` are the lines of `label_names.txt` if it exists, else the integers. If there are more lines than
@@ -109,6 +115,8 @@ def load_dataset(
     extensions are ignored. So are files without a mesh that hold no labels, such as notes, with a warning. In every
     layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like `NAME.obj`.
 
+    group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
+        mesh, and a random division leaves groups together. A name without a match is a group of its own.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
         `test.txt` alone. Without either, all meshes are the test part. Labels of the training part are read only if
@@ -126,10 +134,10 @@ def load_dataset(
     if (shards := labeled_shards(path, cache_dir, needs_train)) is not None:
         return shards if labels_at is None else with_labels_at(shards, labels_at)
     root = Path(path)
-    files = find_files(root, layout, test_fraction, seed, needs_train)
+    files = find_files(root, layout, Rule(test_fraction, seed, group_by, needs_train))
     data = _load(root, files, cache_dir, needs_train)
     if files.layout == "meshcnn" and (root / "sseg").is_dir():
-        data = with_soft_labels(data, files.parts[1], root)
+        data = with_soft_labels(data, files.parts.parts["test"], root)
     if needs_train:
         check_classes(root, data.label_names)
     warn_of_scattered_labels(data, root)
@@ -140,62 +148,55 @@ class SetFiles(NamedTuple):
     """The files of a data set, found without reading labels or meshes.
 
     layout: the layout, which is not "auto"
-    parts: the meshes for training and for testing
-    labels: the label files of both parts
+    parts: the meshes of each part
+    labels: the label files of each part
     at: the elements that are labeled, or None if the files decide
     to_classes: numbers the classes
     """
 
     layout: Layout
-    parts: Parts
+    parts: Division[Path]
     labels: list[list[Path]]
     at: LabelsAt | None
     to_classes: Callable[[Sequence[FileLabels]], Classes]
 
 
-def find_files(root: Path, layout: Layout, test_fraction: float, seed: int, needs_train: bool) -> SetFiles:
+def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
     """The files of the data set in a folder, see `load_dataset`. Raises DataError.
 
     Without `needs_train`, the training part is there only if its labels are needed to number the classes.
     """
     if layout not in LAYOUTS:
         raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    if not 0 < test_fraction < 1:
-        raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
-        layout = _detect(root, needs_train)
-    train = counts_train(root, needs_train)
+        layout = _detect(root, rule.needs_train)
+    train = counts_train(root, rule.needs_train)
     at = _LABELED.get(layout)
     to_classes: Callable[[Sequence[FileLabels]], Classes] = partial(number_classes, names_file=root / NAMES)
+    strays: tuple[str, ...] = ()
     if layout == "rna":
-        parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off", needs_train)
-        train, to_classes = needs_train, _rna_classes  # the classes are always the same
-        parts = parts if train else ([], parts[1])
-        check_parts(root, parts, needs_train)
-        files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
+        train, to_classes = rule.needs_train, _rna_classes  # the classes are always the same
+    if layout in ("rna", "coseg"):
+        folder = root / ("off" if layout == "rna" else "shapes")
+        parts = divided(root, meshes_in(folder, (".off",)), folder, rule)
+        if layout == "rna" and not parts.source.startswith(BY_LISTS):
+            raise DataError(f"{root}: the layout rna needs train.txt and test.txt")
     elif layout == "meshcnn":
-        parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
-        check_parts(root, parts, needs_train)
-        parts = parts if train else ([], parts[1])
-        files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
-    elif layout in ("teeth", "coseg"):
-        meshes, folder = meshes_below(root), root
-        if layout == "coseg":
-            folder = root / "shapes"
-            meshes = meshes_in(folder, (".off",))
-        parts = divided(root, meshes, folder, test_fraction, seed, needs_train)
-        parts = parts if train else ([], parts[1])
-        files = [_beside(part) if layout == "teeth" else pair_labels(part, [root / "gt"], (".seg",)) for part in parts]
+        parts = find_parts(root, rule, partial(meshes_in, formats=(".obj",)))
     else:
-        parts = find_parts(root, test_fraction, seed, needs_train)
-        if layout == "princeton":
-            files = pair_beside(root, parts, "seg", (".seg",), train=train)
-        else:
-            files = pair_beside(root, parts, "labels", _LABELS, in_meshes=True, train=train)
-        parts = parts if train else ([], parts[1])
-    return SetFiles(layout, parts, files, at, to_classes)
+        parts = find_parts(root, rule, meshes_below if layout == "teeth" else meshes_in)
+    if layout in ("princeton", "folder"):
+        subfolder, suffixes = ("seg", (".seg",)) if layout == "princeton" else ("labels", _LABELS)
+        files, strays = pair_beside(root, [*parts.parts.values()], subfolder, suffixes, layout == "folder", train)
+    parts = parts if train else parts.of_test()
+    if layout == "teeth":
+        files = [_beside(part) for part in parts.parts.values()]
+    elif layout in _PLACES:
+        place, suffix = _PLACES[layout]
+        files = [pair_labels(part, [root / place], (suffix,)) for part in parts.parts.values()]
+    return SetFiles(layout, replace(parts, left_out=(*parts.left_out, *strays)), files, at, to_classes)
 
 
 def check_classes(root: Path, names: Sequence[str]) -> None:
@@ -217,16 +218,17 @@ def _beside(meshes: list[Path]) -> list[Path]:
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:
-    parted = (root / "test").is_dir() and ((root / "train").is_dir() or not needs_train)
-    if parted and label_files(root / "seg", (".eseg",)):
+    told = part_folders(root)
+    parts = {part for part, _ in told.values()}
+    if "test" in parts and ("train" in parts or not needs_train) and label_files(root / "seg", (".eseg",)):
         return "meshcnn"
     if _is_rna(root, needs_train):
         return "rna"
     if meshes_in(root / "shapes", (".off",)) and label_files(root / "gt", (".seg",)):
         return "coseg"
-    if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
+    if any(label_files(folder, (".seg",)) for folder in (*(root / name for name in (*MESH_FOLDERS, "seg")), *told)):
         return "princeton"
-    if any(has_meshes(root / name) for name in (*MESH_FOLDERS, "train", "test")):
+    if has_set(root):
         return "folder"
     if any(mesh.with_name(f"{mesh_stem(mesh)}.json").is_file() for mesh in meshes_below(root)):
         return "teeth"
@@ -262,13 +264,11 @@ def _load(root: Path, files: SetFiles, cache_dir: _Folder, needs_train: bool) ->
 
     Labels come first: they load fast, so their faults show before minutes of reading meshes.
     """
-    parts, at = files.parts, files.at
+    parts, at = files.parts if needs_train else files.parts.of_test(), files.at
     sources = [read_source(file) for part in files.labels for file in part]
     labels, names, numbers = files.to_classes(sources)
-    if not needs_train:
-        sources, labels = sources[len(parts[0]) :], labels[len(parts[0]) :]
-        parts = [], parts[1]
-    paths = [path for part in parts for path in part]
+    paths = parts.every
+    sources, labels = sources[-len(paths) :], labels[-len(paths) :]
     meshes = [load_mesh(path, cache_dir) for path in paths]
     if at is None:
         at = find_labels_at(meshes, sources)
@@ -276,4 +276,4 @@ def _load(root: Path, files: SetFiles, cache_dir: _Folder, needs_train: bool) ->
         LabeledMesh(mesh_stem(path), mesh, place_labels(mesh, values, at, source))
         for path, mesh, values, source in zip(paths, meshes, labels, sources, strict=True)
     ]
-    return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at, numbers)
+    return LabeledMeshes(**parts.fields(items), label_names=names, labels_at=at, label_numbers=numbers)

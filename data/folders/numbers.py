@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ _INTEGERS = re.compile(rb"[0-9 \t\r\n-]*")  # most label files, for which `table
 def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """The labels of one file, unchanged: (N,) int64, N ≥ 1.
 
-    A `.npy` file holds a one-dimensional array of integers or whole floats. In a `.csv` file, the labels are the first
-    column, and the first line names the columns. Any other file is text: integers separated by line breaks or blanks.
-    They may be written as floats (`1.000e+00`). Blank lines are ignored. All may be compressed by gzip (`.txt.gz`).
+    A `.npy` file holds an array (N,) or (N, 1) of integers, whole floats or booleans. In a `.csv` file, the labels are
+    the column called label, or the only one, which needs no name. Any other file is text: integers separated by line
+    breaks or blanks. They may be written as floats (`1.000e+00`). Blank lines are ignored. All may be compressed by
+    gzip (`.txt.gz`).
 
     Raises DataError for a missing or empty file, and for a value that is not a whole number or does not fit int64. The
     message names the file and the line or the value.
@@ -90,34 +91,46 @@ def _read_text(path: Path) -> NDArray[np.int64]:
 
 def _label_lines(path: Path, is_table: bool) -> Iterator[Line]:
     """The lines of a text file. Those of a table have its first column alone, without the name of the column."""
-    return enumerate(_first_column(path)[1:], 2) if is_table else lines_of(path)
+    return _label_column(path) if is_table else lines_of(path)
 
 
 def is_label_table(path: Path) -> bool:
-    """Whether the first column of a `.csv` file is called label, as in a table of `diffnet predict`.
+    """Whether a column of a `.csv` file is called label, as in a table of `diffnet predict`, or it has numbers alone.
 
     Only the first line is read: sets have many files, and each start asks for all of them.
     """
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             line = file.readline(1000).decode("utf-8-sig", errors="replace")
-        return any(cells[0].strip() == "label" for cells in csv.reader([line]) if cells)
+        return any(_place_of_labels(cells) is not None for cells in csv.reader([line]))
     except (OSError, EOFError, zlib.error, csv.Error):  # other content
         return False
 
 
-def _first_column(path: Path) -> list[str]:
+def _place_of_labels(cells: Sequence[str]) -> tuple[int, int] | None:
+    """By the first line of a table: the number of its column of labels, and that of lines before them. None without."""
+    names = [cell.strip().lower() for cell in cells]
+    if "label" in names and "file" not in names:  # that is a table of meshes
+        return names.index("label"), 1
+    return (0, 0) if len(names) == 1 and re.fullmatch(r"[-+]?[0-9]+(\.0*)?", names[0]) else None
+
+
+def _label_column(path: Path) -> Iterator[Line]:
+    """The labels in a table with the numbers of their lines."""
     try:
-        return [cells[0].strip() if cells else "" for cells in csv_rows(io.StringIO(text_of(path)))]
+        rows = list(csv_rows(io.StringIO(text_of(path))))
     except csv.Error as e:
         raise DataError(f"{path}: not a table of text ({e})") from e
+    column, first = _place_of_labels(rows[0] if rows else []) or (0, 1)
+    return ((i, row[column].strip() if column < len(row) else "") for i, row in enumerate(rows[first:], first + 1))
 
 
 def _read_npy(path: Path) -> NDArray[np.int64]:
     array = read_array(path)
-    if array.ndim != 1:
-        raise DataError(f"{path}: labels should have shape (N,), shape is {array.shape}")
-    if array.dtype.kind not in "iuf":
+    if array.ndim != 1 and array.shape[1:] != (1,):
+        raise DataError(f"{path}: labels should have shape (N,) or (N, 1), shape is {array.shape}")
+    array = array.reshape(-1)
+    if array.dtype.kind not in "biuf":
         raise DataError(f"{path}: labels should be integers, dtype is {array.dtype}")
     if array.dtype.kind == "f":
         array = array.astype(np.float64)  # float64 holds both bounds below exactly; NaN fails the comparisons

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from diffnet.geometry.mesh.text import integer, real
 
 PART_LIST = "_labels"  # NAME_labels.txt holds lists of faces
 PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "segmentation", "part")
+SCALAR = "scalar_"  # before the names of properties that CloudCompare writes
 MAX_COLORS = 64
 
 
@@ -50,7 +53,8 @@ def read_source(path: Path) -> FileLabels:
     `.json`: an object with a list "labels", a number for each vertex
     a mesh: a property of the vertices or faces of a PLY file whose name is in PROPERTIES; else colors of the vertices
         or faces. If both have colors, those that differ count; else those that aren't gray; else those of the vertices.
-        Each distinct color is a class.
+        Each distinct color is a class. Without colors, names may begin with
+        SCALAR.
 
     Raises DataError for labels that are missing or malformed, MeshError for a mesh that can't be read. The message
     names the file.
@@ -136,6 +140,9 @@ def _is_whole(value: Any) -> bool:
 def _of_mesh(path: Path) -> FileLabels:
     attributes = load_attributes(path)
     found = _properties(attributes)
+    if not found and (attributes.colors is not None or attributes.face_colors is not None):
+        _check_colors(path, attributes)
+    found = found or _properties(attributes, SCALAR)
     if len(found) > 1:
         both = ", ".join(f"{name!r} of the {at}" for at, name, _ in found)
         raise DataError(f"{path}: more than one property could be the labels: {both}. Keep one of them")
@@ -154,13 +161,25 @@ def _of_mesh(path: Path) -> FileLabels:
     )
 
 
-def _properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArray[Any]]]:
-    """The properties that can be labels."""
-    places: list[tuple[LabelsAt, dict[str, NDArray[Any]]]] = [
-        ("vertices", attributes.vertices),
-        ("faces", attributes.faces),
-    ]
-    return [(at, name, x) for at, own in places for name, x in own.items() if name.lower() in PROPERTIES]
+def _properties(attributes: Attributes, prefix: str = "") -> list[tuple[LabelsAt, str, NDArray[Any]]]:
+    """The properties that can be labels, by their names after a prefix."""
+    return [own for own in _all_properties(attributes) if own[1].lower() in {f"{prefix}{name}" for name in PROPERTIES}]
+
+
+def _all_properties(attributes: Attributes) -> Iterator[tuple[LabelsAt, str, NDArray[Any]]]:
+    yield from (("vertices", name, values) for name, values in attributes.vertices.items())
+    yield from (("faces", name, values) for name, values in attributes.faces.items())
+
+
+def _check_colors(path: Path, attributes: Attributes) -> None:
+    """Raises DataError if another property could be the labels: several whole numbers, and a name that tells it."""
+    for at, name, values in _all_properties(attributes):
+        told = name.lower().startswith(SCALAR) or set(re.split("[^a-z]+", name.lower())) & {*PROPERTIES}
+        if told and (values == np.trunc(values)).all() and 1 < len(np.unique(values)) <= MAX_COLORS:
+            raise DataError(
+                f"{path}: both the colors and the property {name!r} of the {at} could be the labels. Rename the "
+                "property to label, or remove the colors"
+            )
 
 
 def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -6,13 +6,12 @@ import csv
 import io
 from pathlib import Path
 
+from diffnet.data.folders.files import Part, part_of
 from diffnet.data.folders.numbers import text_of
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
 from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.mesh import mesh_suffix
-
-PARTS = ("train", "test")
 
 Line = tuple[int, list[str]]
 
@@ -54,11 +53,13 @@ class TableMeshes:
         self._lines[path] = number
         return path
 
-    def check_split(self, number: int, split: str) -> None:
-        """Raises DataError if the split is not train, test or empty, and if only some lines have one."""
-        if split not in ("", *PARTS):
-            raise DataError(f"{self._table}, line {number}: the split should be train or test, got {split[:40]!r}")
+    def part(self, number: int, split: str) -> Part | None:
+        """The part that a split names. Raises DataError if it names none, and if only some lines have one."""
+        part, more = part_of(split) or (None, "")
+        if split and (part is None or more):
+            raise DataError(f"{self._table}, line {number}: the split should be train, val or test, got {split[:40]!r}")
         if self._has_split is None:
             self._has_split = bool(split)
         if self._has_split != bool(split):
             raise DataError(f"{self._table}, line {number}: either all lines or none should have a split")
+        return part

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
 from diffnet.data.folders.columns import check_names, parse_number
-from diffnet.data.folders.files import find_parts, parts_at_random
+from diffnet.data.folders.division import Division, Rule, divide, find_parts, in_parts
+from diffnet.data.folders.files import Part
 from diffnet.data.folders.labels import fits, shown_size
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.folders.tables import TableMeshes, read_table
@@ -31,6 +32,7 @@ def load_targets(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
+    group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
 ) -> LabeledMeshes:
@@ -44,14 +46,16 @@ def load_targets(
         one or several columns and a row for each element. The number of rows decides which elements these are. A first
         line in a `.csv` file names the columns.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
-        `file,COLUMN,…` or `file,COLUMN,…,split`, where the split is train or test. Files are relative to the table.
-        Without a split, a random share of `test_fraction`, drawn with `seed`, is the test part.
+        `file,COLUMN,…` or `file,COLUMN,…,split`, where the split is train, val or test. Files are relative to the
+        table. Without a split, the lists of `load_dataset` divide the meshes. Without these, a random share of
+        `test_fraction`, drawn with `seed`, is the test part.
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
     NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
     or one per triangle.
 
+    group_by: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
@@ -62,7 +66,9 @@ def load_targets(
     """
     if (shards := labeled_shards(path, cache_dir, needs_train, "targets")) is not None:
         return shards
-    names, rows, columns, train = find_target_rows(Path(path), targets, test_fraction, seed, needs_train)
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    names, parts, columns = find_target_rows(Path(path), targets, rule)
+    rows = parts.every
     if names is None:
         items = [LabeledMesh(row.name, load_mesh(row.path, cache_dir), np.array([row.values])) for row in rows]
         at: TargetsAt = "meshes"
@@ -76,7 +82,7 @@ def load_targets(
             LabeledMesh(row.name, mesh, placed_targets(mesh, source, at))
             for row, mesh, source in zip(rows, meshes, sources, strict=True)
         ]
-    data = LabeledMeshes(items[:train], items[train:], columns, at)
+    data = LabeledMeshes(**parts.fields(items), label_names=columns, labels_at=at)
     if needs_train:
         check_known(Path(path), columns, [~np.isnan(item.labels).all(axis=0) for item in data.train])
     return data
@@ -91,28 +97,24 @@ class TargetRow(NamedTuple):
 
 
 def find_target_rows(
-    root: Path, targets: str | None, test_fraction: float, seed: int, needs_train: bool
-) -> tuple[list[str] | None, list[TargetRow], list[str], int]:
+    root: Path, targets: str | None, rule: Rule
+) -> tuple[list[str] | None, Division[TargetRow], list[str]]:
     """The meshes of a set, see `load_targets`, without reading them.
 
-    Returns the names in `targets`; the meshes, those for training first and without `needs_train` none of these; the
-    names of the columns in a table; and the number of training meshes. Raises DataError.
+    Returns the names in `targets`; the meshes of each part, and without `needs_train` those of the test part alone; and
+    the names of the columns in a table. Raises DataError.
     """
     names = None if targets is None else target_parts(targets)
-    if not 0 < test_fraction < 1:
-        raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     if names is not None and not root.is_dir():
         raise DataError(f"{root}: a folder is needed for the targets {targets}, and this is a file")
     columns: list[str] = []
     if names is None:
-        parts, columns = _table_parts(root, test_fraction, seed, needs_train)
+        parts, columns = _table_parts(root, rule)
     else:
-        found = find_parts(root, test_fraction, seed, needs_train)
-        parts = tuple([TargetRow(mesh_stem(path), path, []) for path in part] for part in found)
-    train = parts[0] if needs_train else []
-    return names, [*train, *parts[1]], columns, len(train)
+        parts = find_parts(root, rule).of(lambda path: TargetRow(mesh_stem(path), path, []))
+    return names, parts if rule.needs_train else parts.of_test(), columns
 
 
 def check_known(
@@ -204,10 +206,8 @@ def check_targets_fit(mesh: Mesh, sources: Sequence[Targets], at: LabelsAt) -> N
             check_vertex_numbers(mesh, one.path)
 
 
-def _table_parts(
-    root: Path, test_fraction: float, seed: int, needs_train: bool
-) -> tuple[tuple[list[TargetRow], ...], list[str]]:
-    """The training and the test meshes of a table, and the names of its columns."""
+def _table_parts(root: Path, rule: Rule) -> tuple[Division[TargetRow], list[str]]:
+    """The meshes of each part of a table, and the names of its columns."""
     table = root if root.is_file() else root / TABLE
     if not table.is_file():
         raise DataError(
@@ -225,26 +225,27 @@ def _table_parts(
     check_names(table, names)
     if len(lines) < 2:
         raise DataError(f"{table}: there are no meshes in the table")
-    meshes, files, splits, values = TableMeshes(table), [], [], []
+    meshes, rows = TableMeshes(table), []
+    splits: list[Part] = []
     for number, cells in lines[1:]:
         place = f"{table}, line {number}"
         if len(cells) != len(header):
             raise DataError(f"{place}: {len(cells)} cells, but the first line has {len(header)}")
-        files.append(meshes.path(number, cells[0]))
-        splits.append(cells[-1] if has_split else "")
-        meshes.check_split(number, splits[-1])
+        file = meshes.path(number, cells[0])
+        if part := meshes.part(number, cells[-1] if has_split else ""):
+            splits.append(part)
         own = zip(names, cells[1:], strict=False)
-        values.append([parse_number(f"{place}, column {name}", cell) for name, cell in own])
-    if needs_train and not splits[0]:
-        training = set(parts_at_random(root, files, test_fraction, seed)[0])
-        splits = ["train" if file in training else "test" for file in files]
-    rows = [TargetRow(cells[0], file, row) for (_, cells), file, row in zip(lines[1:], files, values, strict=True)]
-    train = [row for row, split in zip(rows, splits, strict=True) if split == "train"]
-    test = [row for row, split in zip(rows, splits, strict=True) if split != "train"]
-    for part, found in (("train", train), ("test", test)):
-        if not found and (needs_train or part == "test"):
-            raise DataError(f"{table}: there are no {part} meshes")
-    return (train, test), names
+        values = [parse_number(f"{place}, column {name}", cell) for name, cell in own]
+        rows.append(TargetRow(cells[0], file, values))
+    if splits:
+        found = Division(in_parts(zip(splits, rows, strict=True)), f"by the table {table.name}")
+    else:
+        numbers = divide(table.parent, [row.name for row in rows], [row.path for row in rows], rule)
+        found = numbers.of(rows.__getitem__)
+    for name in ("train", "test") if rule.needs_train else ("test",):
+        if not found.parts[name]:
+            raise DataError(f"{table}: there are no {name} meshes")
+    return found, names
 
 
 def _listed(words: Sequence[str]) -> str:

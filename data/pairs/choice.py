@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -38,10 +38,7 @@ def listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path:
     place = _places(shapes)
     elsewhere = _places(others)
     pairs = []
-    for number, line in enumerate(read_lines(path), 1):
-        names = line.replace(",", " ").split()
-        if len(names) != 2:
-            raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
+    for number, names in _lines(path):
         found, away = ([_find(known, name) for name in names] for known in (place, elsewhere))
         for name, here, there in zip(names, found, away, strict=True):
             if here is None and there is None:
@@ -52,6 +49,22 @@ def listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path:
         elif any(here is not None for here in found):
             raise DataError(f"{path}, line {number}: one of {names[0]} and {names[1]} is for training, one for testing")
     return pairs
+
+
+def named_in_pairs(shapes: Sequence[PairShape], path: Path) -> set[str]:
+    """The names of the meshes in a list file, see `listed_pairs`."""
+    place = _places(shapes)
+    found = [_find(place, name) for _, names in _lines(path) for name in names]
+    return {shapes[i].name for i in found if i is not None}
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a list file with their numbers from 1."""
+    for number, line in enumerate(read_lines(path), 1):
+        names = line.replace(",", " ").split()
+        if len(names) != 2:
+            raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
+        yield number, names
 
 
 def _find(known: dict[str, int], name: str) -> int | None:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.files import MESH_FOLDERS, files_in, find_parts, meshes_in
+from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
+from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
 from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.labeled import DataError
-from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs
+from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs, named_in_pairs
 from diffnet.data.pairs.indices import Base, IndexFile, read_indices
 from diffnet.data.pairs.partial import check_whole
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
@@ -42,17 +44,21 @@ def load_pairs(
     base: Base = "auto",
     test_fraction: float = 0.2,
     seed: int = 0,
+    group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
 ) -> MeshPairs:
     """Read a set of meshes in pairs, from one or several folders.
 
     path: a folder of meshes, several of them, or a folder whose subfolders hold meshes, which count as several.
-        `train/` and `test/`, else `train.txt` and `test.txt`, divide the meshes as in `load_dataset`, else a random
-        share of `test_fraction`, drawn with `seed`, is for testing: at least two of four or more meshes.
+        Folders or lists for training and testing divide the meshes of each as in `load_dataset`. Else the meshes in a
+        list of pairs are for testing. Else a random share of `test_fraction`, drawn with `seed`, is for testing: at
+        least two of four or more meshes. Meshes for validation are left out.
     pairs: which meshes form pairs, each pair once: "all"; "within": both in one folder; "across": in two folders; or
-        the path of a file with the names of two meshes in each line. By default `pairs.txt` in the folder, else "all".
+        the path of a file with the names of two meshes in each line. By default `pairs.txt` or `test_pairs.txt` in the
+        folder, else "all".
         A list that names no training pairs leaves all of them.
+    group_by: see `load_dataset`. In several folders, each is divided by itself.
     base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
@@ -82,17 +88,27 @@ def load_pairs(
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
-    if not 0 < test_fraction < 1:
-        raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
+    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for one in given for root in _roots(Path(one))]
-    train, test = _Shapes(), _Shapes()
-    for root in roots:
-        parts = find_parts(root, test_fraction, seed, needs_train, min_tests=2)
-        for shapes, files in zip((train, test), parts, strict=True):
-            shapes += [_shape(file, root, len(roots) > 1, cache_dir) for file in files]
-    data = _with_correspondences(MeshPairs(train, test, [], []), roots, base)
-    data = _with_pairs(data, given, pairs, needs_train)
+    which = _pair_rule(given, pairs)
+    divisions = [
+        find_parts(root, rule).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
+        for root in roots
+    ]
+    train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
+    sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
+    source = "; ".join(sources if len(sources) == 1 else (f"{root} {own}" for own, root in sources.items()))
+    if which not in RULES and all(own.startswith(AT_RANDOM) for own in sources):
+        every = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
+        listed = named_in_pairs(every, Path(which))
+        train, test = ([shape for shape in every if (shape.name in listed) == tested] for tested in (False, True))
+        source = f"by {Path(which).name}, whose meshes are for testing"
+    left_out = [text for one in divisions for text in one.left_out]
+    if held_out:
+        left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
+    data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
+    data = _with_pairs(_with_correspondences(data, roots, base), given, which, needs_train)
     # A shape with a place for every template point is whole.
     for shapes, chosen in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
         check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in chosen if shapes[i].template is None])
@@ -141,16 +157,15 @@ def _roots(folder: Path) -> list[Path]:
     """The folder itself, or its subfolders if the meshes are there."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    if _has_meshes(folder):
+    if has_set(folder):
         return [folder]
-    below = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and _has_meshes(path))
+    below = list(filter(has_set, folders_in(folder)))
+    if lists := lists_in(folder, set()):
+        names = listing(file.name for file in lists)
+        raise DataError(f"{folder}: {names} can't divide meshes of subfolders. Put lists into each of them")
     if not below:
         raise DataError(f"{folder}: no meshes found here, in off/, meshes/, train/ or test/, or in subfolders")
     return below
-
-
-def _has_meshes(folder: Path) -> bool:
-    return any(meshes_in(folder / name) for name in (*MESH_FOLDERS, "train", "test"))
 
 
 def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[str] | None) -> PairShape:
@@ -314,15 +329,18 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.
     return dict(zip(found, maps, strict=True))
 
 
-def _with_pairs(
-    data: MeshPairs, given: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[str] | None, needs_train: bool
-) -> MeshPairs:
-    default = Path(given[0]) / "pairs.txt"
-    chosen = rule if rule is not None else (default if len(given) == 1 and default.is_file() else "all")
-    is_list = chosen not in RULES
-    if is_list and not Path(chosen).is_file():
-        raise DataError(f"{chosen}: pairs should be one of {', '.join(RULES)}, or a file with two names in each line")
+def _pair_rule(given: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[str] | None) -> str:
+    """One of RULES, or the path of a list of pairs. given: the folders of the set"""
+    if rule is None:
+        places = [Path(given[0], name) for name in ("pairs.txt", "test_pairs.txt")] if len(given) == 1 else []
+        return str(next((place for place in places if place.is_file()), "all"))
+    if rule not in RULES and not Path(rule).is_file():
+        raise DataError(f"{rule}: pairs should be one of {', '.join(RULES)}, or a file with two names in each line")
+    return os.fspath(rule)
 
+
+def _with_pairs(data: MeshPairs, given: Sequence[str | os.PathLike[str]], chosen: str, needs_train: bool) -> MeshPairs:
+    is_list = chosen not in RULES
     parts = []
     for shapes, others in ((data.train, data.test), (data.test, data.train)):
         listed = listed_pairs(shapes, others, Path(chosen)) if is_list else []
@@ -330,7 +348,7 @@ def _with_pairs(
             if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
                 raise DataError(f"{chosen}: there is no map from {shapes[i].name} to {shapes[j].name}")
         if not is_list or (not listed and shapes is data.train):
-            listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else str(chosen)))
+            listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else chosen))
         parts.append(listed)
     train, test = parts
     for name, found, shapes in (("train", train, data.train), ("test", test, data.test)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -31,4 +32,5 @@ def paired_meshes(pairs: MeshPairs, channels: int) -> PairedMeshes:
         return [LabeledMesh(s.name, s.mesh, np.full(len(s.mesh.verts), UNLABELED, np.int64)) for s in shapes]
 
     names = [str(i) for i in range(channels)]
-    return PairedMeshes(unlabeled(pairs.train), unlabeled(pairs.test), names, "vertices", pairs=pairs)
+    about: dict[str, Any] = {"source": pairs.source, "left_out": pairs.left_out}
+    return PairedMeshes(unlabeled(pairs.train), unlabeled(pairs.test), names, "vertices", pairs=pairs, **about)

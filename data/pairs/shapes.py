@@ -65,6 +65,7 @@ class MeshPairs:
     mirror: the template point on the other side of the body, for each of the T template points: (T,) template points,
         or `SurfacePoints` of the template. None for sets without symmetry.
     maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
+    source, left_out: see `LabeledMeshes`
     """
 
     train: list[PairShape]
@@ -74,6 +75,8 @@ class MeshPairs:
     template_faces: Ints | None = None
     mirror: Ints | SurfacePoints | None = None
     maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
+    source: str = ""
+    left_out: tuple[str, ...] = ()
     _memo: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:

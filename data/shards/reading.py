@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,7 +29,7 @@ from diffnet.geometry.preprocessing.packing import unpacked
 
 INDEX = "shards.safetensors"
 SUFFIX = ".shard"
-PARTS = ("train", "test")
+PARTS = ("train", "test", "validation")  # by their numbers in the index
 
 
 class Shards(NamedTuple):
@@ -143,6 +143,7 @@ class ShardedDataset(LabeledMeshes):
     train: ShardedMeshes
     test: ShardedMeshes
     has_targets: bool = False
+    validation: ShardedMeshes = field(kw_only=True)
 
 
 def is_shards(path: str | os.PathLike[str]) -> bool:
@@ -196,8 +197,8 @@ def load_shards(
     needs_train: if False, as for an evaluation, the training part is empty. Without a test part, all meshes are the
         test part then.
 
-    `train` and `test` are `ShardedMeshes`. They work with `MeshSamples`, and operators come from the shards. Files in a
-    folder are mapped into memory. Nothing that they hold is executed.
+    `train`, `validation` and `test` are `ShardedMeshes`. They work with `MeshSamples`, and operators come from the
+    shards. Files in a folder are mapped into memory. Nothing that they hold is executed.
 
     Raises DataError, which names the file, for an index that is missing, damaged, or of another version of diffnet.
     """
@@ -213,7 +214,11 @@ def load_shards(
             raise ValueError("it names files that are no shards")
         if any(array.dtype != np.int64 or array.ndim != 1 for array in (shard, part)) or len(shard) != len(part):
             raise ValueError("shard and part should be rows of int64")
-        if shard.min(initial=0) < 0 or shard.max(initial=-1) >= len(files) or not np.isin(part, (0, 1)).all():
+        if (
+            shard.min(initial=0) < 0
+            or shard.max(initial=-1) >= len(files)
+            or not np.isin(part, range(len(PARTS))).all()
+        ):
             raise ValueError("there are records in shards or parts that don't exist")
         records = records_in(arrays, np.array([size for _, size in files], np.int64)[shard])
         if len(records) != len(shard):
@@ -230,9 +235,16 @@ def load_shards(
     shards = Shards(root, files, settings, None if cache_dir is None else os.path.join(cache_dir, "shards"))
     rows = [np.flatnonzero(part == i) for i in range(len(PARTS))]
     if not needs_train:
-        rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0]]
+        rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0], rows[0][:0]]
     facts = None if cache_dir is None else os.fspath(cache_dir)
-    train, test = (ShardedMeshes(facts, shards, records[own], shard[own]) for own in rows)
+    train, test, validation = (ShardedMeshes(facts, shards, records[own], shard[own]) for own in rows)
     return ShardedDataset(
-        train, test, settings.label_names, settings.labels_at, settings.label_numbers, settings.has_targets
+        train,
+        test,
+        label_names=settings.label_names,
+        labels_at=settings.labels_at,
+        label_numbers=settings.label_numbers,
+        has_targets=settings.has_targets,
+        validation=validation,
+        source="as in the shards",
     )

@@ -26,7 +26,7 @@ from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
-from diffnet.data.shards.reading import INDEX, SUFFIX
+from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX
 from diffnet.data.shards.records import Settings, mesh_arrays, options_of
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
 from diffnet.data.stored import joined, sources_of
@@ -89,13 +89,15 @@ def write_shards(
     A call that was stopped can be repeated: it keeps complete shards, and takes operators from the cache. It also adds
     meshes that are new or have changed. The index is written last.
 
-    Returns an error message for each mesh that can't be used, by its position in the training and then the test part.
-    The index leaves them out. Raises OSError, which names the file, if the disk is full; OptionError if another process
-    writes to the folder; DataError if the folder has shards with other options or labels, and if no mesh can be used.
+    Returns an error message for each mesh that can't be used, by its position in the training, validation and test
+    parts, one after the other. The index leaves them out. Raises OSError, which names the file, if the disk is full;
+    OptionError if another process writes to the folder; DataError if the folder has shards with other options or
+    labels, and if no mesh can be used.
     """
     folder = Path(folder)
     make_folder(folder)
-    items = joined([data.train, data.test])
+    every = {part: own for part in ("train", "validation", "test") if len(own := getattr(data, part))}
+    items = joined([*every.values()])
     settings = Settings(
         options_of(options),
         array_names(options.features),
@@ -104,7 +106,8 @@ def write_shards(
         data.label_numbers,
         _has_targets(items),
     )
-    digests = np.array([*_digests(data.train, options.features), *_digests(data.test, options.features)], np.int64)
+    digests = np.array([n for own in every.values() for n in _digests(own, options.features)], np.int64)
+    part_numbers = np.repeat([PARTS.index(name) for name in every], [*map(len, every.values())])
     number, parts = part
     own = range(number - 1, len(items), parts)
     place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
@@ -131,7 +134,7 @@ def write_shards(
         if parts == 1:
             if not kept:
                 raise DataError(f"{folder}: no mesh of the set can be used. {next(iter(failed.values()), '')}")
-            _write_index(folder, settings, digests[kept], np.array(kept) >= len(data.train))
+            _write_index(folder, settings, digests[kept], part_numbers[kept])
     if parts > 1:
         place.rmdir()
     return dict(sorted(failed.items()))
@@ -305,8 +308,8 @@ def _table_of(file: Path) -> bytes:
         return opened.read(length)
 
 
-def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], is_test: NDArray[np.bool_]) -> None:
-    """Write the index of the records with these digests, in this order."""
+def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], parts: NDArray[np.int64]) -> None:
+    """Write the index of the records with these digests, in this order. parts: the number of the part of each"""
     shards = _complete_shards(folder, settings)
     places = {
         digest: (shard, row)
@@ -316,6 +319,6 @@ def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], i
     chosen = np.array([places[digest] for digest in digests.tolist()], np.int64)
     firsts = np.cumsum([0, *map(len, shards.values())])[:-1]
     records = Records.joined([*shards.values()])[firsts[chosen[:, 0]] + chosen[:, 1]]
-    arrays: Arrays = records.arrays() | {"shard": np.ascontiguousarray(chosen[:, 0]), "part": is_test.astype(np.int64)}
+    arrays: Arrays = records.arrays() | {"shard": np.ascontiguousarray(chosen[:, 0]), "part": parts}
     files = [(name, (folder / name).stat().st_size) for name in shards]
     write_atomically(folder / INDEX, table_blob(arrays, {"settings": asdict(settings), "shards": files}))

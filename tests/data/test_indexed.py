@@ -149,7 +149,7 @@ def test_a_bad_file_is_named_and_the_others_are_known(tmp_path: Path, read: list
     root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
     (root / "train" / "b.ply").write_text("ply\nnothing")
     (root / "test" / "e.txt").write_text("1\nx")
-    with pytest.raises(DataError, match=r"^2 of 10 files can't be used: .*b\.ply: .*; .*e\.txt, line 2: 'x' is not"):
+    with pytest.raises(DataError, match=r"^2 of 5 meshes can't be used: .*b\.ply: .*; .*e\.txt, line 2: 'x' is not"):
         index_dataset(root, cache)
     write_set(root)
     read.clear()

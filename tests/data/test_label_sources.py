@@ -372,7 +372,10 @@ def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
     ("name", "content", "expected"),
     [
         ("a.csv", b"\xef\xbb\xbf label ,name\n1,x\n", True),
-        ("a.csv", b"name,label\n", False),
+        ("a.csv", b"name,Label\n", True),
+        ("a.csv", b"file,label\n", False),
+        ("a.csv", b"3\n", True),
+        ("a.csv", b"3,4\n", False),
         ("a.csv", b"", False),
         # A time in the file would give the test another name in each worker.
         ("a.csv.gz", gzip.compress(b"label\n1\n", mtime=0), True),

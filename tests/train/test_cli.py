@@ -90,7 +90,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "label_names.txt").write_text("low\nhigh\n")
     code, out, err = train_small(data, room / "run", room / "cache")
     assert code == 0, err
-    assert "4 meshes to train on, 1 to test on, 2 classes at the vertices" in out
+    assert "meshes: 4 to train on, 1 to test on\n" in out
+    assert "classes: 2 at the vertices, without the test part: low " in out
     assert re.search(r"epoch   12  loss \d\.\d{4}  accuracy: train [\d.]+ %, test [\d.]+ %", out)
     assert "test accuracy" in out
     assert err == ""
@@ -327,7 +328,7 @@ def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
     started = load_checkpoint(out / "last.pt")["options"]
     text = output(*train, "--resume", "--epochs", 2)
     assert f"resuming {out}: options that are not given are those of this run" in text
-    assert "2 classes at the faces" in text
+    assert "classes: 2 at the faces" in text
     resumed = load_checkpoint(out / "last.pt")
     assert resumed["options"] == {**started, "epochs": 2}
     assert len(resumed["history"]) == 2
@@ -651,7 +652,7 @@ def test_labels_at_faces_and_edges(room: Path, tmp_path: Path, at: str) -> None:
     data = write_balls(tmp_path / "data", 4, at)
     code, out, err = train_small(data, tmp_path / "run", tmp_path / "c")
     assert code == 0, err
-    assert f"classes at the {at}" in out
+    assert f"classes: 2 at the {at}" in out
     assert json.loads((tmp_path / "run" / "results.json").read_text())["test_accuracy"] > 0.8
     mesh, ply = room / "data" / "m4.obj", tmp_path / "a.ply"
     arguments = ["--checkpoint", tmp_path / "run" / "best.pt", "--out", ply, "--html", tmp_path / "a.html"]
@@ -779,7 +780,7 @@ def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     where = ["--data", "figures", "--out", out, "--cache", tmp_path / "c"]
     text = output("train", "segmentation", *where, *SMALL, "--epochs", 1, "--seed", 3)
     assert asked == [3]
-    assert "8 classes at the vertices" in text
+    assert "classes: 8 at the vertices" in text
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
     # An evaluation takes the same seed. A network that doesn't record it is scored on the set of seed 0.
     monkeypatch.setattr(

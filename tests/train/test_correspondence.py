@@ -633,7 +633,7 @@ def test_training_with_stretched_copies(room: Path, tmp_path: Path) -> None:
     arguments = ["--data", room / "data", "--out", tmp_path, "--cache", room / "cache", "--stretch", 0.3]
     arguments += [*SMALL, "--features", "wks"]
     out = output("train", "correspondence", *arguments, "--epochs", 1)
-    assert "24 pairs to train on, 3 to test on" in out
+    assert "pairs: 24 to train on, 3 to test on" in out
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["train_pairs"], results["train_meshes"], results["test_meshes"]) == (24, 8, 3)
     assert results["options"]["stretch"] == 0.3

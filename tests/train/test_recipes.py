@@ -95,7 +95,8 @@ def test_many_classes_on_fine_meshes_are_told_of_less_dropout(monkeypatch: pytes
     class Meshes(list[LabeledMesh]):
         vertex_counts = np.array([14_000, 16_000])
 
-    def stop(*_: object, **__: object) -> None:
+    def stop(*_: object, notes: tuple[str, ...], **__: object) -> None:
+        print(*notes)
         raise Stop
 
     def shown(classes: int, *arguments: str) -> str:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
 TEETH = ["0", *(f"{quadrant}{number}" for quadrant in (1, 2) for number in range(1, 8))]
 
+GAUCHE = [("pied droit", "pied gauche"), ("main_gauche", "main_droite")]
+
 
 def options(mirror_labels: str | None, **given: bool) -> TrainOptions:
     return TrainOptions(features="xyz", k=4, mirror=True, mirror_labels=mirror_labels, **given)
@@ -53,6 +55,13 @@ def jaws(names: list[str] = TEETH, at: TargetsAt = "vertices", count: int = 2) -
         (["armleft", "armright"], [("armleft", "armright")]),
         (["light", "right", "lock", "rock", "left"], [("right", "left")]),
         (["arm", "leg", "hull", "hurr"], []),
+        (["Left", "left", "Right", "right"], [("Left", "Right"), ("left", "right")]),
+        (["Left", "left", "right"], [("Left", "right")]),
+        (["linke Hand", "rechte Hand", "links", "rechts"], [("linke Hand", "rechte Hand"), ("links", "rechts")]),
+        (["pied droit", "main_gauche", "main_droite", "pied gauche"], GAUCHE),
+        (["IZQUIERDA", "DERECHA", "lh.pial", "rh.pial"], [("IZQUIERDA", "DERECHA"), ("lh.pial", "rh.pial")]),
+        (["левая рука", "правая рука", "左手", "右手"], [("левая рука", "правая рука"), ("左手", "右手")]),
+        (["höger arm", "vänster arm"], [("höger arm", "vänster arm")]),
     ],
 )
 def test_which_names_have_sides(names: list[str], expected: list[tuple[str, str]]) -> None:

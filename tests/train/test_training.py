@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from diffnet import WeightAverage
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
+from diffnet.data.stored import names_of
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -30,13 +31,14 @@ from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoi
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.epoch import TrainingError
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import RunData, set_aside, train
+from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
+from diffnet.train.set_parts import held_out
 from diffnet.train.steps.step import Adam
 from diffnet.train.tasks import labels
 from diffnet.train.tasks.labels import mean_cross_entropy
@@ -86,7 +88,7 @@ def fit(
         samples = [make_sample(item, chosen.preprocessing) for item in data.train]
     tests = [make_sample(item, chosen.preprocessing) for item in data.test]
     return train(
-        RunData(TASK, data, samples, tests),
+        RunData(TASK, data, samples, tests, held_out=held_out(names_of(data.train), chosen)),
         chosen,
         out,
         device=CPU,
@@ -287,25 +289,21 @@ def test_how_often_the_test_set_is_evaluated(data: LabeledMeshes, tmp_path: Path
     assert [bool(row["test_accuracy"]) for row in rows(tmp_path)] == [False, False, True, True]
 
 
-def test_held_out_meshes_depend_on_the_seed_only(data: LabeledMeshes) -> None:
-    samples = [make_sample(item, options().preprocessing) for item in balls(10, 1).train]
+def test_held_out_meshes_depend_on_the_seed_only() -> None:
+    names = [f"{i}" for i in range(10)]
 
-    def held_out(**given: Any) -> set[tuple[str, ...]]:
-        fitted, held = set_aside(samples, options(**given))
-        names = [{s.names for s in part} for part in (fitted, held)]
-        assert not names[0] & names[1]
-        assert len(names[0] | names[1]) == 10
-        return names[1]
+    def chosen(**given: Any) -> list[int]:
+        return held_out(names, options(**given))
 
-    assert len(held_out(validation=0.3)) == 3
-    assert len(held_out(validation=0.01)) == 1
-    assert held_out(validation=0.0) == set()
-    assert held_out(validation=0.3) == held_out(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
-    assert len({frozenset(held_out(validation=0.3, seed=seed)) for seed in range(6)}) > 1
+    assert len(chosen(validation=0.3)) == 3
+    assert len(chosen(validation=0.01)) == 1
+    assert chosen(validation=0.0) == []
+    assert chosen(validation=0.3) == chosen(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
+    assert len({tuple(chosen(validation=0.3, seed=seed)) for seed in range(6)}) > 1
     with pytest.raises(ValueError, match=r"validation should leave .* got 0.9 of 4"):
-        set_aside(samples[:4], options(validation=0.9))
+        held_out(names[:4], options(validation=0.9))
     with pytest.raises(ValueError, match="0 training meshes"):
-        set_aside([], options())
+        held_out([], options())
 
 
 def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:

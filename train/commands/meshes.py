@@ -22,6 +22,7 @@ from diffnet.train.commands.options import (
     BasisOption,
     CacheOption,
     DeviceOption,
+    GroupByOption,
     JobsOption,
     JoinOption,
     KOption,
@@ -69,6 +70,7 @@ def precompute(
         ),
     ] = None,
     targets: TargetsOption = None,
+    group_by: GroupByOption = None,
     features: Annotated[
         str | None,
         typer.Option(
@@ -116,10 +118,11 @@ def precompute(
         raise OptionError("--checkpoint is for --npz")
     options = Preprocessing(k, laplacian, features or "xyz", basis, join, operators, normalize)
     if write_shards is not None:
-        write_into_shards(paths, write_shards, options, cache, jobs, pick_device(device), task, targets, part)
+        chosen = pick_device(device)
+        write_into_shards(paths, write_shards, options, cache, jobs, chosen, task, targets, part, group_by)
         return
-    if task or targets or features:
-        raise OptionError("--task, --targets and --features are for --write-shards")
+    if task or targets or group_by or features:
+        raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
 
     def names() -> list[str]:
         files = find_meshes(paths)

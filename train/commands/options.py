@@ -153,7 +153,20 @@ DecimateOption = Annotated[
 ]
 VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[
-    float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")
+    float,
+    typer.Option(
+        min=0,
+        max=0.9,
+        help="Share of the training meshes held out to choose the best epoch, as a part val/ of the data does.",
+    ),
+]
+GroupByOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Random divisions leave groups together, such as scans of a patient. A regular expression on the names of "
+        "meshes: its first group, or all that it matches, names the group.",
+    ),
 ]
 EvalEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between evaluations of the test set.")]
 TrainKOption = Annotated[

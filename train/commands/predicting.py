@@ -413,7 +413,9 @@ def evaluate(
                 console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
         known = DataOptions(expected, layout, targets, pairs, base, seed, jobs)
         dataset = ranks.after_first(lambda: task.load_test(data, known, cache))
-        console.print(f"{task.size(dataset)} to score")
+        console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
+        for text in dataset.left_out:
+            console.print(f"left out: {text}", soft_wrap=True)
         results = run_evaluation(
             dataset,
             network,

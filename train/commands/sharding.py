@@ -30,6 +30,7 @@ def write_into_shards(
     task: TaskName | None,
     targets: str | None,
     part: str | None,
+    group_by: str | None,
 ) -> None:
     """Write a set, or meshes without labels, into shards. Raises Exit with code 1 if meshes can't be used."""
     from diffnet.data import LabeledMeshes, write_shards
@@ -48,8 +49,8 @@ def write_into_shards(
     elif len(paths) > 1:
         raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
     else:
-        data = task_named(task).whole_set(paths[0], cache, jobs, targets)
-    count = len(range(number - 1, len(data.train) + len(data.test), parts))
+        data = task_named(task).whole_set(paths[0], cache, jobs, targets, group_by)
+    count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
     with progress_bar(console) as bar:
         shown = bar.add_task("preprocessing", total=count)
         failed = write_shards(

@@ -48,6 +48,7 @@ OF_TRAINING: dict[str, dict[str, Any]] = {
         "accumulate": o.AccumulateOption,
         "average_weights": o.AverageWeightsOption,
         "validation": o.ValidationOption,
+        "group_by": o.GroupByOption,
         "eval_every": o.EvalEveryOption,
         "seed": o.SeedOption,
     },

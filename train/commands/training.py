@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from diffnet.data.counts import counted
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
 from diffnet.train.commands.console import console
@@ -32,10 +31,12 @@ class Loaded(NamedTuple):
     """The data set of a run, see `run_training`.
 
     options: those of the run, which may depend on the data
+    notes: how they depend on it, for the summary
     """
 
     data: LabeledMeshes
     options: TrainOptions
+    notes: tuple[str, ...] = ()
 
 
 def training_command(
@@ -96,18 +97,11 @@ def run_command(
         check_divided(options, ranks)  # before the data are read, which can take long
         ranks.shared(lambda: check_folder(out, resume))
         make_folder(given["cache"])
-        dataset, options = ranks.after_first(lambda: load(options, before))
-        meshes, outputs = (
-            counted(len(dataset.train), "mesh", "meshes"),
-            counted(len(dataset.label_names), *task.outputs),
-        )
-        at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
-        console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
+        dataset, options, notes = ranks.after_first(lambda: load(options, before))
         counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes
         if counts is not None and len(counts):
             hint = TASK_OPTIONS[name].advice(options, len(dataset.label_names), float(counts.mean()))
-            if hint is not None:
-                console.print(hint, soft_wrap=True)
+            notes = (*notes, *([] if hint is None else [hint]))
         return run_training(
             dataset,
             options,
@@ -120,6 +114,7 @@ def run_command(
             memory=given["memory"],
             checkpoint_every=given["checkpoint_every"],
             ranks=ranks,
+            notes=notes,
             console=console,
         )
 

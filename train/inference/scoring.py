@@ -14,9 +14,9 @@ from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_targets
 from diffnet.data.arrays import check_arrays_of_all
 from diffnet.data.on_demand import OnDemand
-from diffnet.data.stored import check_stored_options
+from diffnet.data.stored import check_stored_options, names_of
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import check_folder_path, make_folder
+from diffnet.geometry.files import as_text, check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
@@ -103,6 +103,8 @@ def run_evaluation(
             "test_meshes": len(items),
             "scored_training_meshes": seen,
             **surroundings(device),
+            "divided": tested.source,
+            "meshes": {"test": list(map(as_text, names_of(items)))},
         }
         write_results(out, results)
         if seen is None:

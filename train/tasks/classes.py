@@ -6,14 +6,16 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import UNLABELED, DataError, LabeledMeshes, chosen_classes, without_classes
+from diffnet.data import UNLABELED, DataError, LabeledMesh, LabeledMeshes, chosen_classes, without_classes
 from diffnet.data.counts import counted
+from diffnet.data.stored import remembered
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.class_weights import BALANCED, BY_FREQUENCY, class_weight_entries
@@ -130,13 +132,27 @@ def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:
     The mean weight of an element is 1. With power 1, all classes that occur have the same sum of weights. Classes that
     don't occur have weight 1.
     """
-    counts = np.zeros(len(data.label_names))
-    for item in data.train:
-        counts += np.bincount(item.labels[item.labels >= 0].reshape(-1), minlength=len(counts))
+    counts = class_counts(data, jobs=1)[1:].astype(np.float64)
     occurs = counts > 0
     weights = np.where(occurs, np.maximum(counts, 1) ** -power, 0.0)
     weights *= counts.sum() / max(float(weights @ counts), 1e-300)
     return [float(weight) for weight in np.where(occurs, weights, 1.0)]
+
+
+def class_counts(data: LabeledMeshes, jobs: int | None) -> NDArray[np.int64]:
+    """The numbers of training elements (1 + C,) that are unlabeled, and that have each class. jobs: see `remembered`"""
+    known, classes = getattr(data.train, "mesh_labels", None), len(data.label_names)
+    if known is not None:
+        counts = [np.bincount(known.reshape(-1) + 1, minlength=classes + 1)]
+    else:
+        counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
+    total: NDArray[np.int64] = np.array(counts, np.int64).reshape(-1, classes + 1).sum(0)
+    return total
+
+
+def _counts_of(item: LabeledMesh, classes: int) -> list[int]:
+    counts: list[int] = np.bincount(item.labels.reshape(-1) + 1, minlength=classes + 1).tolist()
+    return counts
 
 
 @cache

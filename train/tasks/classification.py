@@ -54,8 +54,10 @@ class Classification(LabelTask):
             return shapes(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
         return index_classes(path, cache_dir, needs_train=False, jobs=known.jobs)
 
-    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
-        return index_classes(path, cache_dir, jobs=jobs)
+    def whole_set(
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
+    ) -> LabeledMeshes:
+        return index_classes(path, cache_dir, jobs=jobs, group_by=group_by)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probabilities (B, C) float32."""

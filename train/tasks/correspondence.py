@@ -47,6 +47,10 @@ class Correspondence(PairTask):
             raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
         return paired, options
 
+    def described(self, data: PairedMeshes, jobs: int | None) -> list[tuple[str, str]]:
+        pairs, known = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
+        return [("pairs", f"{len(pairs.train_pairs)} to train on, {len(pairs.test_pairs)} to test on{known}")]
+
     def samples(
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
     ) -> Sequence[PairSample]:

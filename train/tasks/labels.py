@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
+from diffnet.data.folders.files import listing
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import row_weights, total_weight
@@ -25,8 +26,10 @@ from diffnet.train.metrics import (
     scores_a_test,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.classes import check_sides, weights_on, with_class_options
+from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, with_class_options
 from diffnet.train.tasks.task import MeshTask, Scored
+
+SHOWN_CLASSES = 12  # in the summary of a set
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
@@ -122,7 +125,6 @@ def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:
 class LabelTask(MeshTask):
     """The parts that tasks with labels share."""
 
-    outputs = ("class", "classes")
     score_name = "accuracy"
     report_files = ("confusion.png",)
 
@@ -134,6 +136,14 @@ class LabelTask(MeshTask):
 
     def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
         check_sides(data, options)
+
+    def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
+        unlabeled, *counts = class_counts(data, jobs)
+        occur = {name: count for name, count in zip(data.label_names, counts, strict=True) if count}
+        every = listing((f"{name} {count:,}" for name, count in occur.items()), SHOWN_CLASSES)
+        none = f"; {len(counts) - len(occur)} don't occur" if len(occur) < len(counts) else ""
+        none += f"; {unlabeled:,} unlabeled" if unlabeled else ""
+        return [("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}")]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         return label_loss(outputs, targets, options)

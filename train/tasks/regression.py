@@ -19,7 +19,15 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
+from diffnet.data import (
+    LabeledMeshes,
+    LabelsAt,
+    TargetsAt,
+    feature_parts,
+    index_targets,
+    with_columns,
+)
+from diffnet.data.folders.files import listing
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.polygons import on_triangles
@@ -108,7 +116,6 @@ class Regression(MeshTask):
 
     name = "regression"
     targets_at = ("vertices", "faces", "edges", "meshes")
-    outputs = ("column of targets", "columns of targets")
     score_name = "r2"
     report_files = ("scatter.png",)
     standardized = True
@@ -145,6 +152,9 @@ class Regression(MeshTask):
                 f"they are; leave it out. {scalars}"
             )
 
+    def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
+        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}")]
+
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
         known = ~targets.isnan()
@@ -161,8 +171,10 @@ class Regression(MeshTask):
         targets = known.targets or known.network.options.targets
         return index_targets(path, cache_dir, targets, needs_train=False, jobs=known.jobs)
 
-    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
-        return index_targets(path, cache_dir, targets, jobs=jobs)
+    def whole_set(
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
+    ) -> LabeledMeshes:
+        return index_targets(path, cache_dir, targets, jobs=jobs, group_by=group_by)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""

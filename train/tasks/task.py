@@ -151,7 +151,6 @@ class Task(ABC, Generic[D, S]):
     Methods of tensors run inside CUDA graphs if `captured`, so they never wait for the GPU then.
 
     targets_at: the elements that may have targets
-    outputs: the name of one output of the network, and that of several, for messages
     score_name: the name of the score in metrics.csv
     report_files: files of a report besides predictions.html, some of which may be missing
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
@@ -162,7 +161,6 @@ class Task(ABC, Generic[D, S]):
 
     name: TaskName
     targets_at: tuple[TargetsAt, ...]
-    outputs: tuple[str, str]
     score_name: str
     report_files: tuple[str, ...]
     standardized: bool = False
@@ -174,10 +172,12 @@ class Task(ABC, Generic[D, S]):
     def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> D:
         """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
 
-    def whole_set(self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None) -> LabeledMeshes:
+    def whole_set(
+        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
+    ) -> LabeledMeshes:
         """The data set of `diffnet train`, whose meshes are read when they are needed, for `write_shards`.
 
-        targets: see `load_targets`
+        targets, group_by: see `load_targets`
         """
         raise OptionError(f"sets for {self.name} can't be written into shards")
 
@@ -195,6 +195,10 @@ class Task(ABC, Generic[D, S]):
 
     def check(self, data: D, options: TrainOptions) -> None:
         """Raises OptionError for data that can't be trained on with these options. A resumed run isn't checked."""
+
+    @abstractmethod
+    def described(self, data: D, jobs: int | None) -> list[tuple[str, str]]:
+        """What the summary of a set says of its targets: titles and texts. jobs: see `remembered`"""
 
     def pairs(self, data: D) -> bytes:
         """By what a resumed run recognizes the pairs of the meshes, or nothing if there are none."""
@@ -350,7 +354,6 @@ class PairTask(Task[PairedMeshes, ScoredPairs]):
     """
 
     targets_at = ("vertices",)
-    outputs = ("feature", "features")
     meshes_of_sample = 2
     captured = False  # functional maps depend on the lengths of both meshes on the host
     no_classes = "the network computes features for correspondence and no classes; call match_meshes"

@@ -53,7 +53,10 @@ def train(
         variant = OPTIONS.variant(data)
         if variant is not None:
             return Loaded(shapes(seed=options.seed, shift=variant or None), options)
-        return Loaded(index_classes(data, shared["cache"], seed=options.seed, jobs=shared["jobs"]), options)
+        return Loaded(
+            index_classes(data, shared["cache"], seed=options.seed, group_by=options.group_by, jobs=shared["jobs"]),
+            options,
+        )
 
     given = with_label_options(
         shared,

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from diffnet.data.counts import counted
-from diffnet.train.commands.console import console
 from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
 from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
@@ -107,32 +105,30 @@ def train(
         if len(data) == 1 and bodies is not None:
             found = figure_pairs(seed=seed, bodies=bodies or "figures", jobs=shared["jobs"], cache_dir=cache)
         else:
-            found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
+            one, by = data if len(data) > 1 else data[0], options.group_by
+            found = load_pairs(one, pairs, base=base, seed=seed, group_by=by, cache_dir=cache)
         trained = with_stretched(found, options.stretch) if options.stretch else found
-        train_pairs = counted(len(trained.train_pairs), "pair", "pairs")
-        console.print(f"{train_pairs} to train on, {len(found.test_pairs)} to test on")
+        notes: tuple[str, ...] = ()
         if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(trained.train_pairs))))
         if align is None and before is None and options.aligns:
             upright = upright_axis(shape.mesh for shape in found.train)
             if upright:
-                console.print(
+                notes = (
                     "The training meshes stand and look the same way, so the network gets positions as they are. To "
                     "match meshes in other orientations, train with --features wks.",
-                    soft_wrap=True,
                 )
                 options = replace(
                     options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
                 )
             elif features is None and not options.rotate:
-                console.print(
+                notes = (
                     "The training meshes show no common orientation, so the network gets no positions. To give it "
                     "positions in the principal axes of each mesh, train with --align.",
-                    soft_wrap=True,
                 )
                 options = replace(options, features="wks")
         usual = CHANNELS[options.method] if before is None else len(before["label_names"])
-        return Loaded(paired_meshes(trained, channels or usual), options)
+        return Loaded(paired_meshes(trained, channels or usual), options, notes)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
     own |= {"align": align, "zoomout": zoomout, "stretch": stretch, "channels": channels, "epochs": epochs}

@@ -48,7 +48,9 @@ def train(
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import index_targets
 
-        found = index_targets(data, shared["cache"], options.targets, seed=options.seed, jobs=shared["jobs"])
+        found = index_targets(
+            data, shared["cache"], options.targets, seed=options.seed, group_by=options.group_by, jobs=shared["jobs"]
+        )
         return Loaded(found, options)
 
     own = {"targets": targets, "loss": loss, "scalar_targets": scalar_targets}

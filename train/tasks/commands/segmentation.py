@@ -67,7 +67,9 @@ def train(
         if variant is not None:
             made = figures(seed=options.seed, shift=variant or None)
             return Loaded(with_labels_at(made, at or "vertices"), options)
-        meshes = index_dataset(data, shared["cache"], layout, seed=options.seed, jobs=shared["jobs"])
+        meshes = index_dataset(
+            data, shared["cache"], layout, seed=options.seed, group_by=options.group_by, jobs=shared["jobs"]
+        )
         return Loaded(meshes if at is None else with_labels_at(meshes, at), options)
 
     given = with_label_options(

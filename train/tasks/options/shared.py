@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -50,6 +51,8 @@ class SharedOptions(Architecture):
     mirror: mirror half of the meshes
     cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
     variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
+    validation: the share of the training meshes that are held out to choose an epoch
+    group_by: see `load_dataset`; it also holds for `validation`
     """
 
     task: TaskName = "segmentation"
@@ -80,6 +83,7 @@ class SharedOptions(Architecture):
     variants: int = 8
     average_weights: float = 0.0
     validation: float = 0.0
+    group_by: str | None = None
     eval_every: int = 5
     precision: Precision = "auto"
     backend: TrainBackend = "auto"
@@ -101,6 +105,10 @@ class SharedOptions(Architecture):
         for name in ("validation", "average_weights", "jitter", "cut", "decimate"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        try:
+            re.compile(self.group_by or "")
+        except re.error as e:
+            raise OptionError(f"group_by should be a regular expression, got {self.group_by!r}: {e}") from e
         if self.max_faces is not None and self.max_faces < 4:
             raise OptionError(f"max_faces should be at least 4, got {self.max_faces}")
         if not 0 <= self.clip < math.inf:

@@ -10,8 +10,16 @@ from diffnet.geometry.errors import OptionError
 
 NO_SIDES, FDI = "none", "fdi"  # no class has a side; the numbers of teeth by the World Dental Federation
 _TOOTH = re.compile("[1-4][1-8]|[5-8][1-5]")
-_WORD = re.compile("(?i:left|right)|[A-Z]?(?:(?!left|right)[a-z])+|[A-Z]+(?![a-z])|[^A-Za-z]+")
-_OTHER = {"l": "r", "r": "l", "left": "right", "right": "left"}
+_SIDES = (  # in several languages
+    "left right/l r/lh rh/lt rt/links rechts/linke rechte/linker rechter/gauche droite/gauche droit/izquierda derecha/"
+    "izquierdo derecho/esquerda direita/esquerdo direito/sinistra destra/sinistro destro/sinistra dextra/sx dx/"
+    "vänster höger/venstre højre/lewa prawa/lewy prawy/левая правая/левый правый/左 右"
+)
+_PAIRS = [pair.split() for pair in _SIDES.split("/")]
+_WORD = re.compile(  # a word with other letters than A to Z, or the words of names such as LeftArm and armleft
+    r"(?i:left|right)|[左右]|(?=[^\W\d_]*[^\W\d_a-zA-Z])(?:(?![左右])[^\W\d_])+"
+    "|[A-Z]?(?:(?!left|right)[a-z])+|[A-Z]+(?![a-z])|[^A-Za-z]"
+)
 
 Pairs: TypeAlias = list[tuple[str, str]]
 
@@ -61,15 +69,32 @@ def are_teeth(names: Sequence[str]) -> bool:
 def found_sides(names: Sequence[str]) -> Pairs:
     """The pairs of names that are alike but for their side: left and right, l and r, or FDI numbers of teeth.
 
-    >>> found_sides(["head", "armL", "armR", "Left leg", "Right leg", "light", "right"])
-    [('armL', 'armR'), ('Left leg', 'Right leg')]
+    Words for left and right are those of several languages. Names that differ by case alone have partners of their own.
+
+    >>> found_sides(["head", "armL", "armR", "Left leg", "Right leg", "light", "right", "main gauche", "main droite"])
+    [('armL', 'armR'), ('Left leg', 'Right leg'), ('main gauche', 'main droite')]
     """
-    teeth, known = are_teeth(names), {name.lower(): name for name in names}
+    teeth, paired = are_teeth(names), set[str]()
+    by_lower: dict[str, list[str]] = {}
+    for name in names:
+        by_lower.setdefault(name.lower(), []).append(name)
     found: Pairs = []
     for name in names:
-        other = tooth_on_other_side(name) if teeth else None
-        other = other or "".join(_OTHER.get(word.lower(), word.lower()) for word in _WORD.findall(name))
-        partner = known.get(other, name)
-        if partner != name and (partner, name) not in found:
+        tooth = tooth_on_other_side(name) if teeth else None
+        others = [tooth] if tooth else _names_on_other_side(name)
+        alike = [each for other in others for each in by_lower.get(other.lower(), ()) if each not in {name, *paired}]
+        if name not in paired and alike:
+            partner = next((each for each in alike if each in others), alike[0])
             found.append((name, partner))
+            paired.update((name, partner))
     return found
+
+
+def _names_on_other_side(name: str) -> list[str]:
+    """What the name with the other side may be called, with the same case. Empty for a name without a side."""
+    found = [""]
+    for word in _WORD.findall(name):
+        others = [own[own[0] == word.lower()] for own in _PAIRS if word.lower() in own] or [word]
+        case = str.title if word.istitle() and len(word) > 1 else str.upper if word.isupper() else str.lower
+        found = [before + (word if other is word else case(other)) for before in found for other in others]
+    return [other for other in found if other != name]

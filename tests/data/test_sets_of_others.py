@@ -1,0 +1,398 @@
+"""Sets as other people store them: their lists, folders and labels, groups of scans, and what a set says it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+from command import complaint, output
+
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    Preprocessing,
+    index_dataset,
+    index_targets,
+    load_classes,
+    load_dataset,
+    load_pairs,
+    load_shards,
+    load_targets,
+    write_shards,
+)
+from diffnet.data.folders.division import groups_of
+from diffnet.geometry.errors import OptionError
+from diffnet.train.options import TrainOptions
+from diffnet.train.set_parts import held_out, with_held_out
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CASES = Path(__file__).resolve().parents[3] / "shared" / "data" / "cases"
+SPHERE = trimesh.creation.icosphere(0)  # 12 vertices, 20 faces
+LABELS = [0, 1] * 6
+SMALL = ("--epochs", 1, "--k", 4, "--width", 4, "--blocks", 1, "--features", "log-hks", "--device", "cpu", "--jobs", 1)
+
+
+def case(name: str) -> Path:
+    if not (CASES / name).exists():
+        pytest.skip(f"the small inputs are not at {CASES}")
+    return CASES / name
+
+
+def write(root: Path, *names: str, labels: Any = LABELS, suffix: str = ".txt", **texts: str) -> Path:
+    """Write spheres with labels beside them (None for none), and texts: A__txt is the file A.txt."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        SPHERE.export(path.with_name(f"{path.name}.obj"))
+        if suffix == ".json":
+            path.with_name(f"{path.name}.json").write_text(json.dumps({"labels": labels}))
+        elif labels is not None:
+            path.with_name(path.name + suffix).write_text("\n".join(map(str, labels)))
+    for name, text in texts.items():
+        (root / name.replace("__", ".")).write_text(text)
+    return root
+
+
+def names(items: Sequence[LabeledMesh]) -> list[str]:
+    return [item.name for item in items]
+
+
+def parts(data: Any) -> tuple[list[str], list[str], list[str]]:
+    return names(data.train), names(data.validation), names(data.test)
+
+
+# ---------------------------------------------------------------- published divisions
+
+
+def test_lists_with_more_words_in_their_names(tmp_path: Path) -> None:
+    scans = [f"{jaw}/{p}/{p}_{jaw}" for p in ("A1", "A10", "B2") for jaw in ("upper", "lower")]
+    write(tmp_path, *scans, suffix=".json", training_upper__txt="A1_upper\nB2_upper", testing_upper__txt="A10_upper")
+    data = load_dataset(tmp_path)
+    assert parts(data) == (["A1_upper", "B2_upper"], [], ["A10_upper"])
+    assert data.source == "by the lists training_upper.txt, testing_upper.txt"
+    assert data.left_out == ("3 meshes in no list: A1_lower, A10_lower, B2_lower",)
+    write(tmp_path, training_lower__txt="A1_lower", testing_lower__txt="B2_lower\nA10_lower")
+    assert parts(load_dataset(tmp_path)) == (
+        ["A1_lower", "A1_upper", "B2_upper"],
+        [],
+        ["B2_lower", "A10_lower", "A10_upper"],
+    )
+    write(tmp_path / "plain", "a", "b", "c", train__txt="a", test__txt="x\\b.OBJ", test_2__txt="a")
+    plain = load_dataset(tmp_path / "plain")
+    assert (parts(plain), plain.left_out) == ((["a"], [], ["b"]), ("1 mesh in no list: c", "other lists: test_2.txt"))
+    write(tmp_path, testing_public__txt="A1_upper")
+    with pytest.raises(DataError, match=r"'A1_upper' occurs twice, .* by the lists training_lower.txt, training_upper"):
+        load_dataset(tmp_path)
+
+
+def test_ids_of_patients_select_all_their_scans(tmp_path: Path) -> None:
+    scans = [f"{p}_{jaw}" for p in ("A1", "A10", "B2") for jaw in ("upper", "lower")]
+    write(tmp_path / "flat", *scans, public_training_set__txt="A1\nB2", private_testing_set__txt="A10")
+    assert sorted(names(load_dataset(tmp_path / "flat").test)) == ["A10_lower", "A10_upper"]
+    write(
+        tmp_path / "folders",
+        *(f"{scan[:-6]}/{scan}" for scan in scans),
+        suffix=".json",
+        train__txt="B2\nA10",
+        test__txt="A1",
+    )
+    data = load_dataset(tmp_path / "folders")
+    assert names(data.test) == ["A1_lower", "A1_upper"]
+    assert len(data.train) == 4
+    write(tmp_path / "flat", private_testing_set__txt="A10\nC3")
+    with pytest.raises(DataError, match=r"private_testing_set\.txt: no mesh in .* for C3"):
+        load_dataset(tmp_path / "flat")
+
+
+@pytest.mark.parametrize(
+    "folders", [("shapes_train", "shapes_test"), ("Training", "TestSet"), ("set-train", "set-testing")]
+)
+def test_folders_with_more_words_in_their_names(tmp_path: Path, folders: tuple[str, str]) -> None:
+    first, second = folders
+    write(tmp_path, *(f"{first}/{i}" for i in range(3)), *(f"{second}/{i}" for i in range(5, 7)), "stray")
+    expected = ["0", "1", "2"], [], ["5", "6"]
+    for data in (load_dataset(tmp_path), index_dataset(tmp_path, tmp_path / "cache", jobs=1)):
+        assert parts(data) == expected
+        assert data.left_out == (f"meshes beside the folders {first}, {second}: stray.obj",)
+    pairs = load_pairs(tmp_path)
+    assert ([s.name for s in pairs.train], [s.name for s in pairs.test]) == (expected[0], expected[2])
+    for mesh in tmp_path.rglob("*.obj"):
+        mesh.with_name(f"{mesh.stem}.y.txt").write_text("\n".join(map(str, LABELS)))
+    assert parts(load_targets(tmp_path, "file:y")) == expected
+
+
+def test_lists_divide_classes_and_tables(tmp_path: Path) -> None:
+    meshes = [f"{label}/{label}_{i}" for label in ("cat", "dog") for i in range(4)]
+    lists = {"m40_train__txt": "cat_0\ncat_1\ndog/dog_0", "m40_test__txt": "cat_3\ndog_3.off\ndog_2"}
+    write(tmp_path, *meshes, labels=None, **(lists | {"m40_test__txt": "cat_3\ndog_3.obj\ndog_2"}))
+    expected = ["cat/cat_0", "cat/cat_1", "dog/dog_0"], [], ["cat/cat_3", "dog/dog_3", "dog/dog_2"]
+    assert parts(load_classes(tmp_path)) == expected
+    table = "".join(f"{mesh}.obj,{i}\n" for i, mesh in enumerate(meshes))
+    write(tmp_path, targets__csv=f"file,size\n{table}")
+    assert [[name.removesuffix(".obj") for name in own] for own in parts(load_targets(tmp_path))] == list(expected)
+
+
+def test_notes_and_labels_are_no_lists(tmp_path: Path) -> None:
+    write(tmp_path, "arm_test", "arm_train", "latest", test_notes__txt="scanned in May\n")
+    data = load_dataset(tmp_path)
+    assert len(data.train) == 2
+    assert data.source == "at random, seed 0"
+    with pytest.raises(DataError, match=r"arm_test\.txt can't divide meshes of subfolders"):
+        load_pairs(write(tmp_path / "above", "x/a", "y/b", arm_test__txt="a"))
+    write(tmp_path, training_all__txt="arm_test\nlatest")
+    with pytest.raises(DataError, match=r"there is training_all\.txt but no test\.txt"):
+        load_dataset(tmp_path)
+
+
+def test_lists_of_correspondences() -> None:
+    data = load_pairs(case("29b_smal"))
+    assert ([s.name for s in data.train], [s.name for s in data.test]) == (["s0", "s1"], ["s2", "s3", "s4"])
+    assert data.source == "by the lists train_cat.txt, test_cat.txt"
+
+
+def test_test_pairs_leave_the_other_meshes_for_training(tmp_path: Path) -> None:
+    write(tmp_path, *"abcdef", labels=None, test_pairs__txt="b d\nd e\n")
+    data = load_pairs(tmp_path)
+    assert ([s.name for s in data.train], [s.name for s in data.test]) == (["a", "c", "f"], ["b", "d", "e"])
+    assert len(data.train_pairs) == 3
+    assert data.test_pairs == [(0, 1), (1, 2)]
+    assert data.source == "by test_pairs.txt, whose meshes are for testing"
+    write(tmp_path, all_pairs__txt="a b\nc d\ne f")
+    with pytest.raises(DataError, match=r"no pairs .* of train meshes. This part has 0 meshes"):
+        load_pairs(tmp_path, tmp_path / "all_pairs.txt")
+
+
+# ---------------------------------------------------------------- meshes for validation
+
+
+def test_meshes_for_validation(tmp_path: Path) -> None:
+    data = index_dataset(case("15_train_val_test_seg"), tmp_path, jobs=1)
+    assert parts(data) == (["a0", "a1", "a2"], ["a3"], ["a4"])
+    joined, numbers = with_held_out(data, TrainOptions())
+    assert (names(joined.train), numbers, len(joined.validation)) == (["a0", "a1", "a2", "a3"], [3], 0)
+    with pytest.raises(
+        OptionError, match=r"^validation is 0.2, but the set has 1 mesh for validation; .* train, val, te"
+    ):
+        with_held_out(data, TrainOptions(validation=0.2))
+    assert parts(load_dataset(case("15_train_val_test_seg"), needs_train=False)) == ([], [], ["a4"])
+
+
+@pytest.mark.parametrize("layout", ["meshcnn", "princeton", "teeth"])
+def test_layouts_with_meshes_for_validation(tmp_path: Path, layout: str) -> None:
+    places = {"train": "ab", "val": "c", "test": "d"}
+    inside = "/{0}/{0}" if layout == "teeth" else "/{0}"
+    meshes = [part + inside.format(name) for part, own in places.items() for name in own]
+    if layout == "teeth":
+        write(tmp_path, *meshes, suffix=".json")
+    elif layout == "princeton":
+        write(tmp_path, *meshes, labels=[0, 1] * 10, suffix=".seg")
+    else:
+        write(tmp_path, *meshes, labels=None)
+        (tmp_path / "seg").mkdir()
+        for name in "abcd":
+            (tmp_path / "seg" / f"{name}.eseg").write_text("0\n1\n" * 15)
+    data = load_dataset(tmp_path)
+    assert data.labels_at == {"meshcnn": "edges", "princeton": "faces", "teeth": "vertices"}[layout]
+    assert parts(data) == (["a", "b"], ["c"], ["d"])
+    assert parts(load_dataset(tmp_path, layout, needs_train=False)) == ([], [], ["d"])
+
+
+@pytest.mark.parametrize("name", ["15b_train_val_test_cls", "15c_class_train_val_test"])
+def test_classes_with_meshes_for_validation(name: str) -> None:
+    data = load_classes(case(name))
+    assert data.label_names == ["cat", "dog"]
+    assert parts(data) == (
+        [f"{c}/{c}{i}" for c in ("cat", "dog") for i in range(3)],
+        ["cat/cat3", "dog/dog3"],
+        ["cat/cat4", "dog/dog4"],
+    )
+
+
+def test_a_class_may_be_called_test(tmp_path: Path) -> None:
+    write(tmp_path, *(f"{label}/{i}" for label in ("test", "train", "test_tube") for i in range(4)), labels=None)
+    assert load_classes(tmp_path).label_names == ["test", "test_tube", "train"]
+
+
+def test_lists_and_tables_with_meshes_for_validation(tmp_path: Path) -> None:
+    write(tmp_path, *"abcd", train__txt="a", val__txt="d\nc", test__txt="b")
+    assert parts(load_dataset(tmp_path)) == (["a"], ["d", "c"], ["b"])
+    split = ["train", "Validation", "dev", "testing"]
+    rows = [f"{name}.obj,{i % 2},{own}" for i, (name, own) in enumerate(zip("abcd", split, strict=True))]
+    table = tmp_path / "sizes.csv"
+    table.write_text("\n".join(["file,size,split", *rows]))
+    for data in (load_targets(table), index_targets(table, tmp_path / "cache", jobs=1)):
+        assert parts(data) == (["a.obj"], ["b.obj", "c.obj"], ["d.obj"])
+
+
+def test_shards_keep_the_parts(tmp_path: Path) -> None:
+    data = index_dataset(case("15_train_val_test_seg"), tmp_path / "cache", jobs=1)
+    assert not write_shards(data, tmp_path / "shards", Preprocessing(k=4), tmp_path / "cache", jobs=1)
+    again = load_shards(tmp_path / "shards")
+    assert parts(again) == parts(data)
+    np.testing.assert_array_equal(again.validation[0].labels, data.validation[0].labels)
+    assert parts(load_shards(tmp_path / "shards", needs_train=False)) == ([], [], ["a4"])
+
+
+def test_correspondence_leaves_meshes_for_validation_out(tmp_path: Path) -> None:
+    write(tmp_path, "train/a", "train/b", "val/c", "test/d", "test/e", labels=None)
+    assert load_pairs(tmp_path).left_out == ("meshes for validation, which pairs don't have: c",)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_groups_stay_together(tmp_path: Path) -> None:
+    scans = [f"p{p}_{i}" for p in range(6) for i in range(1 + p % 3)]
+    write(tmp_path / "flat", *scans)
+    write(tmp_path / "classes", *(f"{'ab'[i % 2]}/{scan}" for i, scan in enumerate(scans)), labels=None)
+    for seed in range(5):
+        options: dict[str, Any] = {"group_by": r"(p\d)_", "seed": seed}
+        found = [load_dataset(tmp_path / "flat", **options), load_classes(tmp_path / "classes", **options)]
+        found.append(index_dataset(tmp_path / "flat", tmp_path / "cache", jobs=1, **options))
+        pairs = load_pairs(tmp_path / "flat", **options)
+        divided = [(names(data.train), names(data.test)) for data in found]
+        divided.append(([s.name for s in pairs.train], [s.name for s in pairs.test]))
+        for train, test in divided:
+            assert len(train) + len(test) == len(scans)
+            assert 1 <= len(test) <= 4
+            assert not {name.split("/")[-1][:2] for name in train} & {name.split("/")[-1][:2] for name in test}
+        held = {scans[i][:2] for i in held_out(scans, TrainOptions(validation=0.3, **options))}
+        assert held
+        assert sum(scan[:2] in held for scan in scans) == len(held_out(scans, TrainOptions(validation=0.3, **options)))
+    assert found[0].source == r"at random by 6 groups of '(p\\d)_', seed 4"
+
+
+def test_a_group_is_the_whole_match_without_groups_in_the_pattern() -> None:
+    assert groups_of(["ab1", "ab2", "cd1", "x"], "^[a-d]+") == ["ab", "ab", "cd", 3]
+    assert groups_of(["a", "b"], None) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(p", r"group_by should be a regular expression, got '\(p': "),
+        ("^q", r"group_by is '\^q', which matches none of the names, such as 'p1'"),
+        ("^p", r"group_by is '\^p', by which all 2 meshes are in one group, 'p'"),
+    ],
+)
+def test_patterns_that_make_no_groups(tmp_path: Path, pattern: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        load_dataset(write(tmp_path, "p1", "p2"), group_by=TrainOptions(group_by=pattern).group_by)
+
+
+def test_groups_need_a_random_division(tmp_path: Path) -> None:
+    data = load_dataset(write(tmp_path, "train/p1", "test/p2"), group_by="p")
+    with pytest.raises(
+        OptionError, match=r"group_by is 'p', but nothing is divided at random: .* by the folders train, t"
+    ):
+        with_held_out(data, TrainOptions(group_by="p"))
+
+
+# ---------------------------------------------------------------- labels
+
+
+def test_scalars_beside_paint(tmp_path: Path) -> None:
+    assert load_dataset(case("06_cloudcompare_scalar")).label_names == ["0", "1"]
+    with pytest.raises(
+        DataError, match=r"a0\.ply: both the colors and the property 'scalar_label' of the vertices could"
+    ):
+        load_dataset(case("06b_scalar_label_and_paint"))
+    header = "ply\nformat ascii 1.0\nelement vertex 4\n" + "".join(f"property float {x}\n" for x in "xyz")
+    header += "".join(f"property uchar {c}\n" for c in ("red", "green", "blue")) + "property float {}\n"
+    header += "element face 1\nproperty list uchar int vertex_indices\nend_header\n"
+    rows = [f"{i % 2} {i // 2} 0 {50 * (i % 2)} 0 0 {{}}\n" for i in range(4)]
+    for name, values, refused in (
+        ("scalar_Classification", [2, 5, 5, 6], True),
+        ("gt_class", [0, 0, 1, 1], True),
+        ("scalar_curvature", [0.5, 1, 2, 0], False),
+        ("quality", [0, 1, 1, 0], False),
+    ):
+        text = header.format(name) + "".join(row.format(x) for row, x in zip(rows, values, strict=True)) + "3 0 1 2\n"
+        for mesh in "ab":
+            write(tmp_path, **{f"{mesh}__ply": text})
+        if refused:
+            with pytest.raises(DataError, match=f"the colors and the property '{name}'"):
+                load_dataset(tmp_path)
+        else:
+            assert load_dataset(tmp_path).label_names == ["#000000", "#320000"]
+
+
+@pytest.mark.parametrize(
+    "name", ["22_bool_npy", "22b_column_npy", "23_csv_Label", "23b_csv_index_label", "23c_csv_plain"]
+)
+def test_forms_of_labels(name: str) -> None:
+    data = load_dataset(case(name))
+    reference = load_dataset(case("06_cloudcompare_scalar"))
+    assert data.label_names == ["0", "1"]
+    for item, same in zip(data.train + data.test, reference.train + reference.test, strict=True):
+        assert item.labels.dtype == np.int64
+        np.testing.assert_array_equal(item.labels, same.labels)
+
+
+def test_files_that_were_seen_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"There is .*a0_seg\.txt, but the labels of a0\.obj should be in a0\.txt$"):
+        load_dataset(case("24_name_seg"))
+    write(tmp_path / "some", "a", "b")
+    (tmp_path / "some" / "b.txt").rename(tmp_path / "some" / "b-labels.txt")
+    with pytest.raises(DataError, match=r"no labels .* for b\.obj.*There is .*b-labels\.txt"):
+        load_dataset(tmp_path / "some")
+    write(tmp_path / "table", "a", "b", labels=None, a__csv="x,y\n1,2\n", b__csv="x,y\n1,2\n")
+    with pytest.raises(
+        DataError, match=r"for [ab]\.obj.*There is .*[ab]\.csv, but it has neither a column called label nor"
+    ):
+        load_dataset(tmp_path / "table")
+
+
+def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
+    write(tmp_path, *(f"m{i}" for i in range(8)), labels=None)
+    for i in range(7):
+        (tmp_path / f"m{i}.txt").write_text("arm")
+    (tmp_path / "m7.txt").write_text("\n".join(map(str, LABELS)))
+    with pytest.raises(DataError) as caught:
+        index_dataset(tmp_path, tmp_path / "cache", jobs=1)
+    message = str(caught.value)
+    assert message.startswith("7 of 8 meshes can't be used: ")
+    assert message.count("is not a whole number") == 1
+    assert message.count(".txt") == 5
+
+
+# ---------------------------------------------------------------- what a run says
+
+
+def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", "train/a", "train/b", "val/c", "test/d", "e")
+    (root / "train" / "notes.txt").write_text("by hand")
+    where = ("--out", tmp_path / "run", "--cache", tmp_path / "cache")
+    lines = output("train", "segmentation", "--data", root, *where, *SMALL).splitlines()
+    assert lines[:6] == [
+        "meshes: 2 to train on, 1 to validate on, 1 to test on",
+        "divided: by the folders train, val, test",
+        "classes: 2 at the vertices, without the test part: 0 18, 1 18",
+        "features: log-hks",
+        "left out: meshes beside the folders train, val, test: e.obj",
+        "left out: files without labels and without a mesh: train/notes.txt",
+    ]
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["meshes"] == {"train": ["a", "b"], "validation": ["c"], "test": ["d"]}
+    assert (results["train_meshes"], results["validation_meshes"], results["test_meshes"]) == (2, 1, 1)
+    assert results["divided"] == "by the folders train, val, test"
+    assert "validation_accuracy" in (tmp_path / "run" / "metrics.csv").read_text()
+    assert complaint(
+        "train", "segmentation", "--data", root, "--out", tmp_path / "x", "--validation", 0.5, *SMALL
+    ).startswith("--validation is 0.5, but the set has 1 mesh for validation")
+
+
+def test_groups_on_the_command_line(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", *(f"p{p}_{i}" for p in range(4) for i in range(2)))
+    where = ("--out", tmp_path / "run", "--cache", tmp_path / "cache", "--group-by", "^p.", "--validation", 0.3)
+    output("train", "segmentation", "--data", root, *where, *SMALL)
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["meshes"]
+    patients = [{name[:2] for name in found[part]} for part in ("train", "validation", "test")]
+    assert [len(own) for own in patients] == [2, 1, 1]
+    assert len(set.union(*patients)) == 4

@@ -1,0 +1,105 @@
+"""The parts of the set of a run: which meshes choose an epoch, and what a run says of its set before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from diffnet.data import LabeledMeshes
+from diffnet.data.counts import counted
+from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
+from diffnet.data.stored import joined, names_of
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import as_text
+from diffnet.train.metrics import percent
+from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import rotations_of
+from diffnet.train.tasks.task import Task
+
+D = TypeVar("D", bound=LabeledMeshes)
+
+
+def with_held_out(data: D, options: TrainOptions) -> tuple[D, list[int]]:
+    """The data set with its meshes for validation behind the training meshes, and the numbers of the held-out meshes.
+
+    A set without such meshes holds out a random share of the training meshes, see `held_out`.
+
+    Raises OptionError if the set has such meshes and `validation` is given, and for groups without a random division.
+    """
+    if options.group_by is not None and not options.validation and AT_RANDOM not in data.source:
+        by = f": the set is divided {data.source}" if data.source else ""
+        raise OptionError(f"group_by is {options.group_by!r}, but nothing is divided at random{by}")
+    if not len(data.validation):
+        return data, held_out(names_of(data.train) if options.validation else [""] * len(data.train), options)
+    if options.validation > 0:
+        raise OptionError(
+            f"validation is {options.validation}, but the set has {counted(len(data.validation), 'mesh', 'meshes')} "
+            f"for validation; it is divided {data.source}"
+        )
+    numbers = range(len(data.train), len(data.train) + len(data.validation))
+    return replace(data, train=joined([data.train, data.validation]), validation=()), list(numbers)
+
+
+def held_out(names: Sequence[str], options: TrainOptions) -> list[int]:
+    """The numbers of the training meshes that `validation` holds out, in whole groups. Only the seed decides which.
+
+    Raises OptionError if none is left to train on.
+    """
+    count = round(options.validation * len(names))
+    if options.validation > 0:
+        count = max(count, 1)
+    if count >= len(names):
+        raise OptionError(
+            f"validation should leave a mesh to train on, got {options.validation} of "
+            + counted(len(names), "training mesh", "training meshes")
+        )
+    if not count:
+        return []
+    generator = torch.Generator().manual_seed(options.seed)
+    return sorted(
+        drawn(groups_of(names, options.group_by), count, lambda n: torch.randperm(n, generator=generator).tolist())
+    )
+
+
+def part_names(data: LabeledMeshes, held_out: Sequence[int]) -> dict[str, list[str]]:
+    """The names of the meshes of each part. held_out: the numbers of the training meshes for validation"""
+    names, tests = (list(map(as_text, names_of(part))) for part in (data.train, data.test))
+    fitted = sorted(set(range(len(names))) - set(held_out))
+    return {"train": [names[i] for i in fitted], "validation": [names[i] for i in held_out], "test": tests}
+
+
+def meshes_text(parts: dict[str, list[str]]) -> str:
+    """How many meshes each part has."""
+    verbs = {"train": "train on", "validation": "validate on", "test": "test on"}
+    return ", ".join(f"{len(own)} to {verbs[part]}" for part, own in parts.items() if own)
+
+
+def set_summary(
+    task: Task[Any, Any],
+    data: LabeledMeshes,
+    parts: dict[str, list[str]],
+    options: TrainOptions,
+    jobs: int | None,
+    notes: Sequence[str] = (),
+) -> list[str]:
+    """The lines about a set: its parts and what divides them, its labels or targets, features, and what is left out.
+
+    parts: `part_names`
+    notes: more lines
+    """
+    held, variants, rotated = options.validation, options.mesh_variants.count, rotations_of(options)
+    by = "" if options.group_by is None else f" by groups of {options.group_by!r}"
+    rows = [
+        ("meshes", meshes_text(parts)),
+        ("divided", data.source),
+        ("validation", f"{percent(held, 0)} at random{by}, seed {options.seed}" if held else ""),
+        *task.described(data, jobs),
+        ("features", options.features + (f"; {rotated}" if rotated else "")),
+        ("variants", f"{variants} of each training mesh" if variants else ""),
+        *(("left out", text) for text in data.left_out),
+        *(("note", text) for text in notes),
+    ]
+    return [f"{name}: {text}" for name, text in rows if text]
