@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from diffnet.data import LabeledMeshes
+from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.data.counts import counted
 from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
-from diffnet.data.stored import joined, names_of
+from diffnet.data.stored import joined, names_of, remembered
+from diffnet.geometry import is_inside_out
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.train.metrics import percent
@@ -99,7 +100,20 @@ def set_summary(
         *task.described(data, jobs),
         ("features", options.features + (f"; {rotated}" if rotated else "")),
         ("variants", f"{variants} of each training mesh" if variants else ""),
+        ("inside out", inside_out_text(data, jobs)),
         *(("left out", text) for text in data.left_out),
         *(("note", text) for text in notes),
     ]
     return [f"{name}: {text}" for name, text in rows if text]
+
+
+def inside_out_text(data: LabeledMeshes, jobs: int | None) -> str:
+    """How many meshes have closed components whose normals point inside, or nothing. jobs: see `remembered`"""
+    parts = (data.train, data.validation, data.test)
+    count = sum(sum(remembered(_is_inside_out, part, "inside out", jobs=jobs)) for part in parts)
+    meshes = counted(count, "mesh has a closed surface", "meshes have closed surfaces")
+    return f"{meshes} whose faces point inward, see diffnet info" if count else ""
+
+
+def _is_inside_out(item: LabeledMesh) -> bool:
+    return is_inside_out(item.mesh)

@@ -368,13 +368,17 @@ def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
 def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
     root = write(tmp_path / "set", "train/a", "train/b", "val/c", "test/d", "e")
     (root / "train" / "notes.txt").write_text("by hand")
+    mesh = (root / "train" / "a.obj").read_text().splitlines()
+    turned = [" ".join(("f", *reversed(line.split()[1:]))) if line.startswith("f ") else line for line in mesh]
+    (root / "train" / "a.obj").write_text("\n".join(turned))
     where = ("--out", tmp_path / "run", "--cache", tmp_path / "cache")
     lines = output("train", "segmentation", "--data", root, *where, *SMALL).splitlines()
-    assert lines[:6] == [
+    assert lines[:7] == [
         "meshes: 2 to train on, 1 to validate on, 1 to test on",
         "divided: by the folders train, val, test",
         "classes: 2 at the vertices, without the test part: 0 18, 1 18",
         "features: log-hks",
+        "inside out: 1 mesh has a closed surface whose faces point inward, see diffnet info",
         "left out: meshes beside the folders train, val, test: e.obj",
         "left out: files without labels and without a mesh: train/notes.txt",
     ]
