@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from diffnet.geometry.file_state import FileState, is_settled, state_of
 from diffnet.geometry.mapped_file import map_file
 from diffnet.geometry.phases import phase
 
@@ -38,10 +39,7 @@ WRITERS = 4  # threads
 ABANDONED = 86_400  # seconds since the last write to a temporary file
 BLOCK = 4096  # bytes; the checksum adds up the words of each block
 
-# Device, inode, size and times of change and of modification.
-FileState: TypeAlias = tuple[int, int, int, int, int]
 _sound: set[FileState] = set()  # the files whose checksum and content this process has found right
-SETTLED = 1_000_000_000  # nanoseconds
 
 
 def cache_key(arrays: Arrays, **options: Any) -> str:
@@ -78,7 +76,7 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         if file not in _sound and metadata["checksum"] != str(checksum(arrays)):
             raise ValueError("the checksum differs")
         check(arrays)
-        if _is_settled(file):
+        if is_settled(file):
             _sound.add(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -123,7 +121,7 @@ def open_again(path: Path, wanted: tuple[str, ...] | None = None) -> SoundEntry 
     Raises OSError.
     """
     file = path.open("rb", buffering=0)
-    state = _state(os.fstat(file.fileno()))
+    state = state_of(os.fstat(file.fileno()))
     if state in _sound:
         found = _headers.get((state, wanted))
         if found is None:
@@ -170,30 +168,9 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
     The safetensors library opens a file twice by name. Another process may replace the entry in between.
     """
     with path.open("rb") as file:
-        state = _state(os.fstat(file.fileno()))
+        state = state_of(os.fstat(file.fileno()))
         buffer = map_file(file)
     return *parsed(buffer), state
-
-
-def settled_state(path: Path) -> FileState | None:
-    """The state of a file, which changes when its content does. None if the file has just changed, or is missing."""
-    try:
-        state = _state(os.stat(path))
-    except (OSError, ValueError):
-        return None
-    return state if _is_settled(state) else None
-
-
-def _state(stat: os.stat_result) -> FileState:
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns, stat.st_mtime_ns
-
-
-def _is_settled(state: FileState) -> bool:
-    """Whether the file last changed so long ago that its next change will have another time.
-
-    A file that changes twice within a few milliseconds can keep its times.
-    """
-    return time.time_ns() - state[-1] > SETTLED
 
 
 def parsed(buffer: memoryview) -> tuple[Arrays, dict[str, str]]:

@@ -292,7 +292,10 @@ def test_a_killed_call_is_resumed(tmp_path: Path, at: str) -> None:
     assert files_in(out) == files_in(tmp_path / "whole.csv" if out.suffix else tmp_path / "whole")
     assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes]
     assert computed(*predict, out, "--resume") == []
-    np.save(tmp_path / "in" / "m1.q.npy", np.arange(42.0)[::-1])  # of equal size
+    times = (tmp_path / "in" / "m1.q.npy").stat()
+    np.save(tmp_path / "in" / "m1.q.npy", np.arange(42.0)[::-1])  # of equal size and time
+    os.utime(tmp_path / "in" / "m1.q.npy", ns=(times.st_atime_ns, times.st_mtime_ns))
+    meshes[0].touch()
     write_ball(meshes[3], 9)
     assert computed(*predict, out, "--resume") == ["m1.off", "m3.off"]
     if not out.suffix:

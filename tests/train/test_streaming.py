@@ -33,7 +33,7 @@ from diffnet.data import (
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.samples import PinnedSample
 from diffnet.data.stored import StoredMeshes, joined
-from diffnet.geometry import Mesh, cache, load_mesh, make_mesh, transfer
+from diffnet.geometry import Mesh, cache, file_state, load_mesh, make_mesh, transfer
 from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.preprocessing import read_again
 from diffnet.ops.sparse import pattern
@@ -221,7 +221,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> P
     """Samples of several kinds of meshes. Ordinary memory stands for pinned memory."""
     for module in (transfer, read_again):
         monkeypatch.setattr(module, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
-    monkeypatch.setattr(cache, "SETTLED", -(10**10))  # entries that have just been written are settled
+    monkeypatch.setattr(file_state, "SETTLED", -(10**10))  # entries that have just been written are settled
     points = np.random.default_rng(0).random((30, 3))
     shapes: list[Any] = [
         ellipsoid(0),
