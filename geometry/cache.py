@@ -29,6 +29,7 @@ from safetensors.numpy import save_file
 from diffnet.geometry.file_state import FileState, is_settled, state_of
 from diffnet.geometry.mapped_file import map_file
 from diffnet.geometry.phases import phase
+from diffnet.geometry.repeated_warnings import warn_once
 
 FORMAT = 9  # increase when the meaning or the layout of entries changes
 
@@ -64,7 +65,7 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     check: raises ValueError for arrays that can't be used, such as indices out of range
 
     None if there is no entry. None with a warning if it is damaged, has another format, was written under another name,
-    or fails the check.
+    may not be read, or fails the check.
     """
     wait(filter(None, [_pending.get(path)]))
     try:
@@ -79,6 +80,9 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         if is_settled(file):
             _sound.add(file)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as e:
+        _warn_of_folder(path, "read and are computed again", e)
         return None
     # Damage can cause any of these.
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as e:
@@ -142,6 +146,11 @@ def _arrays_in(file: BinaryIO, wanted: tuple[str, ...] | None) -> tuple[int, lis
     if not found or any(one[1] != other[0] for one, other in pairwise(found)):
         return 0, []
     return 8 + size + found[0][0], [(name, dtype, shape, last - first) for first, last, name, dtype, shape in found]
+
+
+def has_entry(path: Path) -> bool:
+    """Whether there is an entry that this process may read. Another user may have written it for himself alone."""
+    return os.access(path, os.R_OK)
 
 
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -216,7 +225,16 @@ def write_entry(path: Path, arrays: Arrays) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except (OSError, SafetensorError) as e:
-        warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
+        _warn_of_folder(path, "written", e)
+
+
+def _warn_of_folder(path: Path, what: str, fault: Exception) -> None:
+    """Warn that entries beside this one can't be read or written.
+
+    Many entries share such a fault, so the text names the folder alone.
+    """
+    reason = getattr(fault, "strerror", None) or fault
+    warn_once(f"entries of the cache folder {path.parent.parent} can't be {what} ({reason})")
 
 
 def remove_abandoned(folder: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 from threadpoolctl import threadpool_limits
 
 from diffnet.geometry.errors import WorkerError
+from diffnet.geometry.repeated_warnings import warn_once
 
 T = TypeVar("T")
 
@@ -234,7 +236,9 @@ class _Worker:
         except (EOFError, OSError) as e:
             self.is_sound = False
             raise BrokenProcessPool("a worker process was killed (out of memory?)") from e
-        result, error, trace, held = pickle.loads(answer)
+        result, error, trace, held, texts = pickle.loads(answer)
+        for text, category in texts:
+            warn_once(text, category)
         if self._first_bytes is None:
             self._first_bytes = held
         self.growth = held - self._first_bytes
@@ -264,15 +268,22 @@ def _serve(connection: Connection) -> None:
     connection.send_bytes(b"ready")
     limit = None
     while message := _next_message(connection):
-        try:
-            threads, function, arguments = pickle.loads(message)
-            if threads != limit:
-                threadpool_limits(threads)
-                limit = threads
-            answer = pickle.dumps((function(*arguments), None, "", _own_bytes()), PROTOCOL)
-        except BaseException as e:
-            answer = pickle.dumps((None, _picklable(e), traceback.format_exc(), _own_bytes()), PROTOCOL)
+        with warnings.catch_warnings(record=True) as caught:  # the parent gives those of all processes
+            warnings.simplefilter("always")
+            try:
+                threads, function, arguments = pickle.loads(message)
+                if threads != limit:
+                    threadpool_limits(threads)
+                    limit = threads
+                answer = _answer(function(*arguments), None, "", caught)
+            except BaseException as e:
+                answer = _answer(None, _picklable(e), traceback.format_exc(), caught)
         connection.send_bytes(answer)
+
+
+def _answer(result: Any, error: BaseException | None, trace: str, caught: list[warnings.WarningMessage]) -> bytes:
+    texts = [(str(each.message), each.category) for each in caught]
+    return pickle.dumps((result, error, trace, _own_bytes(), texts), PROTOCOL)
 
 
 def _own_bytes() -> int:

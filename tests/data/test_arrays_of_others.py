@@ -11,15 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from shapes import ellipsoid
 
-from diffnet.data import array_statistics, index_dataset, index_targets, load_dataset
+from diffnet.data import Preprocessing, array_statistics, fill_cache, index_dataset, index_targets, load_dataset
 from diffnet.data.folders import index
 from diffnet.data.folders.indexed import IndexedMeshes
+from diffnet.data.prepared import PreparedSamples, prepared_samples
 from diffnet.geometry import file_state, load_mesh
 from diffnet.viz import write_ply
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*look shuffled"),
+]
 
 
 def write_set(root: Path, label: int = 1) -> Path:
@@ -121,3 +126,44 @@ def test_buffers_of_gltf_files_count(tmp_path: Path) -> None:
     replace_file(tmp_path / "a.bin", lambda file: file.write_bytes((2 * mesh.verts).astype("<f4").tobytes() + parts[1]))
     assert file_state.file_identity(path, before).content != before.content
     np.testing.assert_allclose(load_mesh(path, tmp_path / "cache").verts, 2 * mesh.verts, rtol=1e-6)
+
+
+def test_a_cache_of_another_user_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that were written with umask 077 give one warning for reading and one for writing."""
+    root, cache = write_set(tmp_path / "set"), tmp_path / "cache"
+    options = Preprocessing(k=8, features="log-hks")
+
+    def samples() -> PreparedSamples:
+        items = index_dataset(root, cache).train
+        return prepared_samples(
+            items,
+            options,
+            cache,
+            None,
+            "vertices",
+            lambda sources, ready: fill_cache(sources, options, cache, 1, ready=ready),
+            memory=2**30,
+        )
+
+    before = list(samples())
+    refused, access = {"open": Path.open, "touch": Path.touch}, os.access
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def call(path: Path, *arguments: Any, **options: Any) -> Any:
+            if path.is_relative_to(cache):
+                raise PermissionError(13, "Permission denied", str(path))
+            return refused[name](path, *arguments, **options)
+
+        return call
+
+    for name in refused:
+        monkeypatch.setattr(Path, name, refusing(name))
+    monkeypatch.setattr(os, "access", lambda path, *mode: cache not in Path(path).parents and access(path, *mode))
+    with pytest.warns(UserWarning, match="can't be") as found:
+        features = [sample.features for sample in samples()]
+    torch.testing.assert_close(features, [sample.features for sample in before], rtol=0, atol=0)
+    texts = [str(each.message) for each in found if "cache folder" in str(each.message)]
+    assert texts == [
+        f"entries of the cache folder {cache} can't be read and are computed again (Permission denied)",
+        f"entries of the cache folder {cache} can't be written (Permission denied)",
+    ]
