@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
+from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Statistics, feature_parts
 from diffnet.data.folders.numbers import check_vertex_numbers, read_array
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.geometry import Mesh, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-
-COLORS = "colors"
 
 
 def own_arrays(
@@ -24,16 +22,16 @@ def own_arrays(
 ) -> dict[str, NDArray[np.float64]]:
     """The own arrays of a mesh that the features name, by name: (V, C) float64, one row for each vertex.
 
-    `file:NAME` is the first of these:
+    `file:NAME`, `vector:NAME` and `scalar:NAME` are the first of these:
 
     - the array NAME in `given`;
     - `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
     - `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
-    - for `file:colors`, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
+    - for the name colors, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
     - the property NAME of the vertices in a PLY file.
 
-    Arrays have shape (V,) or (V, C) and hold finite numbers. Files beside an STL file are refused, because it doesn't
-    number its vertices.
+    Arrays have shape (V,) or (V, C), vectors (V, 3), and hold finite numbers. Files beside an STL file are refused,
+    because it doesn't number its vertices.
 
     statistics: of the training set. If given, the numbers of channels must be the same.
 
@@ -41,15 +39,16 @@ def own_arrays(
     that is missing, is there twice, or has another shape. The message names the mesh, the part and what is expected.
     """
     found = {}
-    for name in array_names(features):
-        channels = None if statistics is None or name not in statistics else len(statistics[name]["mean"])
-        array, source = _find(mesh, name, given or {}, channels)
-        array = _checked(mesh, name, array, source)
+    for part in feature_parts(features):
+        name = part.array
+        if name is None:
+            continue
+        channels = part.channels if statistics is None or name not in statistics else len(statistics[name]["mean"])
+        array, source = _find(mesh, part, given or {}, channels)
+        array = _checked(mesh, part.name, array, source)
         if channels is not None and array.shape[1] != channels:
-            raise DataError(
-                f"{mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels in {source}, the network was trained "
-                f"with {channels}"
-            )
+            expected = "a vector has 3" if part.is_vector else f"the network was trained with {channels}"
+            raise DataError(f"{mesh.name}: {part.name} has {array.shape[1]} channels in {source}, {expected}")
         found[name] = array
     return found
 
@@ -83,27 +82,27 @@ def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], Label
     return found
 
 
-def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
+def _find(mesh: Mesh, part: FeaturePart, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
     """An own array and where it was found. Raises DataError if it is missing or there twice.
 
     channels: the number that a network expects, for the message
     """
+    name, what = str(part.array), f"array for {part.name}"
     if name in given:
         return given[name], "the array"
-    part = FILE_PREFIX + name
     if mesh.path is None:
         raise DataError(
-            f"{mesh.name}: no array for {part}: the mesh is not from a file, so there is none beside it. In Python, "
+            f"{mesh.name}: no {what}: the mesh is not from a file, so there is none beside it. In Python, "
             f"pass arrays={{{name!r}: …}}"
         )
     path = Path(mesh.path)
     places = array_files(path, name)
     present = [place for place in places if place.is_file()]
     if len(present) > 1:
-        raise DataError(f"{path}: more than one array for {part}: {', '.join(map(str, present))}. Keep one of them")
+        raise DataError(f"{path}: more than one {what}: {', '.join(map(str, present))}. Keep one of them")
     if present:
         check_vertex_numbers(mesh, present[0])
-        return read_array(present[0], f" for {part}"), str(present[0])
+        return read_array(present[0], f" for {part.name}"), str(present[0])
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":
             return array, str(path)
@@ -111,13 +110,12 @@ def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None)
     shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
     own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"the property {name!r} of a PLY file"
     raise DataError(
-        f"{path}: no array for {part}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
+        f"{path}: no {what}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
     )
 
 
-def _checked(mesh: Mesh, name: str, given: Any, source: str) -> NDArray[np.float64]:
-    part, count = FILE_PREFIX + name, len(mesh.verts)
-    array = np.asarray(given)
+def _checked(mesh: Mesh, part: str, given: Any, source: str) -> NDArray[np.float64]:
+    array, count = np.asarray(given), len(mesh.verts)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")
     if array.ndim not in (1, 2) or len(array) != count or 0 in array.shape:

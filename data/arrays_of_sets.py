@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from diffnet.data.arrays import array_files, own_arrays
-from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
+from diffnet.data.feature_names import ArrayStatistics, Statistics, array_names, feature_parts
 from diffnet.data.folders.index import contents_of
 from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.stored import remembered
@@ -23,7 +23,8 @@ def array_statistics(
 
     jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
 
-    The standard deviation of a constant channel is given as 1. Without own arrays in the features, the result is empty
+    The standard deviation of a constant channel is given as 1. A vector is not shifted, and its standard deviation is
+    the root of the mean square of all three channels. Without own arrays in the features, the result is empty
     and no file is read.
 
     Raises DataError for two meshes with different numbers of channels, and the errors of `own_arrays`.
@@ -32,8 +33,12 @@ def array_statistics(
     if not names or not len(items):
         return {}
     first = items[0]
+    vectors = {part.array for part in feature_parts(features) if part.is_vector}
     # Moments about the first row of the set don't cancel where the mean is large.
-    shifts = {name: array[0].tolist() for name, array in own_arrays(first.mesh, features, given=first.arrays).items()}
+    shifts = {
+        name: [0.0] * 3 if name in vectors else array[0].tolist()
+        for name, array in own_arrays(first.mesh, features, given=first.arrays).items()
+    }
     work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name)
     each = remembered(work, items, "array sums", features, shifts, array_states(items, features), jobs=jobs)
     statistics: dict[str, ArrayStatistics] = {}
@@ -42,6 +47,8 @@ def array_statistics(
         total, squares, count = np.zeros(len(shift)), np.zeros(len(shift)), 0
         for own in each:
             total, squares, count = total + own[i][0], squares + own[i][1], count + own[i][2]
+        if name in vectors:
+            total, squares = np.zeros(3), np.full(3, squares.mean())
         mean = total / count
         std = np.sqrt(np.maximum(squares / count - mean**2, 0))
         std = np.where(std > 1e-9 * (np.abs(shift + mean) + np.abs(mean)), std, 1.0)
@@ -56,7 +63,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
         shift = np.array(shifts[name])
         if len(shift) != array.shape[1]:
             raise DataError(
-                f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first} "
+                f"{item.mesh.name}: the own array {name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
         moved = array - shift

@@ -29,7 +29,7 @@ class Preprocessing:
     k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
     laplacian, basis, join, operators: see `precompute`
     normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`
-    align: whether xyz and normals are given in the axes of each mesh, see `input_features`
+    align: whether vectors are given in the axes of each mesh, see `input_features`
     features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
         canonical order.
 

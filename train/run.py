@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import say_what_is_rotated
+from diffnet.train.orientation import (
+    check_own_arrays,
+    say_what_is_rotated,
+    upright_axes,
+    warn_of_tilted_items,
+)
 from diffnet.train.preprocessing import in_units, run_data
 from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks, process_group
@@ -81,10 +87,16 @@ def run_training(
         task.loss_weight(options)  # raises OptionError for a loss that can't be divided
     if not resume:
         task.check(data, options)
+        check_own_arrays(data.train, options)
         say_what_is_rotated(data.train, options, console)
+        if not options.upright:
+            options = replace(options, upright=ranks.shared(lambda: upright_axes(data.train, options)))
+        if ranks.is_first:
+            warn_of_tilted_items(data.test, options, jobs)
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
+            options = replace(options, upright=stored["options"]["upright"])  # what the data have decided
             check_same_options(stored, options, out)  # before preprocessing, which takes long
         score, _ = task.scoring(options)
         started = time.perf_counter()

@@ -64,7 +64,29 @@ def share_an_axis(axes: Tensor) -> bool:
     shapes, such as jaws, are random.
     """
     moments = torch.einsum("nij,nik->ijk", axes, axes) / len(axes)
-    return bool(torch.linalg.eigvalsh(moments).max() >= max(0.8, 1 / 3 + 1.35 / len(axes) ** 0.5))
+    return bool(torch.linalg.eigvalsh(moments).max() >= _least_moment(len(axes)))
+
+
+def shared_direction(axes: Tensor, about: Tensor | None = None) -> Tensor | None:
+    """The direction of an axis that it has in all shapes, within 60°: (3,) of length 1. None if there is none.
+
+    axes: one of the principal axes (N, 3) of each shape
+    about: an axis (3,) about which the shapes are turned at random
+
+    Shapes share it as `share_an_axis` says. The direction is that of the first shape, up to its sign.
+    """
+    moments = axes.mT @ axes / len(axes)
+    if about is not None:
+        along, outer = about @ moments @ about, torch.outer(about, about)
+        moments = along * outer + (1 - along) / 2 * (torch.eye(3, dtype=axes.dtype) - outer)
+    values, directions = torch.linalg.eigh(moments)
+    cosines = axes @ directions[:, -1]
+    is_shared = values[-1] >= _least_moment(len(axes)) and cosines.abs().min() >= 0.5
+    return directions[:, -1] * _sign(cosines[0]) if is_shared else None
+
+
+def _least_moment(count: int) -> float:
+    return max(0.8, 1 / 3 + 1.35 / count**0.5)
 
 
 def center_of(positions: Tensor, mass: Tensor) -> Tensor:

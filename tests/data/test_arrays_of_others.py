@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,32 @@ import pytest
 import torch
 from shapes import ellipsoid
 
-from diffnet.data import Preprocessing, array_statistics, fill_cache, index_dataset, index_targets, load_dataset
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    Preprocessing,
+    array_statistics,
+    augmented,
+    feature_parts,
+    fill_cache,
+    index_dataset,
+    index_targets,
+    load_dataset,
+    make_sample,
+    own_arrays,
+    rotate_vectors,
+    vector_channels,
+)
 from diffnet.data.folders import index
 from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.prepared import PreparedSamples, prepared_samples
-from diffnet.geometry import file_state, load_mesh
+from diffnet.geometry import file_state, load_mesh, make_mesh, random_rotations
+from diffnet.geometry.errors import OptionError
+from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import check_own_arrays
 from diffnet.viz import write_ply
+
+EYE = np.eye(3)
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -167,3 +190,80 @@ def test_a_cache_of_another_user_is_computed_again(tmp_path: Path, monkeypatch: 
         f"entries of the cache folder {cache} can't be read and are computed again (Permission denied)",
         f"entries of the cache folder {cache} can't be written (Permission denied)",
     ]
+
+
+def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:
+    """A turned ellipsoid with a wind, which turns with it, and other own arrays."""
+    mesh = ellipsoid(seed, 2)
+    own = make_mesh(mesh.verts @ turn, mesh.faces if np.linalg.det(turn) > 0 else mesh.faces[:, ::-1])
+    wind = np.cross(mesh.verts, [0.3, 0.5, 1.0]) + np.array([5.0, 0, 0])
+    return LabeledMesh("", own, np.zeros(len(mesh.verts), np.int64), arrays={"wind": wind @ turn, **more})
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_vectors_turn_with_the_mesh_in_features(align: bool) -> None:
+    """Features of a turned mesh are the turned features, and in principal axes they stay."""
+    turn = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
+    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+scalar:side", align=align)
+    rest = {"side": np.arange(162.0)}
+    statistics = array_statistics([windy(0, **rest), windy(1, **rest)], options.features)
+    assert len(set(statistics["wind"]["std"])) == 1
+    before, after = (make_sample(windy(0, own, **rest), options, statistics=statistics) for own in (EYE, turn))
+    vectors = vector_channels(options.features)
+    assert vectors == [slice(0, 3), slice(3, 6)]
+    expected = before.features
+    if not align:
+        expected = rotate_vectors(
+            expected, vectors, torch.tensor(turn, dtype=torch.float32)[None], before.operators.ptr
+        )
+    torch.testing.assert_close(after.features, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_vectors_turn_and_mirror_with_the_mesh_in_training() -> None:
+    """What training changes at random gives the features of the changed mesh. The size of a mesh doesn't count."""
+    features = "xyz+vector:wind"
+    options = Preprocessing(k=8, features=features)
+    turn, flip = random_rotations(1, torch.Generator().manual_seed(1)), np.diag([-1.0, 1, 1])
+    sample = make_sample(windy(0), options)
+    for changes, place in (
+        ({"rotations": turn}, turn[0].double().numpy()),
+        ({"mirror": torch.tensor([True])}, flip),
+        ({"mirror": torch.tensor([True]), "rotations": turn}, flip @ turn[0].double().numpy()),
+    ):
+        found = augmented(sample, features, **changes).features
+        torch.testing.assert_close(found, make_sample(windy(0, place), options).features, rtol=1e-4, atol=1e-4)
+    larger = augmented(sample, features, factors=torch.tensor([2.0]))
+    torch.testing.assert_close(larger.features[:, 3:], sample.features[:, 3:])
+
+
+def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
+    message = "file:wind has three columns, .* turns with the mesh, it is vector:wind. .*, it is scalar:wind"
+    items = [windy(0, colors=np.zeros((162, 3)))]
+    for own in ("file:wind", "file:wind+file:colors", "scalar:wind", "vector:wind", "file:colors"):
+        features = "xyz+" + own
+        sample = make_sample(items[0], Preprocessing(k=8, features=features))
+        for given in ({}, {"rotate": False, "mirror": True}, {"rotate_about": "z"}, {"align": True}):
+            options = TrainOptions(
+                task="correspondence" if "align" in given else "segmentation", features=features, **given
+            )
+            with pytest.raises(OptionError, match=message) if "file:wind" in own else nullcontext():
+                check_own_arrays(items, options)
+        check_own_arrays(items, TrainOptions(features=features, rotate=False))
+        if own in ("file:wind", "vector:wind"):
+            with pytest.raises(OptionError, match=message) if own == "file:wind" else nullcontext():
+                augmented(sample, features, mirror=torch.tensor([True]))
+    with pytest.raises(DataError, match="vector:colors has 2 channels in the array, a vector has 3"):
+        own_arrays(items[0].mesh, "vector:colors", given={"colors": np.zeros((162, 2))})
+    with pytest.raises(OptionError, match="each part once, got 'wind' twice"):
+        feature_parts("vector:wind+file:wind")
+
+
+def test_mirroring_names_own_scalars_of_both_signs() -> None:
+    yaw, size = np.linspace(-1, 1, 162), np.linspace(0, 1, 162)
+    options = TrainOptions(features="file:yaw+scalar:size+vector:wind", mirror=True)
+    with pytest.warns(UserWarning, match="^--mirror leaves the values of file:yaw as they are, which have both signs"):
+        check_own_arrays([windy(0, yaw=yaw, size=size)], options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_own_arrays([windy(0, yaw=yaw, size=size)], replace(options, mirror=False))
+        check_own_arrays([windy(0, yaw=-size, size=size)], options)

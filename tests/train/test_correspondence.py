@@ -37,15 +37,16 @@ from diffnet.data.pairs.partial import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
+from diffnet.train import orientation
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
-from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import tilted_axis, upright_axis, warn_of_tilted
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.correspondence import TASK
 from diffnet.train.tasks.network import MetadataError
@@ -257,15 +258,13 @@ def test_tilted_meshes_are_named() -> None:
     """The network gets positions as they are, so it expects the orientation of the training meshes."""
     meshes = [load_mesh(body(seed, 0.05)) for seed in range(40)]
     upright = upright_axis(meshes)
-    options = TrainOptions(task="correspondence", method="unsupervised", align=False, upright=upright)
     standing = meshes[0]
     lying = replace(standing, verts=standing.verts[:, [1, 2, 0]])
     with pytest.warns(UserWarning, match=r"^b: the first principal axis is more than 60° from that of the training"):
-        warn_if_tilted({"a": standing, "b": lying}, options)
+        warn_of_tilted({"a": tilted_axis(standing, upright), "b": tilted_axis(lying, upright)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_tilted({"a": standing}, options)
-        warn_if_tilted({"b": lying}, replace(options, upright=()))
+        warn_of_tilted({"a": tilted_axis(standing, upright), "b": tilted_axis(lying, ())})
     assert upright_axis([standing, lying] * 20) == ()
 
 
@@ -395,7 +394,7 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
     # A large set decides so itself.
-    monkeypatch.setattr(turns, "upright_axis", lambda meshes: (0.0, 0.0, float(len(list(meshes)) == 4)))
+    monkeypatch.setattr(orientation, "upright_axis", lambda meshes: (0.0, 0.0, float(len(list(meshes)) == 4)))
     with pytest.warns(UserWarning, match="b4, b5, b6: the first principal axis"):  # the test meshes lie
         assert "stand and look the same way" in output(
             "train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised"
@@ -406,7 +405,7 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert options["upright"] == [0, 0, 1]
     assert options["features"] == "xyz+normals+wks"
     # Positions that are asked for are given.
-    monkeypatch.setattr(turns, "upright_axis", lambda meshes: ())
+    monkeypatch.setattr(orientation, "upright_axis", lambda meshes: ())
     for name, given in (("d", ["--align"]), ("e", ["--features", "xyz"]), ("f", ["--rotate"])):
         asked = [*arguments[:-1], 1, *given]
         output("train", "correspondence", *asked, "--out", tmp_path / name, "--method", "unsupervised")

@@ -30,6 +30,7 @@ from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
+from diffnet.train.orientation import tilted_axis, warn_of_tilted
 from diffnet.train.tasks.network import MetadataError, NetworkInput
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted, npy_bytes
@@ -58,7 +59,7 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, each.argmax(-1).cpu().numpy()) for mesh, each in outputs]
+    return _warned([(mesh, each.argmax(-1).cpu().numpy()) for mesh, each in outputs], network)
 
 
 def predict_probabilities(
@@ -69,7 +70,7 @@ def predict_probabilities(
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs]
+    return _warned([(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs], network)
 
 
 def predict_values(
@@ -90,7 +91,14 @@ def predict_values(
         )
     check_several(sources)
     predicted = map(predictor(network, device, cache_dir), sources)
-    return [(each.mesh, each.values.numpy()) for each in predicted]
+    return _warned([(each.mesh, each.values.numpy()) for each in predicted], network)
+
+
+def _warned(found: list[tuple[Mesh, Any]], network: DiffusionNet) -> list[tuple[Mesh, Any]]:
+    """Predictions of meshes, with a warning of those in another orientation than the training meshes."""
+    upright = network_input(network).options.upright
+    warn_of_tilted({mesh.name: tilted_axis(mesh, upright) for mesh, _ in found})
+    return found
 
 
 def _outputs_of_classes(

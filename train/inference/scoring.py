@@ -21,6 +21,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import DIGITS, contents_of
+from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
@@ -74,6 +75,8 @@ def run_evaluation(
         return with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
 
     taken = ranks.after_first(read)
+    if ranks.is_first:
+        warn_of_tilted_items(items, options, jobs)
     if expected.normalize:
         meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
     else:

@@ -42,8 +42,8 @@ AlignOption = Annotated[
     bool | None,
     typer.Option(
         "--align/--no-align",
-        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised, "
-        "--features has them, and the training meshes have no common orientation.",
+        help="Give xyz, normals and vectors in the principal axes of each mesh. By default, yes if the method is "
+        "unsupervised, --features has them, and the training meshes have no common orientation.",
     ),
 ]
 StretchOption = Annotated[
@@ -98,7 +98,7 @@ def train(
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs, paired_meshes
         from diffnet.data.pairs.stretched import with_stretched
-        from diffnet.train.correspondence.turns import upright_axis
+        from diffnet.train.orientation import upright_axis
 
         seed, cache = options.seed, shared["cache"]
         for path in data:
