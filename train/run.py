@@ -89,10 +89,6 @@ def run_training(
         task.check(data, options)
         check_own_arrays(data.train, options)
         say_what_is_rotated(data.train, options, console)
-        if not options.upright:
-            options = replace(options, upright=ranks.shared(lambda: upright_axes(data.train, options)))
-        if ranks.is_first:
-            warn_of_tilted_items(data.test, options, jobs)
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
@@ -102,6 +98,10 @@ def run_training(
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
         run = run_data(task, data, options, stored, out, memory, ranks, **where)
+        if stored is None and not options.upright:
+            options = replace(options, upright=ranks.shared(lambda: upright_axes(data.train, options)))
+        if ranks.is_first:
+            warn_of_tilted_items(data.test, options, jobs)
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 

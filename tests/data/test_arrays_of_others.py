@@ -193,9 +193,10 @@ def test_a_cache_of_another_user_is_computed_again(tmp_path: Path, monkeypatch: 
 
 
 def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:
-    """A turned ellipsoid with a wind, which turns with it, and other own arrays."""
+    """A turned shape without symmetries with a wind, which turns with it, and other own arrays."""
     mesh = ellipsoid(seed, 2)
-    own = make_mesh(mesh.verts @ turn, mesh.faces if np.linalg.det(turn) > 0 else mesh.faces[:, ::-1])
+    verts = mesh.verts + 0.2 * np.exp(mesh.verts)
+    own = make_mesh(verts @ turn, mesh.faces if np.linalg.det(turn) > 0 else mesh.faces[:, ::-1])
     wind = np.cross(mesh.verts, [0.3, 0.5, 1.0]) + np.array([5.0, 0, 0])
     return LabeledMesh("", own, np.zeros(len(mesh.verts), np.int64), arrays={"wind": wind @ turn, **more})
 

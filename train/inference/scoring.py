@@ -75,8 +75,6 @@ def run_evaluation(
         return with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
 
     taken = ranks.after_first(read)
-    if ranks.is_first:
-        warn_of_tilted_items(items, options, jobs)
     if expected.normalize:
         meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
     else:
@@ -93,6 +91,7 @@ def run_evaluation(
     evaluate(task, network.to(device), samples, options, device, spool, ranks)
 
     def report() -> dict[str, Any]:
+        warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets)
         where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
         scored = task.scored(tested, predictions, samples, options=options, **where)

@@ -219,6 +219,10 @@ class Task(ABC, Generic[D, S]):
         Raises OptionError for a loss that is no mean over the parts of a batch, which can't be computed in parts.
         """
 
+    def counted(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        """A function of the targets that gives the weight of a batch in the mean loss of an epoch, ()."""
+        return self.loss_weight(options)
+
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
         """The predictions (N, …) that scores and reports take."""
