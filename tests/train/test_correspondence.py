@@ -435,6 +435,11 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     truth[order_of(5)] = order_of(4)
     found = np.loadtxt(tmp_path / "map.txt", dtype=np.int64)
     assert (found == truth).mean() > 0.95  # the two are one shape, so their features are equal
+    for name in ("map.npy", "map.csv"):
+        output("match", *files, "--out", tmp_path / name)
+    np.testing.assert_array_equal(np.load(tmp_path / "map.npy"), found)
+    assert (tmp_path / "map.csv").read_text() == "vertex\n" + (tmp_path / "map.txt").read_text()
+    assert "--out should be a .txt or .csv or .npy file, got" in complaint("match", *files, "--out", tmp_path / "m.mat")
     assert "b.off" not in (tmp_path / "view.html").read_text()
     assert '"texture"' in (tmp_path / "view.html").read_text()
     assert "<title>b to a</title>" in (tmp_path / "view.html").read_text()  # as in b_a.txt

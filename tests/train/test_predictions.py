@@ -129,6 +129,9 @@ def test_instances_that_are_refused(tmp_path: Path) -> None:
     predict = ["predict", mesh, "--checkpoint", write_network(tmp_path / "a.safetensors"), "--out"]
     assert complaint(*predict, tmp_path / "a.txt", "--instances").startswith("--instances needs files with two numbers")
     assert complaint(*predict, tmp_path / "a.ply", "--least-area", 0.1) == "--least-area is for --instances; add it"
+    assert complaint(*predict, tmp_path / "a.ply", "--background", 0) == "--background is for --instances; add it"
+    named = complaint(*predict, tmp_path / "a.ply", "--instances", "--background", "gum")
+    assert named.startswith("--background is gum, which is no class of the network; it has ")
     whole = ["predict", mesh, "--checkpoint", write_network(tmp_path / "b.safetensors", "global_mean")]
     line = complaint(*whole, "--out", tmp_path / "t.csv", "--instances")
     assert line.startswith("--instances is for networks that label vertices, faces or edges")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffnet.data.folders.files import listing
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.elements.instances import LEAST_AREA
@@ -108,6 +109,13 @@ def predict(
             help="With --instances: parts with a smaller share of the area of the mesh get the label around them.",
         ),
     ] = LEAST_AREA,
+    background: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="With --instances: a class, by name or number, without them. It and debris get 0, instances 1, 2, …",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
@@ -171,6 +179,9 @@ def predict(
             )
         if least_area != LEAST_AREA and not instances:
             raise OptionError("--least-area is for --instances; add it")
+        if background is not None and not instances:
+            raise OptionError("--background is for --instances; add it")
+        behind = None if background is None else _class_of(background, expected)
         views = [path for path in (html, png, probabilities) if path is not None]
         if resume and (report is None or views):
             raise OptionError(
@@ -193,6 +204,7 @@ def predict(
             smooth=smooth,
             files=files[0].suffix,
             least_area=least,
+            background=background,
         )
         names = array_names(chosen.features)
         one_table = not task.formats(expected.labels_at)
@@ -218,7 +230,7 @@ def predict(
         table = None
         if one_table and ranks.is_first:
             table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
-        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least)
+        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least, behind)
         predictions: dict[int, Predicted] = {}
         tilted: dict[str, int | None] = {}
         written: list[Path] = []
@@ -274,6 +286,16 @@ def predict(
             if probabilities is not None:
                 _write_probabilities(probabilities, shown_ones, expected.label_names)
     end(written, report, failed, ranks)
+
+
+def _class_of(text: str, network: NetworkInput) -> int:
+    """The output channel of a class, which is given by its name or its number. Raises OptionError."""
+    for given in (network.label_names, [str(number) for number in network.label_numbers]):
+        if text in given:
+            return given.index(text)
+    raise OptionError(
+        f"--background is {text}, which is no class of the network; it has {listing(network.label_names)}"
+    )
 
 
 def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_names: list[str]) -> None:

@@ -121,12 +121,13 @@ def predictor(
     probabilities: bool = False,
     smooth: float = 0.0,
     least_area: float | None = None,
+    background: int | None = None,
 ) -> Callable[[MeshLike], Predicted]:
     """A function that gives the prediction of a mesh as the task of a network keeps it. See `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
-    least_area: that of `label_instances`, for a segmentation with instances; None for none
+    least_area, background: those of `label_instances`, for a segmentation with instances; no area for none
     """
     expected = network_input(network)
     task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
@@ -143,7 +144,9 @@ def predictor(
             values = original_targets(values, targets)
         instances = None
         if least_area is not None and at != "meshes":
-            instances, labels = label_instances(mesh, values.numpy(), at=at, least_area=least_area)
+            instances, labels = label_instances(
+                mesh, values.numpy(), at=at, least_area=least_area, background=background
+            )
             values = torch.from_numpy(labels)
         return Predicted(mesh, values, shares if probabilities else None, instances)
 
