@@ -92,6 +92,12 @@ def test_instances(tmp_path: Path, at: LabelsAt, form: str) -> None:
     out = tmp_path / "labels"
     predict = ["predict", *meshes, "--checkpoint", checkpoint, "--out", out, "--format", form]
     output(*predict, "--instances", "--least-area", 0.05, "--html", tmp_path / "p.html")
+    without = tmp_path / "without"  # the class b
+    output(*predict[:-3], without, *predict[-2:], "--instances", "--background", NUMBERS[1], "--least-area", 0.05)
+    if form == "npy":
+        mesh, predicted = predict_labels(meshes[:1], DiffusionNet.load(checkpoint), "cpu")[0]
+        numbers = label_instances(mesh, predicted, at=at, least_area=0.05, background=1).numbers
+        np.testing.assert_array_equal(np.load(without / "m3.npy")[:, 1], numbers)
     counts, changed = [], 0
     for mesh, predicted in predict_labels(meshes, DiffusionNet.load(checkpoint), "cpu"):
         numbers, classes = label_instances(mesh, predicted, at=at, least_area=0.05)
