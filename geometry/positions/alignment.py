@@ -54,39 +54,26 @@ def is_common_orientation(axes: Tensor) -> bool:
     return bool((lengths >= lengths.new_tensor([0.8, 0.4, 0.4]).clamp(min=(8 / len(axes)) ** 0.5)).all())
 
 
-def share_an_axis(axes: Tensor) -> bool:
-    """Whether one of the principal axes has about the same direction in all shapes, up to its sign.
+def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:
+    """The mean of each principal axis over shapes, where it has about the same direction in all of them: (3, 3).
 
     axes: the `principal_axes` (N, 3, 3) of each shape
+    about: an axis (3,) of length 1, about which the shapes are turned at random
 
     The mean of (a · d)² over the axes a must be at least 0.8 for a direction d, and at least 1/3 + 1.35/√N. One set of
-    random orientations in 1,000 reaches the latter (by simulation). Signs don't matter, because those of symmetric
-    shapes, such as jaws, are random.
+    random orientations in 1,000 reaches the latter (by simulation). Otherwise, the row is zeros. Signs of symmetric
+    shapes, such as jaws, are random. If the mean is shorter than 0.8 or √(8/N), see above, the row is d / 2.
     """
-    moments = torch.einsum("nij,nik->ijk", axes, axes) / len(axes)
-    return bool(torch.linalg.eigvalsh(moments).max() >= _least_moment(len(axes)))
-
-
-def shared_direction(axes: Tensor, about: Tensor | None = None) -> Tensor | None:
-    """The direction of an axis that it has in all shapes, within 60°: (3,) of length 1. None if there is none.
-
-    axes: one of the principal axes (N, 3) of each shape
-    about: an axis (3,) about which the shapes are turned at random
-
-    Shapes share it as `share_an_axis` says. The direction is that of the first shape, up to its sign.
-    """
-    moments = axes.mT @ axes / len(axes)
-    if about is not None:
-        along, outer = about @ moments @ about, torch.outer(about, about)
-        moments = along * outer + (1 - along) / 2 * (torch.eye(3, dtype=axes.dtype) - outer)
-    values, directions = torch.linalg.eigh(moments)
-    cosines = axes @ directions[:, -1]
-    is_shared = values[-1] >= _least_moment(len(axes)) and cosines.abs().min() >= 0.5
-    return directions[:, -1] * _sign(cosines[0]) if is_shared else None
-
-
-def _least_moment(count: int) -> float:
-    return max(0.8, 1 / 3 + 1.35 / count**0.5)
+    found, count = torch.zeros_like(axes[0]), len(axes)
+    for row, own in zip(found, axes.unbind(1), strict=True):
+        moments, mean = own.mT @ own / count, own.mean(0)
+        if about is not None:
+            along, outer = about @ moments @ about, torch.outer(about, about)
+            moments, mean = along * outer + (1 - along) / 2 * (torch.eye(3).to(outer) - outer), outer @ mean
+        values, directions = torch.linalg.eigh(moments)
+        if values[-1] >= max(0.8, 1 / 3 + 1.35 / count**0.5):
+            row[:] = mean if mean.norm() >= max(0.8, (8 / count) ** 0.5) else directions[:, -1] / 2
+    return found
 
 
 def center_of(positions: Tensor, mass: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ def predict(
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.predict import as_json, from_json, predictor
-        from diffnet.train.orientation import tilted_axis, warn_of_tilted
+        from diffnet.train.orientation import is_tilted, warn_of_tilted
         from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.registry import task_named
@@ -232,7 +232,7 @@ def predict(
             table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
         predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least, behind)
         predictions: dict[int, Predicted] = {}
-        tilted: dict[str, int | None] = {}
+        tilted: list[str] = []
         written: list[Path] = []
 
         def work(i: int) -> Any:
@@ -241,15 +241,15 @@ def predict(
             if not one_table:
                 make_folder(files[i].parent)
                 task.write_file(files[i], predicted, expected)
-            tilt = tilted_axis(predicted.mesh, chosen.upright)
+            tilt = is_tilted(predicted.mesh, chosen.upright)
             if not views:
                 return row, tilt, None
             return row, tilt, predicted if ranks.is_alone else as_json(predicted)
 
         def keep(i: int, made: Any) -> None:
             row, tilt, predicted = made
-            if tilt is not None:
-                tilted[str(sources[i])] = tilt
+            if tilt:
+                tilted.append(str(sources[i]))
             if table is not None:
                 table.add(i, row)
             else:

@@ -26,7 +26,7 @@ from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import tilted_axis, warn_of_tilted
+from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.steps.step import make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 from diffnet.train.tasks.network import MetadataError
@@ -105,7 +105,7 @@ def match_meshes(
     check_whole([(first, second)])
     names = "the first mesh", "the second mesh"
     upright = expected.options.upright
-    warn_of_tilted({name: tilted_axis(mesh, upright) for name, mesh in zip(names, (first, second), strict=True)})
+    warn_of_tilted([name for name, mesh in zip(names, (first, second), strict=True) if is_tilted(mesh, upright)])
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))

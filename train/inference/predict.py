@@ -30,7 +30,7 @@ from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
-from diffnet.train.orientation import tilted_axis, warn_of_tilted
+from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.tasks.network import MetadataError, NetworkInput
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted, npy_bytes
@@ -97,7 +97,7 @@ def predict_values(
 def _warned(found: list[tuple[Mesh, Any]], network: DiffusionNet) -> list[tuple[Mesh, Any]]:
     """Predictions of meshes, with a warning of those in another orientation than the training meshes."""
     upright = network_input(network).options.upright
-    warn_of_tilted({mesh.name: tilted_axis(mesh, upright) for mesh, _ in found})
+    warn_of_tilted([mesh.name for mesh, _ in found if is_tilted(mesh, upright)])
     return found
 
 

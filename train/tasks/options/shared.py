@@ -49,9 +49,8 @@ class SharedOptions(Architecture):
     jitter: standard deviation of noise on the positions among the features; the radius of a mesh is 1
     mirror: mirror half of the meshes
     cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
-    upright: what `tilted_axis` compares meshes with, if the network gets their orientation: three numbers, the first
-        principal axis of the training meshes, or four for each principal axis, its direction and whether its sign
-        counts. Zeros stand for an axis that they don't share.
+    upright: the `shared_axes` of the training meshes, nine numbers, if the network gets their orientation. Earlier
+        versions stored the first axis alone, three numbers.
     variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
     """
 
@@ -130,8 +129,8 @@ class SharedOptions(Architecture):
         if self.jitter > 0 and "xyz" not in self.features.split("+"):
             raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
         object.__setattr__(self, "upright", tuple(self.upright))
-        if len(self.upright) not in (0, 3, 12) or not all(map(math.isfinite, self.upright)):
-            raise OptionError(f"upright should be empty or three or twelve finite numbers, got {self.upright}")
+        if len(self.upright) not in (0, 3, 9) or not all(map(math.isfinite, self.upright)):
+            raise OptionError(f"upright should be empty or three or nine finite numbers, got {self.upright}")
         if not 1 <= self.scale_range <= 10:
             raise OptionError(f"scale_range should be from 1, which is off, to 10, got {self.scale_range}")
 
