@@ -54,8 +54,10 @@ def augmented(
     True
     """
     x, labels, operators, vectors = sample.features, sample.labels, sample.operators, vector_channels(features)
-    if mirror is not None or rotations is not None:
-        _check_turned(features, x.shape[1])
+    unknown = [str(part.array) for part in feature_parts(features) if part.channels is None]
+    if len(unknown) == 1 and not (mirror is None and rotations is None):
+        known = sum(part.channels or 0 for part in feature_parts(features))
+        check_turned(features, {unknown[0]: x.shape[1] - known})
     if jitter is not None:
         x = _jittered(x, features, jitter)
     if mirror is not None:
@@ -74,14 +76,6 @@ def augmented(
         operators = scaled(operators, factors)
         x = _rescaled(x, features, operators, factors, times)
     return replace(sample, features=x, labels=labels, operators=operators)
-
-
-def _check_turned(features: str, channels: int) -> None:
-    """`check_turned`, where the number of all channels tells that of the own array."""
-    parts = feature_parts(features)
-    open_parts = [part.array for part in parts if part.channels is None]
-    if len(open_parts) == 1:
-        check_turned(features, {str(open_parts[0]): channels - sum(part.channels or 0 for part in parts)})
 
 
 def _per_label(operators: Operators, values: Tensor, at: TargetsAt, count: int) -> Tensor:

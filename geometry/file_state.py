@@ -45,15 +45,16 @@ def file_identity(path: str | os.PathLike[str], before: FileIdentity | None = No
 
     Raises OSError.
     """
-    state = _state_number(path)  # before reading: a file that changes meanwhile is then read again
-    if before is not None and before.state == state != 0:
+    state = state_number(path)  # before reading: a file that changes meanwhile is then read again
+    if before is not None and before.state == state:
         return before
-    return FileIdentity(state, hash_of_content(Path(path)))
+    return FileIdentity(state or 0, hash_of_content(Path(path)))
 
 
-def is_in_state(path: str | os.PathLike[str], before: FileIdentity) -> bool:
-    """Whether a file has the state that it had before, so that its content is the same."""
-    return before.state == _state_number(path) != 0
+def state_number(path: str | os.PathLike[str]) -> int | None:
+    """The `state` of the identity of a file. None if it can't tell, or the file is missing."""
+    state = settled_state(path)
+    return None if state is None else hashed(state[1:])
 
 
 def settled_state(path: str | os.PathLike[str]) -> FileState | None:
@@ -83,11 +84,6 @@ def hashed(*values: Any) -> int:
     for value in values:
         digest.update(value if isinstance(value, bytes) else repr(value).encode(errors="backslashreplace"))
     return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _state_number(path: str | os.PathLike[str]) -> int:
-    state = settled_state(path)
-    return 0 if state is None else hashed(state[1:])
 
 
 def _has_parts(path: str | os.PathLike[str]) -> bool:

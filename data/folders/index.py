@@ -25,7 +25,7 @@ from diffnet.data.parallel import computed_in_chunks
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import DiffnetError, some_reasons
-from diffnet.geometry.file_state import FileIdentity, file_identity, is_in_state
+from diffnet.geometry.file_state import FileIdentity, file_identity, state_number
 
 CHUNK = 32  # files that a worker process reads in one call
 STORED_EVERY = 60.0  # seconds, so that a build that is killed loses no more
@@ -101,7 +101,7 @@ def indexed(
         (kind, os.fspath(path), own)
         for kind, paths in files.items()
         for path, name in zip(paths, wanted[kind], strict=True)
-        if (own := known.get(kind, {}).get(name)) is None or not is_in_state(path, own[0])
+        if (own := known.get(kind, {}).get(name)) is None or own[0].state != state_number(path)
     ]
     if stale:
         describe = partial(describe_files, cache_dir=cache_dir)

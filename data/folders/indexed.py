@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.content import content_hash
 from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.classes import find_rows
 from diffnet.data.folders.index import Facts, LabelFacts, MeshFacts, TargetFacts, identity_of, indexed
@@ -146,12 +147,9 @@ class IndexedMeshes(StoredMeshes):
 
         It doesn't depend on the folder, which may be given in several ways.
         """
-        digest = hashlib.sha256()
-        for array in (self._names, self._bytes, self._contents, self.mesh_labels):
-            if array is not None:
-                digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
-        digest.update(self.meaning.encode(errors="surrogatepass"))
-        return digest.hexdigest()
+        labels = () if self.mesh_labels is None else (self.mesh_labels,)
+        content = content_hash(self._names, self._bytes, self._contents, *labels)
+        return hashlib.sha256(f"{content} {self.meaning}".encode(errors="surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, repr=False)

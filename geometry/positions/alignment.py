@@ -62,7 +62,7 @@ def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:
 
     The mean of (a · d)² over the axes a must be at least 0.8 for a direction d, and at least 1/3 + 1.35/√N. One set of
     random orientations in 1,000 reaches the latter (by simulation). Otherwise, the row is zeros. Signs of symmetric
-    shapes, such as jaws, are random. If the mean is shorter than 0.8 or √(8/N), see above, the row is d / 2.
+    shapes, such as jaws, are random. If they differ, or the mean is shorter than 0.8 or √(8/N), the row is d / 2.
     """
     found, count = torch.zeros_like(axes[0]), len(axes)
     for row, own in zip(found, axes.unbind(1), strict=True):
@@ -72,7 +72,8 @@ def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:
             moments, mean = along * outer + (1 - along) / 2 * (torch.eye(3).to(outer) - outer), outer @ mean
         values, directions = torch.linalg.eigh(moments)
         if values[-1] >= max(0.8, 1 / 3 + 1.35 / count**0.5):
-            row[:] = mean if mean.norm() >= max(0.8, (8 / count) ** 0.5) else directions[:, -1] / 2
+            has_sign = mean.norm() >= max(0.8, (8 / count) ** 0.5) and bool((own @ mean > 0).all())
+            row[:] = mean if has_sign else directions[:, -1] / 2
     return found
 
 
