@@ -13,7 +13,7 @@ from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Sta
 from diffnet.data.folders.numbers import check_vertex_numbers, read_array
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.geometry import Mesh, load_attributes
-from diffnet.geometry.mesh.attributes import COLOR_FORMATS
+from diffnet.geometry.mesh.attributes import COLOR_FORMATS, VTK_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 
@@ -28,7 +28,7 @@ def own_arrays(
     - `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
     - `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
     - for the name colors, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
-    - the property NAME of the vertices in a PLY file.
+    - the property NAME of the vertices in a PLY file, or the array NAME of the points in a VTK file.
 
     Arrays have shape (V,) or (V, C), vectors (V, 3), and hold finite numbers. Files beside an STL file are refused,
     because it doesn't number its vertices.
@@ -67,9 +67,9 @@ def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> l
 
 
 def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
-    """The arrays NAME in a mesh file itself, with their elements: a property of a PLY file, or colors of vertices."""
+    """The arrays NAME in a mesh file itself, with their elements: those of PLY and VTK files, or colors of vertices."""
     suffix = mesh_suffix(mesh)
-    if suffix != ".ply" and (name != COLORS or suffix not in COLOR_FORMATS):
+    if suffix not in (".ply", *VTK_FORMATS) and (name != COLORS or suffix not in COLOR_FORMATS):
         return []
     attributes = load_attributes(mesh)
     if name == COLORS and attributes.colors is not None:
@@ -108,7 +108,7 @@ def _find(mesh: Mesh, part: FeaturePart, given: Mapping[str, Any], channels: int
             return array, str(path)
     count = len(mesh.verts)
     shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
-    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"the property {name!r} of a PLY file"
+    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"{name!r} in a PLY or VTK file"
     raise DataError(
         f"{path}: no {what}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
     )

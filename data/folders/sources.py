@@ -157,7 +157,8 @@ def _properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArray[Any
         ("vertices", attributes.vertices),
         ("faces", attributes.faces),
     ]
-    return [(at, name, x) for at, own in places for name, x in own.items() if name.lower() in PROPERTIES]
+    every = [(at, name, x) for at, own in places for name, x in own.items()]
+    return [(at, name, x) for at, name, x in every if name.lower() in PROPERTIES and x.ndim == 1]
 
 
 def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -11,12 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 # The paths are those of this process, so the same packages are found.
-_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from diffnet.geometry.mesh.vtk_process import main; main()"
+_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from diffnet.geometry.mesh.vtk_process import main; main(%s)"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "VTK_SMP_MAX_THREADS": "1"}
 
 
@@ -26,10 +27,27 @@ def read_vtk(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArr
     Each triangle of a strip is a polygon. Vertex cells and lines are skipped. Raises ValueError if the package vtk is
     missing, for a damaged file, and for other kinds of data and cells.
     """
+    arrays = _answer(data, named=False)
+    verts, sizes, corners = (np.load(arrays, allow_pickle=False) for _ in range(3))
+    return verts, sizes, corners
+
+
+def read_vtk_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """The arrays of numbers at the vertices, (V,) or (V, C), and at the polygons, by name. See `read_vtk`."""
+    arrays = np.load(_answer(data, named=True), allow_pickle=False)
+    found = [{name[1:]: arrays[name] for name in arrays if name[0] == at} for at in "vp"]
+    return found[0], found[1]
+
+
+def _answer(data: bytes, named: bool) -> io.BytesIO:
+    """The arrays that the process has read. Raises ValueError, see `read_vtk`."""
     if len(data) >= 2**31:
         raise ValueError(f"{len(data)} bytes are more than VTK reads from memory (2 GiB). Save the mesh as binary PLY")
     done = subprocess.run(
-        [sys.executable, "-c", _COMMAND, *sys.path], input=data, capture_output=True, env=os.environ | _ONE_THREAD
+        [sys.executable, "-c", _COMMAND % named, *sys.path],
+        input=data,
+        capture_output=True,
+        env=os.environ | _ONE_THREAD,
     )
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
@@ -43,6 +61,4 @@ def read_vtk(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArr
         raise ValueError(content.decode())
     if kind != b"mesh":
         raise RuntimeError(f"the process that reads VTK files failed: {done.stderr.decode(errors='replace')}")
-    arrays = io.BytesIO(content)
-    verts, sizes, corners = (np.load(arrays, allow_pickle=False) for _ in range(3))
-    return verts, sizes, corners
+    return io.BytesIO(content)

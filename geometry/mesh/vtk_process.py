@@ -1,6 +1,7 @@
 """The process that reads one VTK file from its standard input. `vtk_files.py` starts it.
 
-It answers on its standard output with a line "mesh" and three arrays, or with a line "refused" and a message.
+It answers on its standard output with a line "mesh" and three arrays or the named arrays of an archive, or with a line
+"refused" and a message.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ _READERS = {  # by the kind of data that a file declares, in legacy files and in
 }
 
 
-def main() -> None:
+def main(named: bool) -> None:
+    """named: whether to answer with the arrays at points and polygons, whose names begin with v and p"""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may write to the answer
     data = sys.stdin.buffer.read()
     _limit(len(data))
     try:
-        arrays = _read(data)
+        found = _read(data)
+        arrays = _named_arrays(found) if named else _content(found)
     except ImportError as e:
         _refuse(out, f"VTK files need the package vtk ({e}). Install it with: pip install 'diffnet[vtk]'")
     except MemoryError:
@@ -51,8 +54,11 @@ def main() -> None:
         _refuse(out, str(e))
     else:
         answer = io.BytesIO()  # NumPy doesn't write files to a pipe
-        for array in arrays:
-            np.save(answer, array, allow_pickle=False)
+        if isinstance(arrays, dict):
+            np.savez(answer, **arrays)
+        else:
+            for array in arrays:
+                np.save(answer, array, allow_pickle=False)
         out.write(b"mesh\n")
         out.write(answer.getbuffer())
     out.flush()
@@ -78,7 +84,8 @@ def _limit(size: int) -> None:
             resource.setrlimit(limit, (value, hard))
 
 
-def _read(data: bytes) -> Content:
+def _read(data: bytes) -> Any:
+    """The VTK data set. Raises ValueError."""
     module, name = _READERS[_kind(data)]
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
 
@@ -108,7 +115,7 @@ def _read(data: bytes) -> Content:
         raise ValueError(f"{_DAMAGED} ({text})" if text else _DAMAGED)
     if name == "vtkUnstructuredGridReader" and _LEGACY_CELLS.search(data) and b"CELL_TYPES" not in data.upper():
         raise ValueError(f"{_DAMAGED}: it has CELLS without CELL_TYPES")  # VTK skips these cells
-    return _content(reader.GetOutput())
+    return reader.GetOutput()
 
 
 def _kind(data: bytes) -> str:
@@ -133,6 +140,37 @@ def _content(data: Any) -> Content:
 
     points = data.GetPoints()
     verts = np.zeros((0, 3)) if points is None else vtk_to_numpy(points.GetData()).astype(np.float64)
+    return verts, *_polygons(*_all_cells(data))
+
+
+def _named_arrays(data: Any) -> dict[str, NDArray[Any]]:
+    """The arrays of numbers. Those of cells have a row for each of the `_polygons`."""
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    types, sizes, corners = _all_cells(data)
+    counts, ends = (~np.isin(types, _SKIPPED)).astype(np.int64), np.cumsum(sizes)
+    for i in np.flatnonzero(types == _STRIP):
+        counts[i] = len(_polygons(types[i : i + 1], sizes[i : i + 1], corners[ends[i] - sizes[i] : ends[i]])[0])
+    first = data.GetNumberOfVerts() + data.GetNumberOfLines() if data.IsA("vtkPolyData") else 0
+    rows = np.repeat(np.arange(len(types)) + first, counts)
+    found = {}
+    for place, attributes, count in (
+        ("v", data.GetPointData(), data.GetNumberOfPoints()),
+        ("p", data.GetCellData(), data.GetNumberOfCells()),
+    ):
+        for i in range(attributes.GetNumberOfArrays()):
+            array = attributes.GetArray(i)  # None for text
+            if array is None:
+                continue
+            values = vtk_to_numpy(array)
+            if len(values) != count:
+                raise ValueError(f"{_DAMAGED}: the array {array.GetName()} has {len(values)} rows, expected {count}")
+            found[place + (array.GetName() or f"array {i}")] = values if place == "v" else values[rows]
+    return found
+
+
+def _all_cells(data: Any) -> tuple[Indices, Indices, Indices]:
+    """The types of all cells but points and lines of polydata, the numbers of their corners, and all corners."""
     if data.IsA("vtkPolyData"):
         sizes, corners = _cells(data.GetPolys())
         strip_sizes, strip_corners = _cells(data.GetStrips())
@@ -148,7 +186,7 @@ def _content(data: Any) -> Content:
         only_lines = len(types) > 0 and bool(np.isin(types, (3, 4)).any() and (types <= 4).all())
     if only_lines:
         raise ValueError("its cells are lines, expected polygons. For a point cloud, save the points without cells")
-    return verts, *_polygons(types, sizes, corners)
+    return types, sizes, corners
 
 
 def _cells(cells: Any) -> tuple[Indices, Indices]:

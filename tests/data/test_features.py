@@ -334,7 +334,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
     expected = "no array for file:quality. Expected an array of shape (162,) or (162, C) in"
     assert text.startswith(f"{tmp_path / 'a.obj'}: {expected} {place} or ")
     assert str(tmp_path / "quality/a.npy") in text
-    assert "or the property 'quality' of a PLY file" in text
+    assert "or 'quality' in a PLY or VTK file" in text
     assert "or the colors of the vertices" in message("file:colors")
     assert "shape (162, 2) in" in message(statistics={"quality": {"mean": [0.0, 0.0], "std": [1.0, 1.0]}})
     assert "no array for file:quality: the mesh is not from a file" in message(mesh=ball())

@@ -91,7 +91,7 @@ FeaturesOption = Annotated[
         callback=checked_features,
         metavar="PART+PART…",
         help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
-        " file:NAME is NAME/MESH.npy, MESH.NAME.npy or the property NAME of a PLY file; file:colors is the colors of "
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy or NAME in a PLY or VTK file; file:colors is the colors of "
         "the vertices of a PLY, OBJ or OFF file. vector:NAME turns with the mesh, and scalar:NAME doesn't.",
     ),
 ]

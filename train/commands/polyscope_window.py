@@ -38,8 +38,9 @@ def show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mappin
     for field in reversed(fields):  # the one that is enabled last is shown
         place = {} if is_cloud else {"defined_on": field.at}
         for own, values in reversed(field.values.items()):
-            if field.kind == "labels":
-                shape.add_color_quantity(own, colorize(values) / 255, enabled=True, **place)
+            if field.kind != "scalars":
+                colors = values if field.kind == "colors" else colorize(values) / 255
+                shape.add_color_quantity(own, colors, enabled=True, **place)
             else:
                 shape.add_scalar_quantity(own, values, enabled=True, **place)
     for own, each in vectors.items():

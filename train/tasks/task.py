@@ -78,10 +78,10 @@ class Scored:
 class Fields(NamedTuple):
     """A prediction as values that pictures and pages show.
 
-    values: arrays (N,) by name, at the elements `at`
+    values: arrays (N,) by name, at the elements `at`, or colors (N, 3)
     """
 
-    kind: Literal["labels", "scalars"]
+    kind: Literal["labels", "scalars", "colors"]
     at: LabelsAt
     values: dict[str, NDArray[Any]]
 
