@@ -1,5 +1,4 @@
-from .arrays import own_arrays
-from .arrays_of_sets import array_statistics
+from .arrays import array_statistics, own_arrays
 from .augmentation import augmented
 from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
 from .decimation import (

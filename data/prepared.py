@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffnet.data.arrays_of_sets import array_states
+from diffnet.data.arrays import array_states
 from diffnet.data.decimation import Weights
 from diffnet.data.derived import DerivedMeshes
 from diffnet.data.feature_names import Statistics

@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 from diffnet.geometry.file_state import FileState, is_settled, state_of
 from diffnet.geometry.mapped_file import map_file
 from diffnet.geometry.phases import phase
-from diffnet.geometry.repeated_warnings import warn_once
+from diffnet.geometry.processes import warn_once
 
 FORMAT = 9  # increase when the meaning or the layout of entries changes
 

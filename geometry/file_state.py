@@ -26,7 +26,6 @@ from diffnet.geometry.mesh.gltf import embed_buffers
 # Device, inode, size and times of change and of modification.
 FileState: TypeAlias = tuple[int, int, int, int, int]
 SETTLED = 1_000_000_000  # nanoseconds
-PIECE = 1 << 20  # bytes
 
 
 class FileIdentity(NamedTuple):
@@ -71,10 +70,7 @@ def state_of(stat: os.stat_result) -> FileState:
 
 
 def is_settled(state: FileState) -> bool:
-    """Whether the file last changed so long ago that its next change will have another time.
-
-    A file that changes twice within a few milliseconds can keep its times.
-    """
+    """Whether the file last changed so long ago that its next change will have another time."""
     return time.time_ns() - max(state[-2:]) > SETTLED
 
 
@@ -91,12 +87,8 @@ def _has_parts(path: str | os.PathLike[str]) -> bool:
 
 
 def hash_of_content(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
+    data = path.read_bytes()
     if _has_parts(path):
-        data = path.read_bytes()
         with suppress(ValueError):  # reading the mesh names the fault
-            digest.update(embed_buffers(decompress(data) if path.suffix.lower() == ".gz" else data, path.parent))
-    return digest.hexdigest()
+            data += embed_buffers(decompress(data) if path.suffix.lower() == ".gz" else data, path.parent)
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

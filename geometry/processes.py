@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 from threadpoolctl import threadpool_limits
 
 from diffnet.geometry.errors import WorkerError
-from diffnet.geometry.repeated_warnings import warn_once
 
 T = TypeVar("T")
 
@@ -43,6 +42,14 @@ MAX_GROWTH = 256 << 20  # bytes
 PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
 _kept: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
+_texts: set[str] = set()  # of the warnings that this process has given once
+
+
+def warn_once(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, unless this process has warned with this text. Python forgets what it has shown when a filter changes."""
+    if text not in _texts:
+        _texts.add(text)
+        warnings.warn(text, category, stacklevel=3)
 
 
 def available_cores() -> int:

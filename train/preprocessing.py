@@ -27,7 +27,7 @@ from diffnet.data import (
     standardized_targets,
     target_statistics,
 )
-from diffnet.data.arrays_of_sets import array_states, check_arrays_of_all
+from diffnet.data.arrays import array_states, check_arrays_of_all
 from diffnet.data.counts import counted
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
 from diffnet.data.on_demand import OnDemand

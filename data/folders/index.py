@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -75,10 +75,6 @@ class TargetFacts(NamedTuple):
     content: str
 
 
-class NoFacts(NamedTuple):
-    """Nothing is known of the file besides its identity."""
-
-
 Facts: TypeAlias = "tuple[FileIdentity, Any]"
 _Known: TypeAlias = dict[str, dict[str, Facts]]  # by kind and path
 
@@ -129,12 +125,7 @@ def indexed(
     return {kind: [known[kind][name] for name in names] for kind, names in wanted.items()}
 
 
-_KINDS: dict[str, Callable[..., Any]] = {
-    "mesh": MeshFacts,
-    "labels": LabelFacts,
-    "targets": TargetFacts,
-    "other": NoFacts,
-}
+_KINDS: dict[str, Any] = {"mesh": MeshFacts, "labels": LabelFacts, "targets": TargetFacts, "other": tuple}
 
 
 def contents_of(paths: Sequence[Path], cache_dir: str | os.PathLike[str] | None, jobs: int | None = 1) -> list[str]:
@@ -210,7 +201,7 @@ def _describe(kind: str, path: Path, known: Facts | None, cache_dir: str | os.Pa
 def read_facts(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Any:
     """Read a file. Returns what is known of it, as its kind in `_KINDS` says. Raises DataError or MeshError."""
     if kind == "other":
-        return NoFacts()
+        return ()
     if kind == "mesh":
         mesh = load_mesh(path, cache_dir)
         sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(mesh_edges(mesh.faces))

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from diffnet.data.arrays import own_arrays
-from diffnet.data.arrays_of_sets import array_states
+from diffnet.data.arrays import array_states, own_arrays
 from diffnet.data.content import content_hash
 from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache

@@ -108,7 +108,7 @@ def complete_items(
     return {
         i: row
         for i, row in rows.items()
-        if row is not None and row[-5] == "ok" and _is_unchanged(items[i], row[-2]) and has_result(items[i])
+        if row is not None and row[-5] == "ok" and row[-2] == _state(items[i], row[-2]) and has_result(items[i])
     }
 
 
@@ -237,10 +237,7 @@ def preprocessed_ahead(
 
 
 def _state(item: Item, before: str = "") -> str:
-    """The result and the identities of the files that it is made from, as words.
-
-    before: an earlier state. Files that are recognized by it are not read.
-    """
+    """The result and the identities of the files that it is made from, as words. Those in `before` stay if they can."""
     files, known = (*item.read, *item.beside), before.split()[1:]
     known += [""] * (len(files) - len(known))
     return " ".join([str(hashed(str(item.result))), *(_identity(*each) for each in zip(files, known, strict=False))])
@@ -252,10 +249,4 @@ def _identity(path: Path, before: str) -> str:
         own = file_identity(path, FileIdentity(int(state), content) if content else None)
     except OSError:  # a missing file; if it is needed, reading it gives the reason
         return "missing"
-    return f"{own.state}:{own.content}"
-
-
-def _is_unchanged(item: Item, before: str) -> bool:
-    """Whether the files of an item have the contents that they had in an earlier state."""
-    now = _state(item, before)
-    return [word.rpartition(":")[2] for word in now.split()] == [word.rpartition(":")[2] for word in before.split()]
+    return before if own.content == content else f"{own.state}:{own.content}"

@@ -141,8 +141,8 @@ def predict(
     worker processes preprocess the next meshes meanwhile. Under torchrun, all ranks share the meshes.
     """
     with ExitAtCtrlC():
-        from diffnet.data.arrays import array_files
         from diffnet.data.feature_names import array_names
+        from diffnet.data.folders.target_files import array_files
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network

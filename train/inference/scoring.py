@@ -12,7 +12,7 @@ from rich.console import Console
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_targets
-from diffnet.data.arrays_of_sets import check_arrays_of_all
+from diffnet.data.arrays import check_arrays_of_all
 from diffnet.data.on_demand import OnDemand
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
