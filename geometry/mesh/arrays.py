@@ -29,16 +29,15 @@ class MeshArray(NamedTuple):
     @property
     def summary(self) -> str:
         """The classes of labels, the number of colors, the lengths of vectors, or the range of scalars."""
-        if self.kind == "labels":
-            classes = np.unique(self.values).tolist()
-            some = ", ".join(map(str, classes[:8])) + (f", … {classes[-1]}" if len(classes) > 8 else "")
-            return f"{len(classes)} {'class' if len(classes) == 1 else 'classes'}: {some}"
-        if self.kind == "colors":
-            return f"{len(np.unique(self.values, axis=0))} different"
+        if self.kind in ("labels", "colors"):
+            distinct = np.unique(self.values, axis=0)
+            if self.kind == "colors":
+                return f"{len(distinct)} different"
+            some = ", ".join(map(str, distinct[:8])) + (f", … {distinct[-1]}" if len(distinct) > 8 else "")
+            return f"{len(distinct)} {'class' if len(distinct) == 1 else 'classes'}: {some}"
         values = np.linalg.norm(self.values, axis=1) if self.kind == "vectors" else self.values
         finite = values[np.isfinite(values)]
-        columns = f"{self.values.shape[1]} columns, " if self.kind == "scalars" and self.values.shape[1] > 1 else ""
-        what = "lengths " if self.kind == "vectors" else columns
+        what = "lengths " if self.kind == "vectors" else f"{len(values.T)} columns, " if len(values.T) > 1 else ""
         return what + (f"{finite.min():.6g} to {finite.max():.6g}" if len(finite) else "no finite numbers")
 
 

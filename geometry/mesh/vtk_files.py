@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # The paths are those of this process, so the same packages are found.
-_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from diffnet.geometry.mesh.vtk_process import main; main(%s)"
+_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from diffnet.geometry.mesh.vtk_process import main; main()"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "VTK_SMP_MAX_THREADS": "1"}
 
 
@@ -27,27 +27,25 @@ def read_vtk(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArr
     Each triangle of a strip is a polygon. Vertex cells and lines are skipped. Raises ValueError if the package vtk is
     missing, for a damaged file, and for other kinds of data and cells.
     """
-    arrays = _answer(data, named=False)
-    verts, sizes, corners = (np.load(arrays, allow_pickle=False) for _ in range(3))
-    return verts, sizes, corners
+    arrays = _arrays(data)
+    return arrays["verts"], arrays["sizes"], arrays["corners"]
 
 
 def read_vtk_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """The arrays of numbers at the vertices, (V,) or (V, C), and at the polygons, by name. See `read_vtk`."""
-    arrays = np.load(_answer(data, named=True), allow_pickle=False)
-    found = [{name[1:]: arrays[name] for name in arrays if name[0] == at} for at in "vp"]
-    return found[0], found[1]
+    arrays = _arrays(data)
+    vertices, polygons = (
+        {name[len(at) :]: arrays[name] for name in arrays if name.startswith(at)} for at in ("vertex ", "polygon ")
+    )
+    return vertices, polygons
 
 
-def _answer(data: bytes, named: bool) -> io.BytesIO:
-    """The arrays that the process has read. Raises ValueError, see `read_vtk`."""
+def _arrays(data: bytes) -> Any:
+    """What the process answers: arrays by name, which are read when they are asked for."""
     if len(data) >= 2**31:
         raise ValueError(f"{len(data)} bytes are more than VTK reads from memory (2 GiB). Save the mesh as binary PLY")
     done = subprocess.run(
-        [sys.executable, "-c", _COMMAND % named, *sys.path],
-        input=data,
-        capture_output=True,
-        env=os.environ | _ONE_THREAD,
+        [sys.executable, "-c", _COMMAND, *sys.path], input=data, capture_output=True, env=os.environ | _ONE_THREAD
     )
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
@@ -61,4 +59,4 @@ def _answer(data: bytes, named: bool) -> io.BytesIO:
         raise ValueError(content.decode())
     if kind != b"mesh":
         raise RuntimeError(f"the process that reads VTK files failed: {done.stderr.decode(errors='replace')}")
-    return io.BytesIO(content)
+    return np.load(io.BytesIO(content), allow_pickle=False)

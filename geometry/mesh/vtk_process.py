@@ -1,7 +1,6 @@
 """The process that reads one VTK file from its standard input. `vtk_files.py` starts it.
 
-It answers on its standard output with a line "mesh" and three arrays or the named arrays of an archive, or with a line
-"refused" and a message.
+It answers on its standard output with a line "mesh" and an archive of arrays, or with a line "refused" and a message.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices: TypeAlias = NDArray[np.int64]
-Content: TypeAlias = tuple[NDArray[np.float64], Indices, Indices]
+Content: TypeAlias = dict[str, NDArray[Any]]
 
 # Numbers of VTK's cell types.
 _SKIPPED = (0, 1, 2, 3, 4)  # empty cells, vertices and lines
@@ -37,15 +36,13 @@ _READERS = {  # by the kind of data that a file declares, in legacy files and in
 }
 
 
-def main(named: bool) -> None:
-    """named: whether to answer with the arrays at points and polygons, whose names begin with v and p"""
+def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may write to the answer
     data = sys.stdin.buffer.read()
     _limit(len(data))
     try:
-        found = _read(data)
-        arrays = _named_arrays(found) if named else _content(found)
+        arrays = _read(data)
     except ImportError as e:
         _refuse(out, f"VTK files need the package vtk ({e}). Install it with: pip install 'diffnet[vtk]'")
     except MemoryError:
@@ -54,11 +51,7 @@ def main(named: bool) -> None:
         _refuse(out, str(e))
     else:
         answer = io.BytesIO()  # NumPy doesn't write files to a pipe
-        if isinstance(arrays, dict):
-            np.savez(answer, **arrays)
-        else:
-            for array in arrays:
-                np.save(answer, array, allow_pickle=False)
+        np.savez(answer, **arrays)
         out.write(b"mesh\n")
         out.write(answer.getbuffer())
     out.flush()
@@ -84,8 +77,7 @@ def _limit(size: int) -> None:
             resource.setrlimit(limit, (value, hard))
 
 
-def _read(data: bytes) -> Any:
-    """The VTK data set. Raises ValueError."""
+def _read(data: bytes) -> Content:
     module, name = _READERS[_kind(data)]
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
 
@@ -115,7 +107,7 @@ def _read(data: bytes) -> Any:
         raise ValueError(f"{_DAMAGED} ({text})" if text else _DAMAGED)
     if name == "vtkUnstructuredGridReader" and _LEGACY_CELLS.search(data) and b"CELL_TYPES" not in data.upper():
         raise ValueError(f"{_DAMAGED}: it has CELLS without CELL_TYPES")  # VTK skips these cells
-    return reader.GetOutput()
+    return _content(reader.GetOutput())
 
 
 def _kind(data: bytes) -> str:
@@ -140,37 +132,6 @@ def _content(data: Any) -> Content:
 
     points = data.GetPoints()
     verts = np.zeros((0, 3)) if points is None else vtk_to_numpy(points.GetData()).astype(np.float64)
-    return verts, *_polygons(*_all_cells(data))
-
-
-def _named_arrays(data: Any) -> dict[str, NDArray[Any]]:
-    """The arrays of numbers. Those of cells have a row for each of the `_polygons`."""
-    from vtkmodules.util.numpy_support import vtk_to_numpy
-
-    types, sizes, corners = _all_cells(data)
-    counts, ends = (~np.isin(types, _SKIPPED)).astype(np.int64), np.cumsum(sizes)
-    for i in np.flatnonzero(types == _STRIP):
-        counts[i] = len(_polygons(types[i : i + 1], sizes[i : i + 1], corners[ends[i] - sizes[i] : ends[i]])[0])
-    first = data.GetNumberOfVerts() + data.GetNumberOfLines() if data.IsA("vtkPolyData") else 0
-    rows = np.repeat(np.arange(len(types)) + first, counts)
-    found = {}
-    for place, attributes, count in (
-        ("v", data.GetPointData(), data.GetNumberOfPoints()),
-        ("p", data.GetCellData(), data.GetNumberOfCells()),
-    ):
-        for i in range(attributes.GetNumberOfArrays()):
-            array = attributes.GetArray(i)  # None for text
-            if array is None:
-                continue
-            values = vtk_to_numpy(array)
-            if len(values) != count:
-                raise ValueError(f"{_DAMAGED}: the array {array.GetName()} has {len(values)} rows, expected {count}")
-            found[place + (array.GetName() or f"array {i}")] = values if place == "v" else values[rows]
-    return found
-
-
-def _all_cells(data: Any) -> tuple[Indices, Indices, Indices]:
-    """The types of all cells but points and lines of polydata, the numbers of their corners, and all corners."""
     if data.IsA("vtkPolyData"):
         sizes, corners = _cells(data.GetPolys())
         strip_sizes, strip_corners = _cells(data.GetStrips())
@@ -186,7 +147,27 @@ def _all_cells(data: Any) -> tuple[Indices, Indices, Indices]:
         only_lines = len(types) > 0 and bool(np.isin(types, (3, 4)).any() and (types <= 4).all())
     if only_lines:
         raise ValueError("its cells are lines, expected polygons. For a point cloud, save the points without cells")
-    return types, sizes, corners
+    polygon_sizes, polygon_corners = _polygons(types, sizes, corners)
+    counts, ends = (~np.isin(types, _SKIPPED)).astype(np.int64), np.cumsum(sizes)
+    for i in np.flatnonzero(types == _STRIP):
+        counts[i] = len(_polygons(types[i : i + 1], sizes[i : i + 1], corners[ends[i] - sizes[i] : ends[i]])[0])
+    first = data.GetNumberOfVerts() + data.GetNumberOfLines() if data.IsA("vtkPolyData") else 0
+    cells = np.repeat(np.arange(len(types)) + first, counts)
+    arrays = _numbers("vertex", data.GetPointData(), np.arange(len(verts)))
+    arrays |= _numbers("polygon", data.GetCellData(), cells)
+    return {"verts": verts, "sizes": polygon_sizes, "corners": polygon_corners, **arrays}
+
+
+def _numbers(at: str, attributes: Any, rows: Indices) -> Content:
+    """Rows of the arrays of numbers. An array that lacks some is left out."""
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    found = {}
+    for i in range(attributes.GetNumberOfArrays()):
+        array = attributes.GetArray(i)  # None for text
+        if array is not None and array.GetNumberOfTuples() > rows.max(initial=-1):
+            found[f"{at} {array.GetName() or i}"] = vtk_to_numpy(array)[rows]
+    return found
 
 
 def _cells(cells: Any) -> tuple[Indices, Indices]:
