@@ -15,7 +15,7 @@ from torch import Tensor
 from diffnet.data import LabeledMesh, feature_parts, own_arrays, vector_channels
 from diffnet.data.feature_names import check_turned
 from diffnet.data.folders.files import listing
-from diffnet.data.stored import remembered
+from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.positions.alignment import principal_axes, shared_axes
@@ -45,7 +45,13 @@ def upright_axes(items: Sequence[LabeledMesh], options: TrainOptions) -> tuple[f
 
 
 def _axes_of_some(items: Sequence[LabeledMesh]) -> Tensor:
-    return torch.stack([mesh_axes(items[i].mesh) for i in spread_over(range(len(items)), LOOKED_AT)])
+    numbers = spread_over(range(len(items)), LOOKED_AT)
+    some = items.take(np.array(numbers)) if isinstance(items, StoredMeshes) else [items[i] for i in numbers]
+    return torch.tensor(remembered(_axes_of, some, "principal axes", jobs=1), dtype=torch.float64)
+
+
+def _axes_of(item: LabeledMesh) -> Any:
+    return mesh_axes(item.mesh).tolist()
 
 
 def is_tilted(mesh: Mesh, upright: Sequence[float]) -> bool:
