@@ -79,7 +79,7 @@ def array_statistics(
         for name, array in own_arrays(first.mesh, features, given=first.arrays).items()
     }
     work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name)
-    each = remembered(work, items, "array sums", features, shifts, array_states(items, features), jobs=jobs)
+    each = remembered(work, items, "array sums", features, shifts, array_states(items, features, jobs), jobs=jobs)
     statistics: dict[str, ArrayStatistics] = {}
     for i, name in enumerate(names):
         shift = np.array(shifts[name])
@@ -119,7 +119,7 @@ def check_arrays_of_all(
     """
     if array_names(features):
         work = partial(_check_item, features=features, statistics=statistics)
-        about = ("arrays", features, dict(statistics or {}), array_states(items, features))
+        about = ("arrays", features, dict(statistics or {}), array_states(items, features, jobs))
         remembered(work, items, *about, jobs=jobs)
 
 

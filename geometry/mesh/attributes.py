@@ -77,11 +77,11 @@ def _of_ply(data: bytes) -> Attributes:
 
 
 def _of_vtk(vertices: dict[str, NDArray[Any]], faces: dict[str, NDArray[Any]]) -> Attributes:
-    colors: list[NDArray[np.float64] | None] = []
-    for own in (vertices, faces):
+    def colors(own: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
         named = next((name for name, x in own.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2), None)
-        colors.append(None if named is None else _unit_range(own.pop(named)[:, :3]))
-    return Attributes(*colors, vertices, faces)
+        return None if named is None else _unit_range(own.pop(named)[:, :3])
+
+    return Attributes(colors(vertices), colors(faces), vertices, faces)
 
 
 def ply_color_names(properties: Iterable[str]) -> tuple[str, str, str] | None:

@@ -51,7 +51,7 @@ def main() -> None:
         _refuse(out, str(e))
     else:
         answer = io.BytesIO()  # NumPy doesn't write files to a pipe
-        np.savez(answer, **arrays)
+        np.savez(answer, **arrays)  # type: ignore[arg-type]  # of the further arguments
         out.write(b"mesh\n")
         out.write(answer.getbuffer())
     out.flush()

@@ -73,7 +73,9 @@ def view(
         values[field.kind] |= field.values
     shown = page(
         loaded,
-        **values,
+        labels=values["labels"],
+        scalars=values["scalars"],
+        colors=values["colors"],
         vectors=vectors,
         at={own: field.at for field in fields for own in field.values},
         color_map=dict.fromkeys(computed[0].values, "coolwarm"),
