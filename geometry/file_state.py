@@ -1,14 +1,7 @@
 """How files are recognized as changed. Whatever keeps results of files goes by this module.
 
-A file is taken for unchanged while its inode, its size and its times of change and of modification stay. `cp -p`,
-`rsync -t` and `touch -r` give a file the size and the time of modification of another one, but users can't set a time
-of change. Where one of these differs, as in a copy of a data set with its cache on another machine, a hash of the
-content decides. It also decides for files that changed within the last second, because a second change can leave their
-times, and for glTF files, whose buffers can be in other files.
-
-Limits: Windows and some file systems keep no time of change. There, a file that is overwritten in place by one of the
-same size and time of modification is not noticed. A change is also missed if the clock of a file server is behind by
-more than a second, and a file changes twice within one tick of it.
+A file is unchanged while its inode, size and times are. Otherwise, and for files that changed within the last second,
+a hash of the content decides. docs/preprocessing.md says what that finds, and what it doesn't.
 """
 
 from __future__ import annotations
@@ -53,7 +46,7 @@ def file_identity(path: str | os.PathLike[str], before: FileIdentity | None = No
 def state_number(path: str | os.PathLike[str]) -> int | None:
     """The `state` of the identity of a file. None if it can't tell, or the file is missing."""
     state = settled_state(path)
-    return None if state is None else hashed(state[1:])
+    return None if state is None else hash(state[1:])  # of numbers, so it is equal in all processes
 
 
 def settled_state(path: str | os.PathLike[str]) -> FileState | None:
