@@ -98,6 +98,8 @@ def _read(data: bytes) -> Content:
     reader.ReadFromInputStringOn()
     if module == "vtkIOLegacy":
         reader.SetBinaryInputString(data, len(data))  # SetInputString would end at the first zero byte
+        for kind in ("Scalars", "Vectors", "Normals", "Tensors", "ColorScalars", "TCoords", "Fields"):
+            getattr(reader, f"ReadAll{kind}On")()  # by default, the first of each
     else:
         reader.SetInputString(data)
     reader.Update()
