@@ -149,7 +149,7 @@ def _arrays_in(file: BinaryIO, wanted: tuple[str, ...] | None) -> tuple[int, lis
 
 
 def has_entry(path: Path) -> bool:
-    """Whether there is an entry that this process may read. Another user may have written it for himself alone."""
+    """Whether there is an entry that this process may read. That of another user may be closed to others."""
     return os.access(path, os.R_OK)
 
 
