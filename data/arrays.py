@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
+from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Statistics, array_names, feature_parts
+from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.numbers import check_vertex_numbers, read_array
-from diffnet.data.labeled import DataError, LabeledMesh, LabelsAt
-from diffnet.data.stored import StoredMeshes, remembered
-from diffnet.geometry import Mesh, load_attributes
-from diffnet.geometry.mesh.attributes import COLOR_FORMATS
-from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+from diffnet.data.folders.target_files import array_files, arrays_in_mesh_file
+from diffnet.data.labeled import DataError, LabeledMesh
+from diffnet.data.stored import remembered
+from diffnet.geometry import Mesh
 from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
-
-COLORS = "colors"
 
 
 def own_arrays(
@@ -28,16 +25,16 @@ def own_arrays(
 ) -> dict[str, NDArray[np.float64]]:
     """The own arrays of a mesh that the features name, by name: (V, C) float64, one row for each vertex.
 
-    `file:NAME` is the first of these:
+    `file:NAME`, `vector:NAME` and `scalar:NAME` are the first of these:
 
     - the array NAME in `given`;
     - `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
     - `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
-    - for `file:colors`, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
-    - the property NAME of the vertices in a PLY file.
+    - for the name colors, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
+    - the property NAME of the vertices in a PLY file, or the array NAME of the points in a VTK file.
 
-    Arrays have shape (V,) or (V, C) and hold finite numbers. Files beside an STL file are refused, because it doesn't
-    number its vertices.
+    Arrays have shape (V,) or (V, C), vectors (V, 3), and hold finite numbers. Files beside an STL file are refused,
+    because it doesn't number its vertices.
 
     statistics: of the training set. If given, the numbers of channels must be the same.
 
@@ -45,15 +42,16 @@ def own_arrays(
     that is missing, is there twice, or has another shape. The message names the mesh, the part and what is expected.
     """
     found = {}
-    for name in array_names(features):
-        channels = None if statistics is None or name not in statistics else len(statistics[name]["mean"])
-        array, source = _find(mesh, name, given or {}, channels)
-        array = _checked(mesh, name, array, source)
+    for part in feature_parts(features):
+        name = part.array
+        if name is None:
+            continue
+        channels = part.channels if statistics is None or name not in statistics else len(statistics[name]["mean"])
+        array, source = _find(mesh, part, given or {}, channels)
+        array = _checked(mesh, part.name, array, source)
         if channels is not None and array.shape[1] != channels:
-            raise DataError(
-                f"{mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels in {source}, the network was trained "
-                f"with {channels}"
-            )
+            expected = "a vector has 3" if part.is_vector else f"the network was trained with {channels}"
+            raise DataError(f"{mesh.name}: {part.name} has {array.shape[1]} channels in {source}, {expected}")
         found[name] = array
     return found
 
@@ -66,7 +64,8 @@ def array_statistics(
     jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
     scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
 
-    The standard deviation of a constant channel is given as 1. Without own arrays in the features, the result is empty
+    The standard deviation of a constant channel is given as 1. A vector is not shifted, and its standard deviation is
+    the root of the mean square of all three channels. Without own arrays in the features, the result is empty
     and no file is read.
 
     Raises DataError for two meshes with different numbers of channels, and the errors of `own_arrays`.
@@ -75,11 +74,15 @@ def array_statistics(
     if not names or not len(items):
         return {}
     first = items[0]
+    vectors = {part.array for part in feature_parts(features) if part.is_vector}
     # Moments about the first row of the set don't cancel where the mean is large.
-    shifts = {name: array[0].tolist() for name, array in own_arrays(first.mesh, features, given=first.arrays).items()}
+    shifts = {
+        name: [0.0] * 3 if name in vectors else array[0].tolist()
+        for name, array in own_arrays(first.mesh, features, given=first.arrays).items()
+    }
     every = counts_all(scale)
     work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name, every=every)
-    about = features, shifts, array_states(items, features), every
+    about = features, shifts, array_states(items, features, jobs), every
     each = remembered(work, items, "array sums", *about, jobs=jobs)
     statistics: dict[str, ArrayStatistics] = {}
     for i, name in enumerate(names):
@@ -87,6 +90,8 @@ def array_statistics(
         total, squares, count = np.zeros(len(shift)), np.zeros(len(shift)), 0
         for own in each:
             total, squares, count = total + own[i][0], squares + own[i][1], count + own[i][2]
+        if name in vectors:
+            total, squares = np.zeros(3), np.full(3, squares.mean())
         mean = total / count
         std = np.sqrt(np.maximum(squares / count - mean**2, 0))
         std = np.where(std > 1e-9 * (np.abs(shift + mean) + np.abs(mean)), std, 1.0)
@@ -104,7 +109,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
         shift = np.array(shifts[name])
         if len(shift) != array.shape[1]:
             raise DataError(
-                f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first} "
+                f"{item.mesh.name}: the own array {name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
         moved = (array if every else array[item.mesh.on_surface]) - shift
@@ -121,7 +126,7 @@ def check_arrays_of_all(
     """
     if array_names(features):
         work = partial(_check_item, features=features, statistics=statistics)
-        about = ("arrays", features, dict(statistics or {}), array_states(items, features))
+        about = ("arrays", features, dict(statistics or {}), array_states(items, features, jobs))
         remembered(work, items, *about, jobs=jobs)
 
 
@@ -129,19 +134,24 @@ def _check_item(item: LabeledMesh, features: str, statistics: Statistics | None)
     own_arrays(item.mesh, features, statistics, item.arrays)
 
 
-def array_states(items: Sequence[LabeledMesh], features: str) -> list[Any]:
-    """The sizes and times of files with own arrays beside stored meshes, whose key doesn't know them."""
-    names = array_names(features)
-    if not names or not isinstance(items, StoredMeshes):
+def array_states(items: Sequence[LabeledMesh], features: str, jobs: int | None = 1) -> list[Any]:
+    """The contents of files with own arrays beside meshes that are read when needed, whose key doesn't know them.
+
+    For each file, the number of the mesh, the path and a hash. jobs: number of worker processes that read files
+    """
+    names, file = array_names(features), getattr(items, "file", lambda i: None)
+    places = [
+        (i, path)
+        for i in range(len(items) if names else 0)
+        if (source := file(i)) is not None
+        for name in names
+        for path in array_files(Path(source), name)
+        if path.is_file()  # most of these places are empty
+    ]
+    if not places:
         return []
-    states = []
-    for i in range(len(items)):
-        source = items.file(i)
-        for path in () if source is None else (path for name in names for path in array_files(Path(source), name)):
-            with suppress(OSError):  # most of these places are empty
-                state = path.stat()
-                states.append([i, str(path), state.st_size, state.st_mtime_ns])
-    return states
+    contents = contents_of([path for _, path in places], getattr(items, "cache_dir", None), jobs)
+    return [[i, str(path), content] for (i, path), content in zip(places, contents, strict=True)]
 
 
 def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDArray[np.float64]:
@@ -150,64 +160,40 @@ def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDA
     return scaled
 
 
-def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> list[Path]:
-    """The files that can hold the array NAME of a mesh file, whether they exist or not."""
-    stem, folder = mesh_stem(mesh), mesh.parent
-    stems = [folder / f"{stem}.{name}", folder / name / stem, folder.parent / name / stem]
-    return [place.with_name(place.name + suffix) for place in stems for suffix in suffixes]
-
-
-def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
-    """The arrays NAME in a mesh file itself, with their elements: a property of a PLY file, or colors of vertices."""
-    suffix = mesh_suffix(mesh)
-    if suffix != ".ply" and (name != COLORS or suffix not in COLOR_FORMATS):
-        return []
-    attributes = load_attributes(mesh)
-    if name == COLORS and attributes.colors is not None:
-        return [(attributes.colors, "vertices")]
-    found: list[tuple[NDArray[Any], LabelsAt]] = []
-    if name in attributes.vertices:
-        found.append((attributes.vertices[name], "vertices"))
-    if name in attributes.faces:
-        found.append((attributes.faces[name], "faces"))
-    return found
-
-
-def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
+def _find(mesh: Mesh, part: FeaturePart, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
     """An own array and where it was found. Raises DataError if it is missing or there twice.
 
     channels: the number that a network expects, for the message
     """
+    name, what = str(part.array), f"array for {part.name}"
     if name in given:
         return given[name], "the array"
-    part = FILE_PREFIX + name
     if mesh.path is None:
         raise DataError(
-            f"{mesh.name}: no array for {part}: the mesh is not from a file, so there is none beside it. In Python, "
+            f"{mesh.name}: no {what}: the mesh is not from a file, so there is none beside it. In Python, "
             f"pass arrays={{{name!r}: …}}"
         )
     path = Path(mesh.path)
     places = array_files(path, name)
     present = [place for place in places if place.is_file()]
     if len(present) > 1:
-        raise DataError(f"{path}: more than one array for {part}: {', '.join(map(str, present))}. Keep one of them")
+        raise DataError(f"{path}: more than one {what}: {', '.join(map(str, present))}. Keep one of them")
     if present:
         check_vertex_numbers(mesh, present[0])
-        return read_array(present[0], f" for {part}"), str(present[0])
+        return read_array(present[0], f" for {part.name}"), str(present[0])
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":
             return array, str(path)
     count = len(mesh.verts)
     shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
-    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"the property {name!r} of a PLY file"
+    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"{name!r} in a PLY or VTK file"
     raise DataError(
-        f"{path}: no array for {part}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
+        f"{path}: no {what}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
     )
 
 
-def _checked(mesh: Mesh, name: str, given: Any, source: str) -> NDArray[np.float64]:
-    part, count = FILE_PREFIX + name, len(mesh.verts)
-    array = np.asarray(given)
+def _checked(mesh: Mesh, part: str, given: Any, source: str) -> NDArray[np.float64]:
+    array, count = np.asarray(given), len(mesh.verts)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")
     if array.ndim not in (1, 2) or len(array) != count or 0 in array.shape:

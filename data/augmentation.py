@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffnet.data.feature_names import KINDS, feature_parts, vector_channels
+from diffnet.data.feature_names import KINDS, check_turned, feature_parts, vector_channels
 from diffnet.data.features import descriptor, rotate_vectors
 from diffnet.data.labeled import UNLABELED, TargetsAt
 from diffnet.data.samples import Sample
@@ -33,15 +33,17 @@ def augmented(
     features: those of the sample, such as "xyz+normals"
     jitter: (V, 3), is added to the positions among the features, in units of the normalized mesh, whose radius is 1.
         The operators stay those of the unchanged surface.
-    mirror: (B,) bool, the meshes to mirror at the plane x = 0. Positions and normals are mirrored; see `mirrored` for
-        the operators. Other features don't change.
-    rotations: (B, 3, 3), see `random_rotations`. Positions, normals and frames turn.
+    mirror: (B,) bool, the meshes to mirror at the plane x = 0. Positions, normals and own vectors are mirrored; see
+        `mirrored` for the operators. Other features don't change.
+    rotations: (B, 3, 3), see `random_rotations`. Positions, normals, own vectors and frames turn.
     factors: (B,) positive, by which positions are multiplied; see `scaled` for the operators. hks, log-hks and wks are
-        computed again, because they depend on the size. Normals, curvature and own arrays stay.
+        computed again, because they depend on the size. Normals, curvature and own arrays stay, vectors included.
     mirrored_classes: (C,) int64, the class that each class becomes in a mirrored mesh, such as right for left, or
         UNLABELED. None leaves labels as they are.
     labels_at: the elements with the labels of the sample
     times: the times of hks, on the device; see `hks_times`. Given, they need not be moved to a GPU.
+
+    Raises OptionError for an own array `file:NAME` that could be a vector, see `check_turned`, if it is the only one.
 
     The changes are made in this order. Tensors are on the device of the sample. Nothing is read back from a GPU.
 
@@ -52,6 +54,10 @@ def augmented(
     True
     """
     x, labels, operators, vectors = sample.features, sample.labels, sample.operators, vector_channels(features)
+    unknown = [str(part.array) for part in feature_parts(features) if part.channels is None]
+    if len(unknown) == 1 and not (mirror is None and rotations is None):
+        known = sum(part.channels or 0 for part in feature_parts(features))
+        check_turned(features, {unknown[0]: x.shape[1] - known})
     if jitter is not None:
         x = _jittered(x, features, jitter)
     if mirror is not None:

@@ -21,7 +21,7 @@ from diffnet.data.options import Variants
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.data.variants import make_variants
 from diffnet.geometry import Mesh
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 
 Made: TypeAlias = "tuple[LabeledMesh, Weights | None]"  # a mesh, and what takes outputs back to the one it is made from
 Make: TypeAlias = Callable[[LabeledMesh], "Sequence[Made]"]
@@ -122,7 +122,7 @@ def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[t
     for rank, made in enumerate(make(item)):
         name = cache_key(content, about=about, name=item.name, rank=rank)
         path = _path(cache_dir, name)
-        if not path.is_file():
+        if not has_entry(path):
             write_entry(path, _as_arrays(made))
         rows.append((name, len(made[0].mesh.verts), len(made[0].mesh.faces)))
     return rows

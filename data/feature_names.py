@@ -82,12 +82,16 @@ KINDS: dict[str, Kind] = {
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
 }
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
-FILE_PREFIX = "file:"
-_FILE_NAME = re.compile(r"\w([\w. -]*\w)?")
+FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
+COLORS = "colors"  # the name of an own array whose channels are known to be scalars
+_OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
 
 
 class ArrayStatistics(TypedDict):
-    """Mean and standard deviation of each channel of an own array, over all training vertices. Lists of C floats."""
+    """Mean and standard deviation of each channel of an own array, over all training vertices. Lists of C floats.
+
+    A vector keeps its direction: its mean counts as 0, and its three channels have the same standard deviation.
+    """
 
     mean: list[float]
     std: list[float]
@@ -100,25 +104,25 @@ Statistics: TypeAlias = Mapping[str, ArrayStatistics]  # by the name of the arra
 class FeaturePart:
     """One part of the input features.
 
-    name: a key of KINDS, or "file:NAME" for an array of the user's own
+    name: a key of KINDS, or for an array of the user's own "file:NAME", "vector:NAME" or "scalar:NAME"
     """
 
     name: str
 
     @property
     def array(self) -> str | None:
-        """NAME of "file:NAME", None for other parts."""
-        return self.name[len(FILE_PREFIX) :] if self.name.startswith(FILE_PREFIX) else None
+        """NAME of an own array, None for other parts."""
+        return None if self.name in KINDS else self.name.partition(":")[2]
 
     @property
     def channels(self) -> int | None:
-        """The number of channels. None for an own array, which is known when the first mesh is read."""
-        return FEATURE_CHANNELS.get(self.name)
+        """The number of channels. None for an own array that is no vector. It is known when the first mesh is read."""
+        return 3 if self.is_vector else FEATURE_CHANNELS.get(self.name)
 
     @property
     def is_vector(self) -> bool:
         """Whether the channels are a vector in space, which turns with the mesh."""
-        return self.name in KINDS and KINDS[self.name].is_vector
+        return self.name.startswith(VECTOR_PREFIX) or (self.name in KINDS and KINDS[self.name].is_vector)
 
     @property
     def needs_eigenpairs(self) -> bool:
@@ -133,29 +137,32 @@ class FeaturePart:
 def feature_parts(features: str) -> tuple[FeaturePart, ...]:
     """The parts of features such as "hks" or "xyz+normals+file:quality", in canonical order.
 
-    That is the order of KINDS, then own arrays by name.
+    Vectors come first. Otherwise it is the order of KINDS, then that of the names of own arrays.
 
     Raises OptionError for an unknown or repeated part, and for another type.
 
     >>> [part.name for part in feature_parts("file:quality+normals+xyz")]
     ['xyz', 'normals', 'file:quality']
+    >>> [part.name for part in feature_parts("hks+vector:wind+xyz")]
+    ['xyz', 'vector:wind', 'hks']
     """
     if not isinstance(features, str):
         raise OptionError(f"features should be text such as 'xyz+normals', got {type(features).__name__}")
     names = [name.strip() for name in features.split("+")]
     for name in names:
-        own = name.startswith(FILE_PREFIX) and _FILE_NAME.fullmatch(name[len(FILE_PREFIX) :])
-        if not own and name not in FEATURE_CHANNELS:
+        if not _OWN_NAME.fullmatch(name) and name not in FEATURE_CHANNELS:
             raise OptionError(
-                f"features should be one or several of {', '.join(FEATURE_CHANNELS)} and file:NAME, joined by +, "
-                f"got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
+                f"features should be one or several of {', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME and "
+                f"file:NAME, joined by +, got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
             )
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    parts = [FeaturePart(name) for name in names]
+    own = [part.array or part.name for part in parts]
+    for i, name in enumerate(own):
+        if name in own[:i]:
             raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
     order = list(FEATURE_CHANNELS)
-    known = sorted((name for name in names if name in order), key=order.index)
-    return tuple(FeaturePart(name) for name in (*known, *sorted(set(names) - set(order))))
+    place = {name: i for i, name in enumerate([*order, *sorted(set(names) - set(order))])}
+    return tuple(sorted(parts, key=lambda part: (not part.is_vector, place[part.name])))
 
 
 def canonical_features(features: str) -> str:
@@ -179,7 +186,7 @@ def vector_channels(features: str) -> list[slice]:
 
 
 def array_names(features: str) -> list[str]:
-    """The names of the own arrays in the features. Raises OptionError, see `feature_parts`.
+    """The names NAME of the own arrays in the features. Raises OptionError, see `feature_parts`.
 
     >>> array_names("xyz+file:quality")
     ['quality']
@@ -224,9 +231,24 @@ def check_statistics(features: str, statistics: Any) -> Statistics:
     names = array_names(features)
     if not isinstance(statistics, dict) or set(statistics) != set(names):
         raise OptionError(f"the statistics should be those of the own arrays {names}, and they are of others")
-    for name in names:
-        _checked_entry(FILE_PREFIX + name, statistics[name])
+    for part in feature_parts(features):
+        if part.array is not None:
+            _checked_entry(part.name, statistics[part.array], part.channels)
     return statistics
+
+
+def check_turned(features: str, channels: Mapping[str, int]) -> None:
+    """Raises OptionError for an own array of which it isn't known whether it turns with a mesh.
+
+    Those are `file:NAME` with three channels, unless they are colors. channels: of own arrays, by NAME
+    """
+    for part in feature_parts(features):
+        if part.name.startswith(FILE_PREFIX) and part.array != COLORS and channels.get(str(part.array)) == 3:
+            raise OptionError(
+                f"{part.name} has three columns, and meshes are turned or mirrored. If it is a vector in space, which "
+                f"turns with the mesh, it is {VECTOR_PREFIX}{part.array}. If it is three numbers that stay as they "
+                f"are, it is {SCALAR_PREFIX}{part.array}"
+            )
 
 
 def _checked_entry(name: str, entry: Any, columns: int | None = None) -> ArrayStatistics:

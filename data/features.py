@@ -106,13 +106,13 @@ def input_features(
         - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
           elsewhere, and its logarithm is easier to learn from.
         - "wks", 16: the wave kernel signature
-        - "file:NAME": an array of your own, see `own_arrays`
+        - "file:NAME", "vector:NAME", "scalar:NAME": an own array, see `own_arrays`. A vector turns with the mesh.
 
     statistics: of the own arrays in the training set, see `array_statistics`. Each channel is then standardized. None
         leaves own arrays as they are.
     arrays: own arrays by name, instead of those beside the mesh file
-    align: give xyz and normals in the axes of the mesh, see `principal_axes`, with its center of mass at the origin.
-        They are then the same however the mesh is rotated.
+    align: give vectors in the axes of the mesh, see `principal_axes`, with its center of mass at the origin. They are
+        then the same however the mesh is rotated.
 
     A single part has the values above. If there are several parts, constants shift and scale each of them to values of
     about −1 to 1, so that none drowns the others. They don't depend on the data set. Own arrays are only standardized.
@@ -130,18 +130,19 @@ def input_features(
     own_axes = _own_axes(mesh, operators) if align and vector_channels(features) else None
     columns = []
     for part in parts:
+        kind = KINDS.get(part.name)
         if part.array is not None:
             array = own[part.array]
             if statistics is not None and part.array in statistics:
                 array = standardized(array, statistics[part.array])
-            columns.append(torch.from_numpy(array).float())
+            values = torch.from_numpy(array).float()
         else:
-            kind = KINDS[part.name]
-            values = descriptor(part.name, operators) if kind.of_mesh is None else kind.of_mesh(mesh, operators)
-            if own_axes is not None and kind.is_vector:
-                axes, center = own_axes
-                values = (values - center if part.name == "xyz" else values) @ axes.mT
-            columns.append((values - kind.shift) * kind.factor if len(parts) > 1 else values)
+            compute = KINDS[part.name].of_mesh
+            values = descriptor(part.name, operators) if compute is None else compute(mesh, operators)
+        if own_axes is not None and part.is_vector:
+            axes, center = own_axes
+            values = (values - center if part.name == "xyz" else values) @ axes.mT
+        columns.append(values if kind is None or len(parts) == 1 else (values - kind.shift) * kind.factor)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
 

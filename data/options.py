@@ -31,7 +31,7 @@ class Preprocessing:
     laplacian, basis, join, operators: see `precompute`
     normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`. For the original's
         operators, it becomes "all-radius" or "all-area".
-    align: whether xyz and normals are given in the axes of each mesh, see `input_features`
+    align: whether vectors are given in the axes of each mesh, see `input_features`
     features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
         canonical order.
 

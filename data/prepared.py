@@ -23,7 +23,7 @@ from diffnet.data.options import Preprocessing
 from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample
 from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import read_again
@@ -152,9 +152,9 @@ class PreparedSamples(LazySequence[Sample]):
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
         entry = cache_key(arrays, operators=name)
         path = self._path(entry, "sample")
-        if not path.is_file():
+        if not has_entry(path):
             write_entry(path, arrays)
-        if not (path.is_file() and self._path(name, "operators").is_file()):
+        if not (has_entry(path) and has_entry(self._path(name, "operators"))):
             self._keep(i, sample, path)
         edges = len(operators.edges) if self._labels_at == "edges" else 0
         sizes = len(mesh.verts), len(mesh.faces), edges, operators.gradient.pattern.nnz

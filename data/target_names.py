@@ -20,10 +20,10 @@ def target_parts(targets: str) -> list[str]:
     ['v', 'u']
     """
     try:
-        names = [part.array for part in feature_parts(targets)]
+        parts = [part.name for part in feature_parts(targets)]
     except OptionError:
-        names = [None]
-    if None in names:
+        parts = [""]
+    if not all(part.startswith(FILE_PREFIX) for part in parts):
         raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
     return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
 

@@ -23,8 +23,10 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.file_state import FileState, is_settled, state_of
 from diffnet.geometry.mapped_file import ALIGNMENT, map_file
 from diffnet.geometry.phases import phase
+from diffnet.geometry.processes import warn_once
 
 FORMAT = 9  # increase when the meaning or the layout of entries changes
 
@@ -35,10 +37,7 @@ WRITERS = 4  # threads
 ABANDONED = 86_400  # seconds since the last write to a temporary file
 BLOCK = 4096  # bytes; the checksum adds up the words of each block
 
-# Device, inode, size and times of change and of modification.
-FileState: TypeAlias = tuple[int, int, int, int, int]
 _sound: set[FileState] = set()  # the files whose checksum and content this process has found right
-SETTLED = 1_000_000_000  # nanoseconds
 
 
 def cache_key(arrays: Arrays, **options: Any) -> str:
@@ -63,7 +62,7 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     check: raises ValueError for arrays that can't be used, such as indices out of range
 
     None if there is no entry. None with a warning if it is damaged, has another format, was written under another name,
-    or fails the check.
+    may not be read, or fails the check.
     """
     wait(filter(None, [_pending.get(path)]))
     try:
@@ -75,9 +74,12 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
         if file not in _sound and metadata["checksum"] != str(checksum(arrays)):
             raise ValueError("the checksum differs")
         check(arrays)
-        if _is_settled(file):
+        if is_settled(file):
             _sound.add(file)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as e:
+        _warn_of_folder(path, "read and are computed again", e)
         return None
     # Damage can cause any of these.
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as e:
@@ -120,7 +122,7 @@ def open_again(path: Path, wanted: tuple[str, ...] | None = None) -> SoundEntry 
     Raises OSError.
     """
     file = path.open("rb", buffering=0)
-    state = _state(os.fstat(file.fileno()))
+    state = state_of(os.fstat(file.fileno()))
     if state in _sound:
         found = _headers.get((state, wanted))
         if found is None:
@@ -145,6 +147,11 @@ def _arrays_in(file: BinaryIO, wanted: tuple[str, ...] | None) -> tuple[int, lis
     return 8 + size + begin, [(name, dtype, shape, end - at) for (at, _, name, dtype, shape), end in described]
 
 
+def has_entry(path: Path) -> bool:
+    """Whether there is an entry that this process may read. That of another user may be closed to others."""
+    return os.access(path, os.R_OK)
+
+
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Raises ValueError for other names, dtypes or shapes than the expected ones."""
     if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
@@ -162,30 +169,9 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str], FileState]:
     The safetensors library opens a file twice by name. Another process may replace the entry in between.
     """
     with path.open("rb") as file:
-        state = _state(os.fstat(file.fileno()))
+        state = state_of(os.fstat(file.fileno()))
         buffer = map_file(file)
     return *parsed(buffer), state
-
-
-def settled_state(path: Path) -> FileState | None:
-    """The state of a file, which changes when its content does. None if the file has just changed, or is missing."""
-    try:
-        state = _state(os.stat(path))
-    except (OSError, ValueError):
-        return None
-    return state if _is_settled(state) else None
-
-
-def _state(stat: os.stat_result) -> FileState:
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns, stat.st_mtime_ns
-
-
-def _is_settled(state: FileState) -> bool:
-    """Whether the file last changed so long ago that its next change will have another time.
-
-    A file that changes twice within a few milliseconds can keep its times.
-    """
-    return time.time_ns() - state[-1] > SETTLED
 
 
 def parsed(buffer: memoryview) -> tuple[Arrays, dict[str, str]]:
@@ -252,7 +238,16 @@ def write_entry(path: Path, arrays: Arrays) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as e:
-        warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
+        _warn_of_folder(path, "written", e)
+
+
+def _warn_of_folder(path: Path, what: str, fault: Exception) -> None:
+    """Warn that entries beside this one can't be read or written.
+
+    Many entries share such a fault, so the text names the folder alone.
+    """
+    reason = getattr(fault, "strerror", None) or fault
+    warn_once(f"entries of the cache folder {path.parent.parent} can't be {what} ({reason})")
 
 
 def remove_abandoned(folder: str | os.PathLike[str]) -> None:

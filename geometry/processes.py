@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -41,6 +42,14 @@ MAX_GROWTH = 256 << 20  # bytes
 PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
 _kept: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
+_texts: set[str] = set()  # of the warnings that this process has given once
+
+
+def warn_once(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, unless this process has warned with this text. Python forgets what it has shown when a filter changes."""
+    if text not in _texts:
+        _texts.add(text)
+        warnings.warn(text, category, stacklevel=3)
 
 
 def available_cores() -> int:
@@ -234,7 +243,9 @@ class _Worker:
         except (EOFError, OSError) as e:
             self.is_sound = False
             raise BrokenProcessPool("a worker process was killed (out of memory?)") from e
-        result, error, trace, held = pickle.loads(answer)
+        result, error, trace, held, texts = pickle.loads(answer)
+        for text, category in texts:
+            warn_once(text, category)
         if self._first_bytes is None:
             self._first_bytes = held
         self.growth = held - self._first_bytes
@@ -264,15 +275,22 @@ def _serve(connection: Connection) -> None:
     connection.send_bytes(b"ready")
     limit = None
     while message := _next_message(connection):
-        try:
-            threads, function, arguments = pickle.loads(message)
-            if threads != limit:
-                threadpool_limits(threads)
-                limit = threads
-            answer = pickle.dumps((function(*arguments), None, "", _own_bytes()), PROTOCOL)
-        except BaseException as e:
-            answer = pickle.dumps((None, _picklable(e), traceback.format_exc(), _own_bytes()), PROTOCOL)
+        with warnings.catch_warnings(record=True) as caught:  # the parent gives those of all processes
+            warnings.simplefilter("always")
+            try:
+                threads, function, arguments = pickle.loads(message)
+                if threads != limit:
+                    threadpool_limits(threads)
+                    limit = threads
+                answer = _answer(function(*arguments), None, "", caught)
+            except BaseException as e:
+                answer = _answer(None, _picklable(e), traceback.format_exc(), caught)
         connection.send_bytes(answer)
+
+
+def _answer(result: Any, error: BaseException | None, trace: str, caught: list[warnings.WarningMessage]) -> bytes:
+    texts = [(str(each.message), each.category) for each in caught]
+    return pickle.dumps((result, error, trace, _own_bytes(), texts), PROTOCOL)
 
 
 def _own_bytes() -> int:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor
 
 from diffnet.checkpoints.files import (
@@ -79,19 +80,22 @@ def check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], opti
 def checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
     """The position in an epoch, or None between epochs, as in checkpoints of older versions.
 
-    steps: how many of the epoch were taken, with their losses and their tally
+    steps: how many of the epoch were taken, with their losses, their tally and the sums of `TrainingStep`
     random: the states of the random generators of each rank, as text
     """
     position: Checkpoint | None = checkpoint.get("position")
     if position is None:
         return None
-    fine = isinstance(position, dict) and position.keys() == {"steps", "losses", "tally", "random"}
+    fine = isinstance(position, dict) and position.keys() - {"sums"} == {"steps", "losses", "tally", "random"}
     fine = fine and fits(position["steps"], int) and 0 < position["steps"] < MAX_INTEGER
     fine = fine and isinstance(position["random"], list) and all(fits(own, list) for own in position["random"])
     fine = fine and all(fits(text, str) for own in position["random"] for text in own)
     losses, tally = (position["losses"], position["tally"]) if fine else (None, None)
     if not (isinstance(losses, Tensor) and isinstance(tally, Tensor) and losses.shape == (position["steps"],)):
         raise CheckpointError(f"{path}: position should be one in an epoch, got {shown(position)}")
+    sums = position.setdefault("sums", torch.zeros(2).double())  # older versions have none
+    if not (isinstance(sums, Tensor) and sums.shape == (2,)):
+        raise CheckpointError(f"{path}: sums of position should be two numbers, got {shown(sums)}")
     return position
 
 

@@ -71,7 +71,7 @@ class Epoch:
         checkpoint_every: int | None,
         save: Callable[[dict[str, Any]], Any],
     ) -> tuple[float, Tensor]:
-        """Train. Returns the mean loss of the steps, and their tally under dropout.
+        """Train. Returns the mean loss of what has labels, in all steps, and their tally under dropout.
 
         position: what `save` got when the epoch was stopped
         save: gets the position in the epoch after every `checkpoint_every` steps
@@ -108,20 +108,25 @@ class Epoch:
             after_step(self._epoch + first / len(order))
             if checkpoint_every is not None and (n + 1) % checkpoint_every == 0 and first < len(order):
                 self._check(losses, names)
-                tally, random = self._tally(), self._ranks.gathered(random_state(self._device))
+                totals = {"tally": self._total(step.tally), "sums": self._total(step.sums)}
+                random = self._ranks.gathered(random_state(self._device))
                 self._saved = f"{n + 1} steps of it"
-                save({"steps": n + 1, "losses": torch.stack(losses).cpu(), "tally": tally, "random": random})
-        values = self._check(losses, names)
-        return sum(values) / len(values), self._tally()
+                save({"steps": n + 1, "losses": torch.stack(losses).cpu(), **totals, "random": random})
+        self._check(losses, names)
+        weighted, count = self._total(step.sums).tolist()
+        return weighted / count if count > 0 else 0.0, self._total(step.tally)
 
     def _begin(self, position: dict[str, Any] | None) -> tuple[int, list[Tensor]]:
         """The number of steps that were taken before, and their losses."""
-        self._step.tally.zero_()
+        totals = {"tally": self._step.tally, "sums": self._step.sums}
+        for total in totals.values():
+            total.zero_()
         if position is None:
             return 0, []
         place = self._ranks.place
         if place.rank == 0:
-            self._step.tally.add_(position["tally"].to(self._device))
+            for name, total in totals.items():
+                total.add_(position[name].to(self._device))
         if len(position["random"]) == place.world_size:
             set_random_state(position["random"][place.rank], self._device)
         else:
@@ -132,15 +137,18 @@ class Epoch:
         """Seed the global generators. Each stream draws other numbers."""
         torch.manual_seed((epoch_seed(self._options.seed, self._epoch) + stream * STREAM) % 2**63)
 
-    def _tally(self) -> Tensor:
-        """That of all ranks, on the CPU."""
-        tally = self._step.tally.clone()
+    def _total(self, own: Tensor) -> Tensor:
+        """The sum over all ranks, on the CPU."""
+        total = own.clone()
         if not self._ranks.is_alone:
-            all_reduce(tally)
-        return tally.cpu()
+            all_reduce(total)
+        return total.cpu()
 
-    def _check(self, losses: Sequence[Tensor], names: Sequence[tuple[str, ...]]) -> list[float]:
-        """The losses as numbers. They are read rarely, so steps don't wait for the GPU. Raises TrainingError."""
+    def _check(self, losses: Sequence[Tensor], names: Sequence[tuple[str, ...]]) -> None:
+        """Raises TrainingError for a loss or weights that aren't finite.
+
+        They are read rarely, so steps don't wait for the GPU.
+        """
         values: list[float] = torch.stack([*losses]).tolist()
         broken = [(f"loss became {v}", own) for v, own in zip(values, names, strict=True) if not math.isfinite(v)]
         # No loss has been computed yet with the weights of the last step, and an infinite moment only stops its weight.
@@ -156,7 +164,6 @@ class Epoch:
                 f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds {self._saved}. "
                 "A lower --lr or --precision fp32 may help"
             )
-        return values
 
 
 def _all(parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:

@@ -1,18 +1,23 @@
-"""The orientation of training meshes, and what random rotations do to it."""
+"""The orientation of training meshes, what random rotations do to it, and meshes that have another one."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.data import LabeledMesh, feature_parts
+from diffnet.data import LabeledMesh, feature_parts, own_arrays, vector_channels
+from diffnet.data.feature_names import check_turned
+from diffnet.data.folders.files import listing
+from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
-from diffnet.geometry.positions.alignment import principal_axes, share_an_axis
+from diffnet.geometry.positions.alignment import principal_axes, shared_axes
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 
@@ -39,6 +44,84 @@ def rotations_of(options: TrainOptions) -> str:
     )
 
 
+def upright_axes(items: Sequence[LabeledMesh], options: TrainOptions) -> tuple[float, ...]:
+    """The `shared_axes` of training meshes, nine numbers. Empty if the network doesn't get their orientation.
+
+    Up to LOOKED_AT of the meshes are looked at.
+    """
+    turns = options.rotates and options.rotate_about == "any"
+    if turns or options.aligns or not vector_channels(options.features) or not len(items):
+        return ()
+    about = None if options.rotate_about == "any" else torch.eye(3)["xyz".index(options.rotate_about)].double()
+    found = shared_axes(_axes_of_some(items), about)
+    return tuple(found.flatten().tolist()) if found.any() else ()
+
+
+def _axes_of_some(items: Sequence[LabeledMesh]) -> Tensor:
+    numbers = spread_over(range(len(items)), LOOKED_AT)
+    some = items.take(np.array(numbers)) if isinstance(items, StoredMeshes) else [items[i] for i in numbers]
+    return torch.tensor(remembered(_axes_of, some, "principal axes", jobs=1), dtype=torch.float64)
+
+
+def _axes_of(item: LabeledMesh) -> Any:
+    return mesh_axes(item.mesh).tolist()
+
+
+def is_tilted(mesh: Mesh, upright: Sequence[float]) -> bool:
+    """Whether a principal axis is more than 60° from that of the training meshes. upright: see `SharedOptions`"""
+    if not upright:
+        return False
+    rows = torch.tensor(upright, dtype=torch.float64).view(-1, 3)
+    lengths = rows.norm(dim=1)
+    cosines = (mesh_axes(mesh)[: len(rows)] * rows).sum(1) / lengths  # NaN for axes that the meshes don't share
+    return bool((torch.where(lengths > 0.7, cosines, cosines.abs()) < 0.5).any())
+
+
+def warn_of_tilted(names: Sequence[str]) -> None:
+    """Warn of meshes in another orientation than the training meshes, if there are any."""
+    if names:
+        warnings.warn(
+            f"{listing(names)}: a principal axis is more than 60° from that of the training meshes. The network "
+            "expects their orientation, so its results are probably wrong. Turn the meshes, or train with --rotate or "
+            "with features that don't depend on the orientation, such as wks",
+            stacklevel=3,
+        )
+
+
+def warn_of_tilted_items(items: Sequence[LabeledMesh], options: TrainOptions, jobs: int | None) -> None:
+    """`warn_of_tilted` for the meshes of a set. jobs: see `remembered`"""
+    if options.upright:
+        found = remembered(partial(_tilted, upright=options.upright), items, "tilted", options.upright, jobs=jobs)
+        warn_of_tilted([name for name, is_tilted in found if is_tilted])
+
+
+def _tilted(item: LabeledMesh, upright: Sequence[float]) -> list[Any]:
+    return [item.name, is_tilted(item.mesh, upright)]
+
+
+def check_own_arrays(items: Sequence[LabeledMesh], options: TrainOptions) -> None:
+    """Raises OptionError for an own array that could be a vector where meshes are turned or mirrored: `check_turned`.
+
+    Warns of own scalars of both signs where meshes are mirrored. items: the training meshes, of which up to LOOKED_AT
+    are looked at.
+    """
+    scalars = [part for part in feature_parts(options.features) if part.array is not None and not part.is_vector]
+    if not scalars or not len(items) or not (options.rotates or options.aligns or options.mirror):
+        return
+    some = [items[i] for i in spread_over(range(len(items)), LOOKED_AT if options.mirror else 1)]
+    arrays = [own_arrays(item.mesh, options.features, given=item.arrays) for item in some]
+    check_turned(options.features, {name: array.shape[1] for name, array in arrays[0].items()})
+    every = {part.name: np.concatenate([own[str(part.array)].ravel() for own in arrays]) for part in scalars}
+    signed = [name for name, values in every.items() if values.min() < 0 < values.max()]
+    if options.mirror and signed:
+        warnings.warn(
+            f"--mirror leaves the values of {', '.join(signed)} as they are, which have both signs. A number that "
+            "changes its sign in a mirror image, such as a turn to the left, is wrong then: leave out --mirror or this "
+            "feature. vector:NAME is mirrored",
+            stacklevel=3,
+        )
+
+
 def warn_of_rotations(items: Sequence[LabeledMesh], options: TrainOptions) -> None:
     """Warn if training rotates features, nobody chose this, and the training meshes stand alike.
 
@@ -46,8 +129,7 @@ def warn_of_rotations(items: Sequence[LabeledMesh], options: TrainOptions) -> No
     """
     if not options.rotates or options.aligns or options.rotate is not None or options.rotate_about != "any":
         return
-    looked_at = spread_over(range(len(items)), LOOKED_AT)
-    if share_an_axis(torch.stack([mesh_axes(items[i].mesh) for i in looked_at])):
+    if shared_axes(_axes_of_some(items)).any():
         warnings.warn(
             "the training meshes stand alike, but random rotations keep the network from using this. If the meshes to "
             "predict stand alike, too, add --no-rotate. If they stand upright and face any direction, add "

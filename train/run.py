@@ -31,7 +31,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import warn_of_rotations
+from diffnet.train.orientation import check_own_arrays, upright_axes, warn_of_rotations, warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, run_data
 from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks, process_group
@@ -86,6 +86,7 @@ def run_training(
     data, held_out = with_held_out(data, options)
     if not resume:
         task.check(data, options)
+        check_own_arrays(data.train, options)
         warn_of_rotations(data.train, options)
     parts = part_names(data, held_out)
     for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
@@ -93,11 +94,16 @@ def run_training(
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
+            options = replace(options, upright=stored["options"]["upright"])  # what the data have decided
             check_same_options(stored, options, out)  # before preprocessing, which takes long
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
         run = replace(run_data(task, data, options, stored, out, memory, ranks, **where), held_out=held_out)
+        if stored is None and not options.upright:
+            options = replace(options, upright=ranks.shared(lambda: upright_axes(data.train, options)))
+        if ranks.is_first:
+            warn_of_tilted_items(data.test, options, jobs)
         preprocessing_seconds = time.perf_counter() - started
         phases = {name: round(seconds, 2) for name, seconds in take_phases().items()}
 

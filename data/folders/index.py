@@ -1,6 +1,7 @@
 """The index of a data set: what a start needs to know of each file, so that unchanged files aren't read again.
 
 The cache folder keeps it in one file for each data set. Its entries don't depend on the layout and the split.
+`diffnet.geometry.file_state` says what a file is recognized by.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,11 +26,10 @@ from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.elements.polygons import file_edges
 from diffnet.geometry.errors import DiffnetError, some_reasons
+from diffnet.geometry.file_state import FileIdentity, file_identity, state_number
 
 CHUNK = 32  # files that a worker process reads in one call
 STORED_EVERY = 60.0  # seconds, so that a build that is killed loses no more
-
-Fingerprint: TypeAlias = tuple[int, int]  # the size of a file in bytes and its time of modification in nanoseconds
 
 
 class MeshFacts(NamedTuple):
@@ -75,16 +76,16 @@ class TargetFacts(NamedTuple):
     content: str
 
 
-Facts: TypeAlias = "tuple[Fingerprint, Any]"
+Facts: TypeAlias = "tuple[FileIdentity, Any]"
 _Known: TypeAlias = dict[str, dict[str, Facts]]  # by kind and path
 
 
 def indexed(
     root: Path, files: Mapping[str, Sequence[Path]], cache_dir: str | os.PathLike[str], jobs: int | None
 ) -> dict[str, list[Facts]]:
-    """The fingerprints of files of the data set in `root` and what is known of them, in the order of the files.
+    """The identities of files of the data set in `root` and what is known of them, in the order of the files.
 
-    files: by their kinds, "mesh", "labels", and "targets NAME". Files that are new or have changed are read.
+    files: by their kinds, "mesh", "labels", "targets NAME" and "other". Files that are new or have changed are read.
     jobs: number of worker processes that read them; by default one for each core
 
     Raises DataError, which names the files, if some can't be used. The index of the others is stored first.
@@ -94,13 +95,13 @@ def indexed(
     wanted = {kind: [os.path.join(here, path) for path in paths] for kind, paths in files.items()}
     known = _read(place)
     wanting = [
-        (kind, os.fspath(path), number)
+        (kind, os.fspath(path), own, number)
         for kind, paths in files.items()
         for number, (path, name) in enumerate(zip(paths, wanted[kind], strict=True), -len(paths))
-        if (own := known.get(kind, {}).get(name)) is None or own[0] != fingerprint(path)
+        if (own := known.get(kind, {}).get(name)) is None or own[0].state != state_number(path)
     ]
     if wanting:
-        stale = [(kind, path) for kind, path, _ in wanting]
+        stale = [work[:3] for work in wanting]
         describe = partial(describe_files, cache_dir=cache_dir)
         failed: list[str] = []
         meshes: set[int] = set()  # that have failed, by their numbers from the end: files of labels come in their order
@@ -108,7 +109,7 @@ def indexed(
         new: _Known = {}
         try:
             for position, result in computed_in_chunks(describe, stale, jobs, CHUNK):
-                kind, path, number = wanting[position]
+                kind, path, _, number = wanting[position]
                 if isinstance(result, str):
                     failed.append(result)
                     meshes.add(number)
@@ -128,21 +129,31 @@ def indexed(
     return {kind: [known[kind][name] for name in names] for kind, names in wanted.items()}
 
 
-_KINDS: dict[str, Callable[..., Any]] = {"mesh": MeshFacts, "labels": LabelFacts, "targets": TargetFacts}
+_KINDS: dict[str, Any] = {"mesh": MeshFacts, "labels": LabelFacts, "targets": TargetFacts, "other": tuple}
+
+
+def contents_of(paths: Sequence[Path], cache_dir: str | os.PathLike[str] | None, jobs: int | None = 1) -> list[str]:
+    """A hash of the content of each file. Those that an index in the cache folder recognizes are not read.
+
+    Raises DataError for files that can't be read.
+    """
+    if cache_dir is None or not paths:
+        return [identity_of(path).content for path in paths]
+    root = Path(os.path.commonpath(list(map(os.path.abspath, paths))))
+    return [own.content for own, _ in indexed(root, {"other": paths}, cache_dir, jobs)["other"]]
 
 
 def index_path(root: Path, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the index of the data set in a folder."""
-    return entry_path(cache_dir, cache_key({}, files_of=os.path.abspath(root), version=2), "index")
+    return entry_path(cache_dir, cache_key({}, identities_of=os.path.abspath(root)), "index")
 
 
-def fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
-    """The size and the time of modification of a file. Raises DataError if it is missing."""
+def identity_of(path: str | os.PathLike[str], before: FileIdentity | None = None) -> FileIdentity:
+    """`file_identity`. Raises DataError if the file is missing."""
     try:
-        stat = os.stat(path)
+        return file_identity(path, before)
     except OSError as e:
         raise DataError(f"{os.fspath(path)}: the file can't be read ({e.strerror})") from e
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _read(place: Path) -> _Known:
@@ -151,9 +162,10 @@ def _read(place: Path) -> _Known:
 
     def check(arrays: Arrays) -> None:
         for kind, columns in json.loads(arrays["index"].tobytes()).items():
-            paths, sizes, modified, *facts = columns
+            paths, states, contents, *facts = columns
             make = _KINDS[kind.partition(" ")[0]]  # raises TypeError for another number
-            known[kind] = dict(zip(paths, zip(zip(sizes, modified), map(make, *facts))))  # noqa: B905
+            own = map(make, *facts) if facts else repeat(make())
+            known[kind] = dict(zip(paths, zip(map(FileIdentity, states, contents), own)))  # noqa: B905
 
     return {} if read_entry(place, check) is None else known
 
@@ -176,27 +188,35 @@ def _store(place: Path, new: _Known) -> None:
     write_entry(place, {"index": np.frombuffer(json.dumps(columns).encode(), np.uint8)})
 
 
-def describe_files(work: Sequence[tuple[str, str]], cache_dir: str | os.PathLike[str]) -> list[Any]:
-    """Read files, given as (kind, path). Returns a fingerprint and facts, or an error message, for each."""
-    return [_describe(kind, Path(path), cache_dir) for kind, path in work]
+def describe_files(work: Sequence[tuple[str, str, Facts | None]], cache_dir: str | os.PathLike[str]) -> list[Any]:
+    """Read files, given as (kind, path, what was known). Returns identity and facts, or an error message, for each."""
+    return [_describe(kind, Path(path), known, cache_dir) for kind, path, known in work]
 
 
-def _describe(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Facts | str:
+def _describe(kind: str, path: Path, known: Facts | None, cache_dir: str | os.PathLike[str]) -> Facts | str:
+    before, facts = known or (None, None)
     try:
-        own = fingerprint(path)  # before reading: a file that changes meanwhile is then read again
-        if kind == "mesh":
-            mesh = load_mesh(path, cache_dir)
-            sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(file_edges(mesh))
-            return own, MeshFacts(*sizes, content_hash(mesh.verts, mesh.faces))
-        if kind != "labels":
-            columns = read_targets(path, kind.partition(" ")[2])
-            known: Any = (~np.isnan(columns.values)).any(0).tolist()
-            rows = len(columns.values)
-            return own, TargetFacts(rows, columns.names, columns.at, known, content_hash(columns.values))
-        source = read_source(path)
+        own = identity_of(path, before)  # before reading: a file that changes meanwhile is then read again
+        return own, facts if before is not None and own.content == before.content else read_facts(kind, path, cache_dir)
     except DiffnetError as e:
         return str(e)
+
+
+def read_facts(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Any:
+    """Read a file. Returns what is known of it, as its kind in `_KINDS` says. Raises DataError or MeshError."""
+    if kind == "other":
+        return ()
+    if kind == "mesh":
+        mesh = load_mesh(path, cache_dir)
+        sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(file_edges(mesh))
+        return MeshFacts(*sizes, content_hash(mesh.verts, mesh.faces))
+    if kind != "labels":
+        columns = read_targets(path, kind.partition(" ")[2])
+        known: Any = (~np.isnan(columns.values)).any(0).tolist()
+        rows = len(columns.values)
+        return TargetFacts(rows, columns.names, columns.at, known, content_hash(columns.values))
+    source = read_source(path)
     rows = -1 if source.elements is not None else len(source.values)
     content = content_hash(source.values, *([] if source.elements is None else [source.elements]))
     distinct: list[int] = np.unique(source.values).tolist()
-    return own, LabelFacts(rows, source.kind, source.at, source.names, distinct, content)
+    return LabelFacts(rows, source.kind, source.at, source.names, distinct, content)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.content import content_hash
 from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.classes import find_rows
 from diffnet.data.folders.division import Rule
-from diffnet.data.folders.index import Facts, LabelFacts, MeshFacts, TargetFacts, fingerprint, indexed
+from diffnet.data.folders.index import Facts, LabelFacts, MeshFacts, TargetFacts, identity_of, indexed
 from diffnet.data.folders.labels import SizedMesh, check_fit, find_labels_at, place_labels
 from diffnet.data.folders.layouts import Layout, SetFiles, check_classes, find_files
 from diffnet.data.folders.soft_labels import with_soft_labels
@@ -34,6 +35,7 @@ from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry import Mesh, load_mesh
+from diffnet.geometry.file_state import FileIdentity, hashed
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 
@@ -83,15 +85,17 @@ class IndexedMeshes(StoredMeshes):
     cache_dir: str
     _names: NDArray[np.bytes_]  # an array takes less than strings
     _files: NDArray[np.bytes_]  # (N, 1 + P), the meshes, and the files of their labels or targets
-    _fingerprints: NDArray[np.int64]  # (N, 1 + P, 2)
-    _contents: NDArray[np.bytes_]  # (N, 1 + P), hashes
+    _states: NDArray[np.int64]  # (N, 1 + P), see `FileIdentity`
+    _bytes: NDArray[np.bytes_]  # (N, 1 + P), hashes of the bytes of the files
+    _contents: NDArray[np.bytes_]  # (N, 1 + P), hashes of what was read from them
     # (N, …), the labels or targets of each mesh, or how labels in files are numbered, or the columns in files
     _labels: NDArray[Any] | Numbering | Columns
 
     def item(self, number: int) -> LabeledMesh:
         paths = [Path(os.fsdecode(name)) for name in self._files[number]]
-        for path, own in zip(paths, self._fingerprints[number].tolist(), strict=True):
-            if fingerprint(path) != tuple(own):
+        for path, state, content in zip(paths, self._states[number].tolist(), self._bytes[number], strict=True):
+            before = FileIdentity(state, content.decode())
+            if identity_of(path, before).content != before.content:
                 raise DataError(f"{path}: the file has changed since the data set was indexed. Index it again")
         mesh = load_mesh(paths[0], self.cache_dir)
         if isinstance(self._labels, np.ndarray):
@@ -119,9 +123,7 @@ class IndexedMeshes(StoredMeshes):
     def digest(self, i: int) -> int:
         """A number that is another one if item i, its files or its label have changed, but not if they are moved."""
         label = 0 if self.mesh_labels is None else self.mesh_labels[i].tolist()
-        content = self._names[i], self._contents[i].tolist(), self._fingerprints[i].tolist(), label
-        digest = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little", signed=True)
+        return hashed(self._names[i].tolist(), self._bytes[i].tolist(), self._contents[i].tolist(), label)
 
     @property
     def mesh_labels(self) -> NDArray[Any] | None:
@@ -142,16 +144,13 @@ class IndexedMeshes(StoredMeshes):
 
     @cached_property
     def key(self) -> str:
-        """A hash of names, sizes, times and contents of the files, and of what their labels mean.
+        """A hash of names and contents of the files, and of what their labels mean.
 
         It doesn't depend on the folder, which may be given in several ways.
         """
-        digest = hashlib.sha256()
-        for array in (self._names, self._contents, self._fingerprints, self.mesh_labels):
-            if array is not None:
-                digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
-        digest.update(self.meaning.encode(errors="surrogatepass"))
-        return digest.hexdigest()
+        labels = () if self.mesh_labels is None else (self.mesh_labels,)
+        content = content_hash(self._names, self._bytes, self._contents, *labels)
+        return hashlib.sha256(f"{content} {self.meaning}".encode(errors="surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,8 +177,8 @@ def index_dataset(
 
     `train`, `validation` and `test` are `IndexedMeshes`, or those whose labels are changed when they are read. The
     first call reads all files and stores an index in the cache folder: the numbers of vertices, faces and edges, which
-    labels occur, and size and time of modification of each file. Later calls read files that are new or whose size or
-    time differs. Processes can share the folder.
+    labels occur, and what each file is recognized by. Later calls read files that are new or have changed. Processes
+    can share the folder.
 
     path, layout, test_fraction, seed, group_by, needs_train: see `load_dataset`, also for a warning. Shards give
         the set of `load_shards`.
@@ -275,8 +274,8 @@ def index_targets(
         found = indexed(root, {"mesh": meshes, **dict(zip(kinds, files, strict=True))}, cache_dir, jobs)
         facts = list(zip(*([own for _, own in found[kind]] for kind in kinds), strict=True))
         at, columns = _find_columns(meshes, [own for _, own in found["mesh"]], list(zip(*files, strict=True)), facts)
-        prints = [found["mesh"], *(found[kind] for kind in kinds)]
-        items = _items([row.name for row in rows], [meshes, *files], prints, Columns(names, at), cache_dir)
+        own = [found["mesh"], *(found[kind] for kind in kinds)]
+        items = _items([row.name for row in rows], [meshes, *files], own, Columns(names, at), cache_dir)
         known = [[each for own in facts[i] for each in own.known] for i in range(train)]
     if needs_train:
         check_known(root, columns, known)
@@ -329,7 +328,7 @@ def _items(
 ) -> IndexedMeshes:
     """files: the meshes, and then the files of their labels. facts: of these"""
     sizes = np.array([own[:4] for _, own in facts[0]], np.int64).reshape(-1, 4)
-    prints = [[own for own, _ in part] for part in facts]
+    identities = [[own for own, _ in part] for part in facts]
     vertices, faces, _, edges = np.ascontiguousarray(sizes.T)
     return IndexedMeshes(
         vertex_counts=vertices,
@@ -338,7 +337,8 @@ def _items(
         cache_dir=os.fspath(cache_dir),
         _names=np.array(list(map(os.fsencode, names))),
         _files=np.stack([np.array(list(map(os.fsencode, part))) for part in files], 1),
-        _fingerprints=np.stack([np.array(part, np.int64) for part in prints], 1),
+        _states=np.stack([np.array([own.state for own in part], np.int64) for part in identities], 1),
+        _bytes=np.stack([np.array([own.content.encode() for own in part]) for part in identities], 1),
         _contents=np.stack([np.array([own.content.encode() for _, own in part]) for part in facts], 1),
         _labels=labels,
     )

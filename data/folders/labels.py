@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -12,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
-from diffnet.data.folders.sources import MAX_COLORS, FileLabels
+from diffnet.data.folders.sources import MAX_COLORS, FileLabels, read_source
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.polygons import file_edges, on_triangles
+from diffnet.geometry.mesh.arrays import MeshArray
+from diffnet.geometry.mesh.mesh import mesh_stem
 
 # Class indices of the labels of each file, the names of the classes, and their numbers in the files or None.
 Classes: TypeAlias = tuple[list[NDArray[np.int64]], list[str], "list[int] | None"]
@@ -183,6 +186,19 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
         labels[source.elements] = listed
     check_fit(mesh, len(labels), at, file)
     return on_triangles(mesh, labels, at)
+
+
+def labels_beside(mesh: Mesh) -> list[MeshArray]:
+    """The labels in files beside the file of a mesh that have its name. Files of other content are left out."""
+    found = []
+    for suffix in (".txt", ".npy", ".seg", ".csv", ".json"):
+        file = Path(str(mesh.path)).with_name(mesh_stem(str(mesh.path)) + suffix)
+        with suppress(DataError):  # other content
+            source = read_source(file)
+            at = find_labels_at([mesh], [source])
+            if at in ("vertices", "faces"):
+                found.append(MeshArray(file.name, "labels", at, place_labels(mesh, source.values, at, source)))
+    return found
 
 
 def check_fit(mesh: Mesh, count: int, at: LabelsAt, file: Path) -> None:

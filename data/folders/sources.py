@@ -167,8 +167,8 @@ def _properties(attributes: Attributes, prefix: str = "") -> list[tuple[LabelsAt
 
 
 def _all_properties(attributes: Attributes) -> Iterator[tuple[LabelsAt, str, NDArray[Any]]]:
-    yield from (("vertices", name, values) for name, values in attributes.vertices.items())
-    yield from (("faces", name, values) for name, values in attributes.faces.items())
+    yield from (("vertices", name, values) for name, values in attributes.vertices.items() if values.ndim == 1)
+    yield from (("faces", name, values) for name, values in attributes.faces.items() if values.ndim == 1)
 
 
 def _check_colors(path: Path, attributes: Attributes) -> None:

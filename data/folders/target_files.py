@@ -1,19 +1,20 @@
-"""The targets of one mesh: columns in a file beside it, or a property of its own file."""
+"""The targets of one mesh: columns in a file beside it, or a property of its own file, as own features are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.arrays import array_files, arrays_in_mesh_file
-from diffnet.data.feature_names import FILE_PREFIX
+from diffnet.data.feature_names import COLORS, FILE_PREFIX
 from diffnet.data.folders.columns import checked_columns, read_columns
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.geometry import FORMATS
-from diffnet.geometry.mesh.mesh import mesh_suffix
+from diffnet.geometry import FORMATS, load_attributes
+from diffnet.geometry.mesh.attributes import COLOR_FORMATS, VTK_FORMATS
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 _SUFFIXES = (".npy", ".txt", ".csv", ".npy.gz", ".txt.gz", ".csv.gz")
 
@@ -62,3 +63,26 @@ def read_targets(file: Path, name: str) -> Targets:
     count = columns.values.shape[1]
     names = columns.names or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
     return Targets(file, columns.values, names, at)
+
+
+def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> list[Path]:
+    """The files that can hold the array NAME of a mesh file, whether they exist or not."""
+    stem, folder = mesh_stem(mesh), mesh.parent
+    stems = [folder / f"{stem}.{name}", folder / name / stem, folder.parent / name / stem]
+    return [place.with_name(place.name + suffix) for place in stems for suffix in suffixes]
+
+
+def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
+    """The arrays NAME in a mesh file itself, with their elements: those of PLY and VTK files, or colors of vertices."""
+    suffix = mesh_suffix(mesh)
+    if suffix not in (".ply", *VTK_FORMATS) and (name != COLORS or suffix not in COLOR_FORMATS):
+        return []
+    attributes = load_attributes(mesh)
+    if name == COLORS and attributes.colors is not None:
+        return [(attributes.colors, "vertices")]
+    found: list[tuple[NDArray[Any], LabelsAt]] = []
+    if name in attributes.vertices:
+        found.append((attributes.vertices[name], "vertices"))
+    if name in attributes.faces:
+        found.append((attributes.faces[name], "faces"))
+    return found

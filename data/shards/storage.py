@@ -8,18 +8,17 @@ import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from diffnet.data.labeled import DataError
 from diffnet.data.shards.tables import DAMAGE
 from diffnet.geometry.cache import Arrays, checksum, parsed
+from diffnet.geometry.file_state import FileState, is_settled, state_of
 from diffnet.geometry.mapped_file import map_file
 
 MAPS = 64  # shards that are mapped into memory at a time
 LOCAL_BYTES = 64 * 2**30  # of local copies of remote records
 LOOKED_AT_EVERY = 2**30  # bytes of new copies after which old ones are removed
-
-State: TypeAlias = tuple[int, int, int, int]  # device, inode, size and time of modification of a file
 
 
 class Place(NamedTuple):
@@ -63,7 +62,7 @@ def arrays_at(place: Place, check: Callable[[Arrays], None]) -> Arrays:
     try:
         stat = os.stat(place.file)
         if stat.st_size == place.size:
-            state = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+            state = state_of(stat)
             # Reading beyond the end of a file that is mapped would end the process.
             return _checked(place, _map(place.file, state)[place.begin : place.end], check, state)
     except OSError as e:
@@ -74,12 +73,14 @@ def arrays_at(place: Place, check: Callable[[Arrays], None]) -> Arrays:
     )
 
 
-_sound: dict[tuple[str, State], set[int]] = {}  # where ranges begin whose checksum this process has found right
+_sound: dict[tuple[str, FileState], set[int]] = {}  # where ranges begin whose checksum this process has found right
 
 
-def _checked(place: Place, content: memoryview, check: Callable[[Arrays], None], state: State | None = None) -> Arrays:
+def _checked(
+    place: Place, content: memoryview, check: Callable[[Arrays], None], state: FileState | None = None
+) -> Arrays:
     """state: of the local file, for which the checksum is computed once"""
-    sound = set() if state is None else _sound.setdefault((place.file, state), set())
+    sound = set() if state is None or not is_settled(state) else _sound.setdefault((place.file, state), set())
     try:
         arrays, _ = parsed(content)
         if place.begin not in sound:
@@ -96,7 +97,7 @@ def _checked(place: Place, content: memoryview, check: Callable[[Arrays], None],
 
 
 @functools.lru_cache(MAPS)
-def _map(file: str, state: State) -> memoryview:
+def _map(file: str, state: FileState) -> memoryview:
     with open(file, "rb") as opened:
         return map_file(opened)
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ from diffnet.data.arrays import array_states, own_arrays
 from diffnet.data.content import content_hash
 from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
-from diffnet.data.folders.index import fingerprint
+from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.on_demand import LazySequence
@@ -33,6 +34,7 @@ from diffnet.data.stored import joined, sources_of
 from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, checksum, safetensors_of
 from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.file_state import hashed
 from diffnet.geometry.files import make_folder, named, write_atomically
 from diffnet.geometry.folder_lock import locked
 from diffnet.geometry.mapped_file import ALIGNMENT
@@ -49,20 +51,24 @@ class MeshFiles(LazySequence[LabeledMesh]):
     """Meshes without labels, which are read from their files when they are needed."""
 
     def __init__(self, paths: Sequence[Path], cache_dir: str | os.PathLike[str]) -> None:
-        self.paths, self._cache_dir = [os.fspath(path) for path in paths], cache_dir
+        self.paths, self.cache_dir = [os.fspath(path) for path in paths], cache_dir
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, i: Any) -> Any:
         path = self.paths[i]
-        return LabeledMesh(path, load_mesh(path, self._cache_dir), np.array(UNLABELED, np.int64))
+        return LabeledMesh(path, load_mesh(path, self.cache_dir), np.array(UNLABELED, np.int64))
 
     def file(self, i: int) -> str:
         return self.paths[i]
 
+    @cached_property
+    def _contents(self) -> list[str]:
+        return contents_of(list(map(Path, self.paths)), self.cache_dir, jobs=None)
+
     def digest(self, i: int) -> int:
-        return hashed(os.path.abspath(self.paths[i]), fingerprint(self.paths[i]))
+        return hashed(os.path.abspath(self.paths[i]), self._contents[i])
 
 
 def write_shards(
@@ -138,14 +144,6 @@ def write_shards(
     if parts > 1:
         place.rmdir()
     return dict(sorted(failed.items()))
-
-
-def hashed(*values: Any) -> int:
-    """A hash of values, of which `repr` tells all, and of bytes."""
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        digest.update(value if isinstance(value, bytes) else repr(value).encode(errors="backslashreplace"))
-    return int.from_bytes(digest.digest(), "little", signed=True)
 
 
 def _digests(part: Sequence[LabeledMesh], features: str) -> list[int]:

@@ -21,7 +21,7 @@ LEAST_AREA = 1e-3
 class Instances(NamedTuple):
     """The connected parts of labels, see `label_instances`.
 
-    numbers: (N,) int64, the instance of each element from 0, or −1 for none
+    numbers: (N,) int64, the instance of each element from 0, or −1 for none; with a background from 1, or 0 for none
     labels: (N,) int64, the labels, in which small parts have taken the label around them
     """
 
@@ -30,7 +30,12 @@ class Instances(NamedTuple):
 
 
 def label_instances(
-    mesh: Mesh, labels: Any, *, at: ElementsAt = "vertices", least_area: float = LEAST_AREA
+    mesh: Mesh,
+    labels: Any,
+    *,
+    at: ElementsAt = "vertices",
+    least_area: float = LEAST_AREA,
+    background: int | None = None,
 ) -> Instances:
     """Divide the elements of each label into connected parts.
 
@@ -43,6 +48,7 @@ def label_instances(
     labels: (N,) integers, a label for each element
     at: the elements: "vertices", "faces" (triangles, or the faces of the file) or "edges"
     least_area: share of the area of the mesh, from 0 to 1
+    background: a label whose elements belong to no instance, such as gum around teeth
 
     Instances are numbered by label, and those of a label from the largest to the smallest.
 
@@ -87,10 +93,11 @@ def label_instances(
             break
         label_of[found] = known[around[found].argmax(axis=1)]
         new = label_of[part]
-    order = np.flatnonzero(kept)
+    none = -1 if background is None else 0
+    order = np.flatnonzero(kept if background is None else kept & (label_of != background))
     order = order[np.lexsort((-area[order], label_of[order]))]
-    number_of = np.full(count, -1)
-    number_of[order] = np.arange(len(order))
+    number_of = np.full(count, none)
+    number_of[order] = np.arange(len(order)) + none + 1
     return Instances(number_of[part], new)
 
 

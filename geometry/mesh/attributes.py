@@ -18,8 +18,10 @@ from diffnet.geometry.mesh.formats import read_off_header
 from diffnet.geometry.mesh.mesh import read_content
 from diffnet.geometry.mesh.ply import Lists, read_ply
 from diffnet.geometry.mesh.text import numbered_lines, real, without_comments
+from diffnet.geometry.mesh.vtk_files import read_vtk_arrays
 
 COLOR_FORMATS = (".ply", ".obj", ".off")
+VTK_FORMATS = (".vtk", ".vtp", ".vtu")
 _PLY_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
 
 
@@ -29,8 +31,8 @@ class Attributes:
 
     colors: (V, 3) float64 from 0 to 1 at the vertices, or None
     face_colors: (P, 3) the same at the polygons
-    vertices: by name, the numbers (V,) of each property of the vertices, with the file's dtype
-    faces: the same for the polygons, (P,) each
+    vertices: by name, the numbers of each property of the vertices, (V,) or (V, C), with the file's dtype
+    faces: the same for the polygons, (P,) or (P, C)
     """
 
     colors: NDArray[np.float64] | None = None
@@ -43,8 +45,8 @@ def load_attributes(path: str | os.PathLike[str]) -> Attributes:
     """Read the colors and properties of a mesh file, which may be compressed by gzip (.ply.gz).
 
     PLY files have properties, and colors as the properties red, green and blue. Coordinates and lists are left out. OBJ
-    files may have colors of vertices after the coordinates (``v x y z r g b``), and OFF files, too (COFF). Other
-    formats give none.
+    files may have colors of vertices after the coordinates (``v x y z r g b``), and OFF files, too (COFF). VTK files
+    have the arrays of their points and cells. Arrays of three or four bytes are colors. Other formats give none.
     Whole numbers from 0 to 255 become colors from 0 to 1.
 
     Raises MeshError for a file that is missing or doesn't parse, and for colors out of range.
@@ -57,6 +59,8 @@ def load_attributes(path: str | os.PathLike[str]) -> Attributes:
         if suffix in COLOR_FORMATS:
             rows = _obj_colors(data) if suffix == ".obj" else _off_colors(data)
             return Attributes(None if rows is None else _unit_range(rows))
+        if suffix in VTK_FORMATS:
+            return _of_vtk(*read_vtk_arrays(data))
     except ValueError as e:
         raise MeshError(f"{path}: the file can't be read: {e}") from e
     return Attributes()
@@ -72,8 +76,21 @@ def _of_ply(data: bytes) -> Attributes:
     return Attributes(*colors, {name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces)
 
 
+def _of_vtk(vertices: dict[str, NDArray[Any]], faces: dict[str, NDArray[Any]]) -> Attributes:
+    def colors(own: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+        named = next((name for name, x in own.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2), None)
+        return None if named is None else _unit_range(own.pop(named)[:, :3])
+
+    return Attributes(colors(vertices), colors(faces), vertices, faces)
+
+
+def ply_color_names(properties: Iterable[str]) -> tuple[str, str, str] | None:
+    """The names of the properties that are colors in a PLY file."""
+    return next((names for names in _PLY_COLORS if set(names) <= set(properties)), None)
+
+
 def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    names = next((names for names in _PLY_COLORS if set(names) <= properties.keys()), None)
+    names = ply_color_names(properties)
     return None if names is None else _unit_range(np.stack([properties[name] for name in names], 1))
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, settled_state, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import MeshError
+from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
@@ -151,7 +152,7 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         an object with `vertices` (V, 3) and `faces` (F, 3), or with `pos` (V, 3) and `face` (3, F) and perhaps
         `normal` (V, 3), as PyTorch Geometric's `Data` has them
     cache_dir: a folder for parsed files, identified by their content, so that a file is parsed only once; see
-        `precompute`. A process takes a file for unchanged if its inode, size and times are those of the last call.
+        `precompute`. `diffnet.geometry.file_state` says when a process reads a file again.
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
     triangles inside of them, which is the fan at the first corner where possible. STL files have no shared vertices, so
@@ -317,7 +318,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     more = {"normals": True} if mentions_normals(data, suffix) else {}
     more |= {"shared_vertices": True} if suffix in (".glb", ".gltf") else {}  # which earlier versions repeated
     key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more)
-    if state is not None and state == settled_state(path) and suffix != ".gltf":  # which consists of several files
+    if state is not None and state == settled_state(path):
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
     mesh = parsed_mesh(entry, name) if entry != known else None  # the known one was just found missing or damaged

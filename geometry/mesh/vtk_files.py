@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,21 @@ def read_vtk(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArr
     Each triangle of a strip is a polygon. Vertex cells and lines are skipped. Raises ValueError if the package vtk is
     missing, for a damaged file, and for other kinds of data and cells.
     """
+    arrays = _arrays(data)
+    return arrays["verts"], arrays["sizes"], arrays["corners"]
+
+
+def read_vtk_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """The arrays of numbers at the vertices, (V,) or (V, C), and at the polygons, by name. See `read_vtk`."""
+    arrays = _arrays(data)
+    vertices, polygons = (
+        {name[len(at) :]: arrays[name] for name in arrays if name.startswith(at)} for at in ("vertex ", "polygon ")
+    )
+    return vertices, polygons
+
+
+def _arrays(data: bytes) -> Any:
+    """What the process answers: arrays by name, which are read when they are asked for."""
     if len(data) >= 2**31:
         raise ValueError(f"{len(data)} bytes are more than VTK reads from memory (2 GiB). Save the mesh as binary PLY")
     done = subprocess.run(
@@ -43,6 +59,4 @@ def read_vtk(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArr
         raise ValueError(content.decode())
     if kind != b"mesh":
         raise RuntimeError(f"the process that reads VTK files failed: {done.stderr.decode(errors='replace')}")
-    arrays = io.BytesIO(content)
-    verts, sizes, corners = (np.load(arrays, allow_pickle=False) for _ in range(3))
-    return verts, sizes, corners
+    return np.load(io.BytesIO(content), allow_pickle=False)

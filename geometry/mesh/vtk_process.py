@@ -1,6 +1,6 @@
 """The process that reads one VTK file from its standard input. `vtk_files.py` starts it.
 
-It answers on its standard output with a line "mesh" and three arrays, or with a line "refused" and a message.
+It answers on its standard output with a line "mesh" and an archive of arrays, or with a line "refused" and a message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices: TypeAlias = NDArray[np.int64]
-Content: TypeAlias = tuple[NDArray[np.float64], Indices, Indices]
+Content: TypeAlias = dict[str, NDArray[Any]]
 
 # Numbers of VTK's cell types.
 _SKIPPED = (0, 1, 2, 3, 4)  # empty cells, vertices and lines
@@ -51,8 +51,7 @@ def main() -> None:
         _refuse(out, str(e))
     else:
         answer = io.BytesIO()  # NumPy doesn't write files to a pipe
-        for array in arrays:
-            np.save(answer, array, allow_pickle=False)
+        np.savez(answer, **arrays)  # type: ignore[arg-type]  # of the further arguments
         out.write(b"mesh\n")
         out.write(answer.getbuffer())
     out.flush()
@@ -99,6 +98,8 @@ def _read(data: bytes) -> Content:
     reader.ReadFromInputStringOn()
     if module == "vtkIOLegacy":
         reader.SetBinaryInputString(data, len(data))  # SetInputString would end at the first zero byte
+        for kind in ("Scalars", "Vectors", "Normals", "Tensors", "ColorScalars", "TCoords", "Fields"):
+            getattr(reader, f"ReadAll{kind}On")()  # by default, the first of each
     else:
         reader.SetInputString(data)
     reader.Update()
@@ -148,7 +149,27 @@ def _content(data: Any) -> Content:
         only_lines = len(types) > 0 and bool(np.isin(types, (3, 4)).any() and (types <= 4).all())
     if only_lines:
         raise ValueError("its cells are lines, expected polygons. For a point cloud, save the points without cells")
-    return verts, *_polygons(types, sizes, corners)
+    polygon_sizes, polygon_corners = _polygons(types, sizes, corners)
+    counts, ends = (~np.isin(types, _SKIPPED)).astype(np.int64), np.cumsum(sizes)
+    for i in np.flatnonzero(types == _STRIP):
+        counts[i] = len(_polygons(types[i : i + 1], sizes[i : i + 1], corners[ends[i] - sizes[i] : ends[i]])[0])
+    first = data.GetNumberOfVerts() + data.GetNumberOfLines() if data.IsA("vtkPolyData") else 0
+    cells = np.repeat(np.arange(len(types)) + first, counts)
+    arrays = _numbers("vertex", data.GetPointData(), np.arange(len(verts)))
+    arrays |= _numbers("polygon", data.GetCellData(), cells)
+    return {"verts": verts, "sizes": polygon_sizes, "corners": polygon_corners, **arrays}
+
+
+def _numbers(at: str, attributes: Any, rows: Indices) -> Content:
+    """Rows of the arrays of numbers. An array that lacks some is left out."""
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    found = {}
+    for i in range(attributes.GetNumberOfArrays()):
+        array = attributes.GetArray(i)  # None for text
+        if array is not None and array.GetNumberOfTuples() > rows.max(initial=-1):
+            found[f"{at} {array.GetName() or i}"] = vtk_to_numpy(array)[rows]
+    return found
 
 
 def _cells(cells: Any) -> tuple[Indices, Indices]:

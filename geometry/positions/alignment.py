@@ -54,17 +54,27 @@ def is_common_orientation(axes: Tensor) -> bool:
     return bool((lengths >= lengths.new_tensor([0.8, 0.4, 0.4]).clamp(min=(8 / len(axes)) ** 0.5)).all())
 
 
-def share_an_axis(axes: Tensor) -> bool:
-    """Whether one of the principal axes has about the same direction in all shapes, up to its sign.
+def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:
+    """The mean of each principal axis over shapes, where it has about the same direction in all of them: (3, 3).
 
     axes: the `principal_axes` (N, 3, 3) of each shape
+    about: an axis (3,) of length 1, about which the shapes are turned at random
 
     The mean of (a · d)² over the axes a must be at least 0.8 for a direction d, and at least 1/3 + 1.35/√N. One set of
-    random orientations in 1,000 reaches the latter (by simulation). Signs don't matter, because those of symmetric
-    shapes, such as jaws, are random.
+    random orientations in 1,000 reaches the latter (by simulation). Otherwise, the row is zeros. Signs of symmetric
+    shapes, such as jaws, are random. If they differ, or the mean is shorter than 0.8 or √(8/N), the row is d / 2.
     """
-    moments = torch.einsum("nij,nik->ijk", axes, axes) / len(axes)
-    return bool(torch.linalg.eigvalsh(moments).max() >= max(0.8, 1 / 3 + 1.35 / len(axes) ** 0.5))
+    found, count = torch.zeros_like(axes[0]), len(axes)
+    for row, own in zip(found, axes.unbind(1), strict=True):
+        moments, mean = own.mT @ own / count, own.mean(0)
+        if about is not None:
+            along, outer = about @ moments @ about, torch.outer(about, about)
+            moments, mean = along * outer + (1 - along) / 2 * (torch.eye(3).to(outer) - outer), outer @ mean
+        values, directions = torch.linalg.eigh(moments)
+        if values[-1] >= max(0.8, 1 / 3 + 1.35 / count**0.5):
+            has_sign = mean.norm() >= max(0.8, (8 / count) ** 0.5) and bool((own @ mean > 0).all())
+            row[:] = mean if has_sign else directions[:, -1] / 2
+    return found
 
 
 def center_of(positions: Tensor, mass: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from diffnet.geometry.cache import has_entry
 from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_parsed, parsed_entry, parsed_mesh
@@ -44,7 +45,7 @@ def stored_operators(source: MeshLike, job: CacheJob) -> Reader | None:
     paths = (str, os.PathLike)  # `job.read` raises the error for a folder of another type
     path = Path(source) if isinstance(source, paths) and isinstance(job.cache_dir, paths) else None
     parsed = None if path is None else parsed_entry(path, job.cache_dir)
-    if parsed is not None and (known := _known.get(_key(parsed, job))) is not None and known[0].is_file():
+    if parsed is not None and (known := _known.get(_key(parsed, job))) is not None and has_entry(known[0]):
         return partial(_read_again, source, parsed, *known, job)
     try:
         if path is not None:
@@ -54,7 +55,7 @@ def stored_operators(source: MeshLike, job: CacheJob) -> Reader | None:
     except MeshError:
         return None  # `compute_entry` reports the error
     entry = operators_path(mesh, job.options, job.cache_dir)
-    return partial(_read_first, mesh, parsed, entry, job) if entry.is_file() else None
+    return partial(_read_first, mesh, parsed, entry, job) if has_entry(entry) else None
 
 
 def _key(parsed: Path, job: CacheJob) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from shapes import ellipsoid
 
 from diffnet import geometry
 from diffnet.data import Preprocessing, fill_cache
-from diffnet.geometry import MeshError, cache, load_mesh, precompute
+from diffnet.geometry import MeshError, cache, file_state, load_mesh, precompute
 from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.preprocessing.options import Options
@@ -321,7 +321,7 @@ def test_the_checksum_sees_damage_that_keeps_sums(tmp_path: Path, damage: Any, d
 def test_the_checksum_is_computed_once_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "entry"
     cache.write_entry(path, {"a": np.arange(3)})
-    os.utime(path, (1, 1))
+    monkeypatch.setattr(file_state, "SETTLED", 0)
     checksums = []
     monkeypatch.setattr(cache, "checksum", lambda arrays, plain=cache.checksum: checksums.append(1) or plain(arrays))
     for _ in range(2):

@@ -153,3 +153,24 @@ def test_triangle_soup(at: ElementsAt) -> None:
 def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         label_instances(**{"mesh": ball(1), "labels": np.zeros(42, int), **changed})
+
+
+def test_a_background_and_debris_are_no_instances() -> None:
+    """Gum in two pieces, teeth, and debris of both, numbered as in the challenge Teeth3DS: 0 for none, teeth from 1."""
+    count = 60
+    strip = np.array([[i // 2, i % 2, 0.0] for i in range(count)])
+    faces = np.array([[i, i + 1, i + 2] for i in range(count - 2)])
+    labels = np.repeat([0, 11, 12, 0, 11], [10, 10, 20, 10, 8])  # one strip: gum, teeth, gum, another crown
+    y = np.array([0, 9, 0])
+    parts = [strip, strip[:10] + y, 0.01 * strip[:4] + 2 * y, 0.01 * strip[:4] + 3 * y]
+    triangles, first = [], 0
+    for part in parts:
+        triangles.append(faces[: len(part) - 2] + first)
+        first += len(part)
+    labels = np.concatenate([labels, np.zeros(8, int), [11, 11], [0, 0]])
+    mesh = make_mesh(np.concatenate(parts), np.concatenate(triangles))
+    truth = np.repeat([0, 1, 3, 0, 2, 0], [10, 10, 20, 10, 8, 12])
+    found = label_instances(mesh, labels, at="faces", background=0)
+    np.testing.assert_array_equal(found.numbers, truth)
+    np.testing.assert_array_equal(found.labels, labels)
+    assert set(label_instances(mesh, labels, at="faces").numbers) == {-1, 0, 1, 2, 3, 4, 5}

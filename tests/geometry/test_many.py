@@ -18,7 +18,7 @@ import torch
 from operator_checks import assert_same
 from shapes import ellipsoid, soup
 
-from diffnet.geometry import Mesh, MeshError, cache, load_mesh, make_mesh, precompute, precompute_all
+from diffnet.geometry import Mesh, MeshError, file_state, load_mesh, make_mesh, precompute, precompute_all
 from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.phases import take_phases
@@ -387,7 +387,7 @@ def pinned_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_again, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
     monkeypatch.setattr(PinnedEntries, "to", lambda self, *_, **__: TensorsAt(*self))
     monkeypatch.setattr(many, "to_gpu", lambda buffers, *_, **__: buffers)
-    monkeypatch.setattr(cache, "SETTLED", -(10**10))  # files that have just been written are settled
+    monkeypatch.setattr(file_state, "SETTLED", -(10**10))  # files that have just been written are settled
 
 
 @pytest.mark.usefixtures("pinned_on_the_cpu")
@@ -468,7 +468,7 @@ def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
 
 @pytest.mark.gpu
 def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "SETTLED", -(10**10))
+    monkeypatch.setattr(file_state, "SETTLED", -(10**10))
     files, again = write_files(tmp_path), []
     plain = stored.read_again
     monkeypatch.setattr(stored, "read_again", lambda *args: again.append(1) or plain(*args))

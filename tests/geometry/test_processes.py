@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -182,3 +184,9 @@ def test_an_interrupt_stops_running_calls() -> None:
     assert time.perf_counter() - started < 60
     assert not workers()
     assert process_of_a_call() in workers()
+
+
+def test_a_warning_of_several_workers_is_given_once() -> None:
+    with pytest.warns(UserWarning, match="^of a worker$") as found, WorkerPool(2, 1) as pool:
+        wait([pool.submit(warnings.warn, "of a worker") for _ in range(6)])
+    assert len(found) == 1

@@ -15,6 +15,7 @@ from polygon_files import POLYGONS, VERTS, check, read, refused
 
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh import vtk_files
+from diffnet.geometry.mesh.arrays import mesh_arrays
 
 HEAD = "# vtk DataFile Version 3.0\na surface\nASCII\n"
 POINTS = "POINTS 5 float\n0 0 0  1 0 0  0 1 0\n0 0 1  1 1 0\n"
@@ -43,6 +44,27 @@ def test_legacy_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cloud.is_point_cloud
     np.testing.assert_array_equal(cloud.verts, VERTS)
     assert capfd.readouterr() == ("", "")
+
+
+@needs_vtk
+def test_arrays_of_points_and_cells(tmp_path: Path) -> None:
+    """Cells that are no polygons are left out, and each triangle of a strip has the values of its cell."""
+    lines, strips = "LINES 1 3\n2 0 1\n", "TRIANGLE_STRIPS 1 5\n4 0 1 2 4\n"
+    head = "int 1\nLOOKUP_TABLE default\n"
+    cells = f"CELL_DATA 5\nSCALARS part {head}9 1 2 1 4\nSCALARS further {head}5 6 7 8 9\n"
+    points = "POINT_DATA 5\nVECTORS wind float\n" + "0 3 4 " * 5
+    points += "\nSCALARS rgb unsigned_char 3\nLOOKUP_TABLE default\n" + "255 0 0 " * 5 + "\n"
+    place = tmp_path / "a.vtk"
+    place.write_text(HEAD + "DATASET POLYDATA\n" + POINTS + lines + FACES + strips + cells + points)
+    colors, wind, part, further = mesh_arrays(place)
+    assert (colors.name, colors.kind, colors.values.tolist()) == ("colors", "colors", [[1, 0, 0]] * 5)
+    assert (wind.name, wind.kind, wind.at, wind.summary) == ("wind", "vectors", "vertices", "lengths 5 to 5")
+    assert (part.name, part.kind, part.at, part.values.tolist()) == ("part", "labels", "faces", [1, 2, 1, 4, 4])
+    assert further.values.tolist() == [6, 7, 8, 9, 9]
+    assert load_mesh(place).polygon_count == 5
+    grid = GRID.replace("CELLS 3 13\n3 1 4 2", "CELLS 3 12\n2 1 4").replace("5 9 5", "3 9 5")
+    place.write_text(grid + f"CELL_DATA 3\nSCALARS part {head}7 8 9\n")
+    assert [own.values.tolist() for own in mesh_arrays(place)] == [[8, 9]]
 
 
 def dataset(kind: str) -> Any:

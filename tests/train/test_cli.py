@@ -271,7 +271,7 @@ def test_bad_input_to_training(room: Path, tmp_path: Path, monkeypatch: pytest.M
         assert "no GPU" in train(good, out, "--device", "cuda")
     assert "'nonsense'" in train(good, out, "--device", "nonsense")
     for given, message in (
-        (["--features", "hks", "--rotate"], "--rotate needs features with xyz or normals"),
+        (["--features", "hks", "--rotate"], "--rotate needs features with xyz, normals or vector:NAME"),
         (["--seed", -1], "--seed should be at least 0"),
         (["--lr", "nan"], "--lr should be above 0"),
         (["--class-weights", "1,x"], "--class-weights should be balanced"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,16 +35,19 @@ from diffnet.data import (
 from diffnet.data.pairs.partial import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.positions import alignment
+from diffnet.geometry.positions.alignment import is_common_orientation, shared_axes
 from diffnet.ops import functional_map
+from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
-from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import is_tilted, mesh_axes
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.correspondence import TASK
 from diffnet.train.tasks.network import MetadataError
@@ -256,17 +258,13 @@ def test_figures_are_turned_to_face_alike() -> None:
 def test_tilted_meshes_are_named() -> None:
     """The network gets positions as they are, so it expects the orientation of the training meshes."""
     meshes = [load_mesh(body(seed, 0.05)) for seed in range(40)]
-    upright = upright_axis(meshes)
-    options = TrainOptions(task="correspondence", method="unsupervised", align=False, upright=upright)
+    upright = shared_axes(torch.stack([mesh_axes(mesh) for mesh in meshes])).flatten().tolist()
     standing = meshes[0]
     lying = replace(standing, verts=standing.verts[:, [1, 2, 0]])
-    with pytest.warns(UserWarning, match=r"^b: the first principal axis is more than 60° from that of the training"):
-        warn_if_tilted({"a": standing, "b": lying}, options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_if_tilted({"a": standing}, options)
-        warn_if_tilted({"b": lying}, replace(options, upright=()))
-    assert upright_axis([standing, lying] * 20) == ()
+    for expected in (upright, upright[:3]):  # as earlier versions stored it
+        assert [is_tilted(mesh, expected) for mesh in (standing, lying)] == [False, True]
+    assert not is_tilted(lying, ())
+    assert not is_common_orientation(torch.stack([mesh_axes(mesh) for mesh in [standing, lying] * 20]))
 
 
 def test_aligned_meshes_are_matched_alike_however_they_are_rotated() -> None:
@@ -395,8 +393,9 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
     # A large set decides so itself.
-    monkeypatch.setattr(turns, "upright_axis", lambda meshes: (0.0, 0.0, float(len(list(meshes)) == 4)))
-    with pytest.warns(UserWarning, match="b4, b5, b6: the first principal axis"):  # the test meshes lie
+    monkeypatch.setattr(alignment, "is_common_orientation", lambda axes: len(axes) == 4)
+    monkeypatch.setattr(run, "upright_axes", lambda items, options: (0.0, 0.0, 1.0))
+    with pytest.warns(UserWarning, match="b4, b5, b6: a principal axis"):  # the test meshes lie
         assert "stand and look the same way" in output(
             "train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised"
         )
@@ -406,7 +405,7 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert options["upright"] == [0, 0, 1]
     assert options["features"] == "xyz+normals+wks"
     # Positions that are asked for are given.
-    monkeypatch.setattr(turns, "upright_axis", lambda meshes: ())
+    monkeypatch.setattr(alignment, "is_common_orientation", lambda axes: False)
     for name, given in (("d", ["--align"]), ("e", ["--features", "xyz"]), ("f", ["--rotate"])):
         asked = [*arguments[:-1], 1, *given]
         output("train", "correspondence", *asked, "--out", tmp_path / name, "--method", "unsupervised")
@@ -436,6 +435,11 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     truth[order_of(5)] = order_of(4)
     found = np.loadtxt(tmp_path / "map.txt", dtype=np.int64)
     assert (found == truth).mean() > 0.95  # the two are one shape, so their features are equal
+    for name in ("map.npy", "map.csv"):
+        output("match", *files, "--out", tmp_path / name)
+    np.testing.assert_array_equal(np.load(tmp_path / "map.npy"), found)
+    assert (tmp_path / "map.csv").read_text() == "vertex\n" + (tmp_path / "map.txt").read_text()
+    assert "--out should be a .txt or .csv or .npy file, got" in complaint("match", *files, "--out", tmp_path / "m.mat")
     assert "b.off" not in (tmp_path / "view.html").read_text()
     assert '"texture"' in (tmp_path / "view.html").read_text()
     assert "<title>b to a</title>" in (tmp_path / "view.html").read_text()  # as in b_a.txt

@@ -95,6 +95,12 @@ def test_instances(tmp_path: Path, at: LabelsAt, form: str) -> None:
     out = tmp_path / "labels"
     predict = ["predict", *meshes, "--checkpoint", checkpoint, "--out", out, "--format", form]
     output(*predict, "--instances", "--least-area", 0.05, "--html", tmp_path / "p.html")
+    without = tmp_path / "without"  # the class b
+    output(*predict[:-3], without, *predict[-2:], "--instances", "--background", NUMBERS[1], "--least-area", 0.05)
+    if form == "npy":
+        mesh, predicted = predict_labels(meshes[:1], DiffusionNet.load(checkpoint), "cpu")[0]
+        numbers = label_instances(mesh, predicted, at=at, least_area=0.05, background=1).numbers
+        np.testing.assert_array_equal(np.load(without / "m3.npy")[:, 1], numbers)
     counts, changed = [], 0
     for mesh, predicted in predict_labels(meshes, DiffusionNet.load(checkpoint), "cpu"):
         numbers, classes = label_instances(mesh, predicted, at=at, least_area=0.05)
@@ -132,6 +138,9 @@ def test_instances_that_are_refused(tmp_path: Path) -> None:
     predict = ["predict", mesh, "--checkpoint", write_network(tmp_path / "a.safetensors"), "--out"]
     assert complaint(*predict, tmp_path / "a.txt", "--instances").startswith("--instances needs files with two numbers")
     assert complaint(*predict, tmp_path / "a.ply", "--least-area", 0.1) == "--least-area is for --instances; add it"
+    assert complaint(*predict, tmp_path / "a.ply", "--background", 0) == "--background is for --instances; add it"
+    named = complaint(*predict, tmp_path / "a.ply", "--instances", "--background", "gum")
+    assert named.startswith("--background is gum, which is no class of the network; it has ")
     whole = ["predict", mesh, "--checkpoint", write_network(tmp_path / "b.safetensors", "global_mean")]
     line = complaint(*whole, "--out", tmp_path / "t.csv", "--instances")
     assert line.startswith("--instances is for networks that label vertices, faces or edges")
@@ -295,7 +304,10 @@ def test_a_killed_call_is_resumed(tmp_path: Path, at: str) -> None:
     assert files_in(out) == files_in(tmp_path / "whole.csv" if out.suffix else tmp_path / "whole")
     assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes]
     assert computed(*predict, out, "--resume") == []
-    np.save(tmp_path / "in" / "m1.q.npy", np.arange(42.0)[::-1])  # of equal size
+    times = (tmp_path / "in" / "m1.q.npy").stat()
+    np.save(tmp_path / "in" / "m1.q.npy", np.arange(42.0)[::-1])  # of equal size and time
+    os.utime(tmp_path / "in" / "m1.q.npy", ns=(times.st_atime_ns, times.st_mtime_ns))
+    meshes[0].touch()
     write_ball(meshes[3], 9)
     assert computed(*predict, out, "--resume") == ["m1.off", "m3.off"]
     if not out.suffix:

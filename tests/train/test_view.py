@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plyfile
 import pytest
 import trimesh
 from command import complaint, output
@@ -59,6 +60,39 @@ def test_view(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert written.name == "ball.html"
     assert written.is_relative_to(tmp_path)
     assert written.read_text() == out.read_text()
+
+
+def test_arrays_of_a_file_have_buttons_and_lines(tmp_path: Path) -> None:
+    """Colors, labels, scalars and vectors at vertices, labels at faces, and labels in a file beside the mesh."""
+    ball = trimesh.creation.icosphere(1)
+    verts, faces = np.asarray(ball.vertices), np.asarray(ball.faces)
+    half = (verts[:, 2] > 0).astype(np.int32)
+    columns = {"x": verts[:, 0], "y": verts[:, 1], "z": verts[:, 2], "part": half, "quality": verts[:, 1]}
+    columns |= dict(zip(("nx", "ny", "nz"), verts.T, strict=True))
+    columns |= {name: 255 * half.astype(np.uint8) for name in ("red", "green", "blue", "alpha")}
+    rows = np.array([*zip(*columns.values(), strict=True)], [(name, x.dtype) for name, x in columns.items()])
+    table = np.empty(len(faces), [("vertex_indices", "i4", 3), ("part", "u1")])
+    table["vertex_indices"], table["part"] = faces, np.arange(len(faces)) % 4
+    elements = [plyfile.PlyElement.describe(rows, "vertex"), plyfile.PlyElement.describe(table, "face")]
+    plyfile.PlyData(elements).write(tmp_path / "a.ply")
+    np.savetxt(tmp_path / "a.txt", half, fmt="%d")
+    (tmp_path / "a.json").write_text("{}")
+    said = [line.split() for line in output("info", tmp_path / "a.ply").partition("arrays:\n")[2].splitlines()]
+    assert said == [
+        ["colors", "colors", "at", "the", "vertices", "2", "different"],
+        ["part", "labels", "at", "the", "vertices", "2", "classes:", "0,", "1"],
+        ["quality", "scalars", "at", "the", "vertices", "-1", "to", "1"],
+        ["normals", "vectors", "at", "the", "vertices", "lengths", "1", "to", "1"],
+        ["part", "labels", "at", "the", "faces", "4", "classes:", "0,", "1,", "2,", "3"],
+        ["a.txt", "labels", "at", "the", "vertices", "2", "classes:", "0,", "1"],
+        ["no", "faults", "found"],
+    ]
+    output("view", tmp_path / "a.ply", "--out", tmp_path / "page.html")
+    own = [("part", "labels", "vertices"), ("part at the faces", "labels", "faces"), ("a.txt", "labels", "vertices")]
+    own += [("quality", "scalars", "vertices"), ("normals", "scalars", "vertices")]
+    everything = sets_in(tmp_path / "page.html")
+    assert everything == [*own, *((name, "scalars", "vertices") for name in OWN), ("colors", "colors", "vertices")]
+    assert list(items_in(tmp_path / "page.html")[0]["arrows"]) == ["normals", *OWN[-3:]]
 
 
 def test_view_of_a_point_cloud_in_several_parts(tmp_path: Path) -> None:

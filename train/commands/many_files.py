@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.file_state import FileIdentity, file_identity, hashed
 from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, named, write_atomically
 from diffnet.train.commands.console import complain, console, user_message
 
@@ -92,7 +93,7 @@ def complete_items(
 ) -> dict[int, Sequence[str]]:
     """The rows of items that are complete in the report of an earlier call, by position.
 
-    Their result is there, and the files that it was made from have the sizes and times that they had.
+    Their result is there, and the files that it was made from have not changed, see `diffnet.geometry.file_state`.
 
     Raises OptionError for a report of other settings.
     """
@@ -107,7 +108,7 @@ def complete_items(
     return {
         i: row
         for i, row in rows.items()
-        if row is not None and row[-5] == "ok" and row[-2] == _state(items[i]) and has_result(items[i])
+        if row is not None and row[-5] == "ok" and row[-2] == _state(items[i], row[-2]) and has_result(items[i])
     }
 
 
@@ -235,14 +236,17 @@ def preprocessed_ahead(
     return in_turn
 
 
-def _state(item: Item) -> str:
-    """A hash of the name of the result, and of the sizes and times of the files that it is made from."""
-    found: list[Any] = [str(item.result)]
-    for path in (*item.read, *item.beside):
-        try:
-            status = path.stat()
-        except OSError:  # a missing file; if it is needed, reading it gives the reason
-            found.append(None)
-        else:
-            found.append((status.st_size, status.st_mtime_ns))
-    return hashlib.sha256(repr(found).encode(errors="backslashreplace")).hexdigest()[:16]
+def _state(item: Item, before: str = "") -> str:
+    """The result and the identities of the files that it is made from, as words. Those in `before` stay if they can."""
+    files, known = (*item.read, *item.beside), before.split()[1:]
+    known += [""] * (len(files) - len(known))
+    return " ".join([str(hashed(str(item.result))), *(_identity(*each) for each in zip(files, known, strict=False))])
+
+
+def _identity(path: Path, before: str) -> str:
+    state, _, content = before.partition(":")
+    try:
+        own = file_identity(path, FileIdentity(int(state), content) if content else None)
+    except OSError:  # a missing file; if it is needed, reading it gives the reason
+        return "missing"
+    return before if own.content == content else f"{own.state}:{own.content}"

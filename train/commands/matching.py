@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,10 @@ from diffnet.train.commands.many_files import (
 from diffnet.train.commands.mesh_files import report_file
 from diffnet.train.commands.options import MESH_FILES, DeviceOption, JobsOption, ResumeManyOption, ZoomOutOption
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 COLUMNS = ("first", "second")  # of the report
 
 
@@ -41,7 +45,8 @@ def match(
     out: Annotated[
         Path,
         typer.Option(
-            help="Text file to write: for each vertex of B, the number of a vertex of A, from 0. A folder for --pairs."
+            help="File to write (.txt, .csv or .npy): for each vertex of B, the number of a vertex of A, from 0. A "
+            "folder for --pairs, which gets .txt files."
         ),
     ],
     a: Annotated[Path | None, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")] = None,
@@ -89,12 +94,14 @@ def match(
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.progress import progress_bar
         from diffnet.train.report.transfer import pair_page
+        from diffnet.train.tasks.task import npy_bytes
 
     if out.is_dir():
-        raise OptionError(f"--out should be a text file, and {out} is a folder")
+        raise OptionError(f"--out should be a file, and {out} is a folder")
     check_suffix("--html", html, ".html")
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
+    check_suffix("--out", out, ".txt", ".csv", ".npy")
     for path in written:
         check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
@@ -115,7 +122,8 @@ def match(
         check_vertex_numbers(mesh, out, "Save it as")
     for path in written:
         make_folder(path.parent)
-    write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))
+    suffix = out.suffix.lower()
+    write_atomically(out, npy_bytes(found.matches) if suffix == ".npy" else _lines(found.matches, suffix == ".csv"))
     if html is not None:
         pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)
     used = len(set(found.matches.tolist()) - {-1})
@@ -123,6 +131,11 @@ def match(
     console.print(matched, soft_wrap=True)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _lines(matches: NDArray[np.int64], has_header: bool = False) -> str:
+    """A vertex in each line. A table also has the name of its column."""
+    return "\n".join(["vertex"] * has_header + [str(vertex) for vertex in matches.tolist()]) + "\n"
 
 
 def match_pairs(
@@ -164,7 +177,7 @@ def match_pairs(
             for mesh in (matched.a, matched.b):
                 check_vertex_numbers(mesh, written[i], "Save it as")
             make_folder(written[i].parent)
-            write_atomically(written[i], "".join(f"{vertex}\n" for vertex in matched.matches.tolist()))
+            write_atomically(written[i], _lines(matched.matches))
 
         settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
 

@@ -151,9 +151,11 @@ def precompute(
 
 
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:
-    """Show the size of a mesh and list its faults."""
+    """Show the size of a mesh, and list the arrays in its file, labels beside it, and its faults."""
     with ExitAtCtrlC():
+        from diffnet.data.folders.labels import labels_beside
         from diffnet.geometry import diagnose, file_edges, load_mesh
+        from diffnet.geometry.mesh.arrays import mesh_arrays
 
     loaded = load_mesh(mesh)
     found = diagnose(loaded)
@@ -174,6 +176,12 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
+    arrays = Table(show_header=False, box=None)
+    for own in (*mesh_arrays(mesh), *labels_beside(loaded)):
+        arrays.add_row("", own.name, f"{own.kind} at the {own.at}", own.summary)
+    if arrays.rows:
+        console.print("arrays:")
+        console.print(arrays)
     if found.faults:
         console.print("faults:")
         for fault in found.faults:

@@ -94,8 +94,8 @@ FeaturesOption = Annotated[
         callback=checked_features,
         metavar="PART+PART…",
         help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
-        " file:NAME is NAME/MESH.npy, MESH.NAME.npy or the property NAME of a PLY file; file:colors is the colors of "
-        "the vertices of a PLY, OBJ or OFF file.",
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy or NAME in a PLY or VTK file; file:colors is the colors of "
+        "the vertices of a PLY, OBJ or OFF file. vector:NAME turns with the mesh, and scalar:NAME doesn't.",
     ),
 ]
 TargetsOption = Annotated[
@@ -128,7 +128,7 @@ AccumulateOption = Annotated[
 ]
 RotateOption = Annotated[
     bool | None,
-    typer.Option("--rotate/--no-rotate", help="Rotate xyz and normals at random in training. Default: yes."),
+    typer.Option("--rotate/--no-rotate", help="Rotate xyz, normals and vectors at random in training. Default: yes."),
 ]
 RotateAboutOption = Annotated[
     RotationAxis, typer.Option(help="The axis of the random rotations; any for all rotations.")

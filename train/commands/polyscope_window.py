@@ -40,8 +40,9 @@ def show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mappin
         place = {} if is_cloud else {"defined_on": field.at}
         for own, given in reversed(field.values.items()):
             values = on_triangles(mesh, given, field.at)
-            if field.kind == "labels":
-                shape.add_color_quantity(own, colorize(values) / 255, enabled=True, **place)
+            if field.kind != "scalars":
+                colors = values if field.kind == "colors" else colorize(values) / 255
+                shape.add_color_quantity(own, colors, enabled=True, **place)
             else:
                 shape.add_scalar_quantity(own, values, enabled=True, **place)
     for own, each in vectors.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffnet.data.folders.files import listing
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.elements.instances import LEAST_AREA
@@ -108,6 +109,13 @@ def predict(
             help="With --instances: parts with a smaller share of the area of the mesh get the label around them.",
         ),
     ] = LEAST_AREA,
+    background: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="With --instances: a class, by name or number, without them. It and debris get 0, instances 1, 2, …",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
@@ -133,13 +141,14 @@ def predict(
     worker processes preprocess the next meshes meanwhile. Under torchrun, all ranks share the meshes.
     """
     with ExitAtCtrlC():
-        from diffnet.data.arrays import array_files
         from diffnet.data.feature_names import array_names
         from diffnet.data.folders.numbers import check_vertex_numbers
+        from diffnet.data.folders.target_files import array_files
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.predict import as_json, from_json, predictor
+        from diffnet.train.orientation import is_tilted, warn_of_tilted
         from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.registry import task_named
@@ -171,6 +180,9 @@ def predict(
             )
         if least_area != LEAST_AREA and not instances:
             raise OptionError("--least-area is for --instances; add it")
+        if background is not None and not instances:
+            raise OptionError("--background is for --instances; add it")
+        behind = None if background is None else _class_of(background, expected)
         views = [path for path in (html, png, probabilities) if path is not None]
         if resume and (report is None or views):
             raise OptionError(
@@ -193,6 +205,7 @@ def predict(
             smooth=smooth,
             files=files[0].suffix,
             least_area=least,
+            background=background,
         )
         names = array_names(chosen.features)
         one_table = not task.formats(expected.labels_at)
@@ -218,8 +231,9 @@ def predict(
         table = None
         if one_table and ranks.is_first:
             table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
-        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least)
+        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least, behind)
         predictions: dict[int, Predicted] = {}
+        tilted: list[str] = []
         written: list[Path] = []
 
         def work(i: int) -> Any:
@@ -231,12 +245,15 @@ def predict(
             if not one_table:
                 make_folder(files[i].parent)
                 task.write_file(files[i], predicted, expected)
+            tilt = is_tilted(predicted.mesh, chosen.upright)
             if not views:
-                return row, None
-            return row, predicted if ranks.is_alone else as_json(predicted)
+                return row, tilt, None
+            return row, tilt, predicted if ranks.is_alone else as_json(predicted)
 
         def keep(i: int, made: Any) -> None:
-            row, predicted = made
+            row, tilt, predicted = made
+            if tilt:
+                tilted.append(str(sources[i]))
             if table is not None:
                 table.add(i, row)
             else:
@@ -260,6 +277,7 @@ def predict(
                 in_turn=ahead,
                 advance=lambda: bar.advance(shown),
             )
+        warn_of_tilted(tilted)
         if table is not None and table.rows:
             table.write()
             written.append(table.path)
@@ -272,6 +290,16 @@ def predict(
             if probabilities is not None:
                 _write_probabilities(probabilities, shown_ones, expected.label_names)
     end(written, report, failed, ranks)
+
+
+def _class_of(text: str, network: NetworkInput) -> int:
+    """The output channel of a class, which is given by its name or its number. Raises OptionError."""
+    for given in (network.label_names, [str(number) for number in network.label_numbers]):
+        if text in given:
+            return given.index(text)
+    raise OptionError(
+        f"--background is {text}, which is no class of the network; it has {listing(network.label_names)}"
+    )
 
 
 def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_names: list[str]) -> None:

@@ -43,7 +43,7 @@ def view(
         typer.Option("--polyscope", help="Open a window of polyscope, if it is installed, instead of a page."),
     ] = False,
 ) -> None:
-    """Show a mesh with its eigenfunctions, its heat kernel signature (HKS), gradients and predictions.
+    """Show a mesh with the arrays in its file, eigenfunctions, heat kernel signature (HKS), gradients and predictions.
 
     Opens a page in the browser, one file that works offline. The values are those of the mesh at radius 1.
     """
@@ -63,17 +63,19 @@ def view(
     loaded = load_mesh(mesh)
     predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, checkpoint)
     computed, vectors = _values(loaded)
-    fields, name = [*predicted, *computed], mesh_stem(loaded.name)
+    stored, arrows = _arrays(loaded, mesh)
+    fields, name, vectors = [*predicted, *stored, *computed], mesh_stem(loaded.name), arrows | vectors
     if polyscope:
         show_window(name, loaded, fields, vectors)
         return
-    values: dict[str, dict[str, Any]] = {"labels": {}, "scalars": {}}
+    values: dict[str, dict[str, Any]] = {"labels": {}, "scalars": {}, "colors": {}}
     for field in fields:
         values[field.kind] |= field.values
     shown = page(
         loaded,
         labels=values["labels"],
         scalars=values["scalars"],
+        colors=values["colors"],
         vectors=vectors,
         at={own: field.at for field in fields for own in field.values},
         color_map=dict.fromkeys(computed[0].values, "coolwarm"),
@@ -86,6 +88,33 @@ def view(
     shown.save(out)
     console.print(f"wrote {out}", soft_wrap=True)
     open_page(out)
+
+
+def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
+    """The arrays in the file of a mesh and labels beside it, and vectors at vertices by the names of their lengths."""
+    import numpy as np
+
+    from diffnet.data.folders.labels import labels_beside
+    from diffnet.geometry.mesh.arrays import mesh_arrays
+    from diffnet.train.tasks.task import Fields
+
+    fields: list[Fields] = []
+    vectors: dict[str, NDArray[Any]] = {}
+    for own in (*mesh_arrays(path), *labels_beside(mesh)):
+        taken = {name for field in fields for name in field.values}
+        name = f"{own.name} at the {own.at}" if own.name in taken else own.name
+        values = own.values
+        if own.at == "faces" and len(values) == mesh.polygon_count:
+            values = values[mesh.polygons]
+        if own.kind == "vectors" and own.at == "vertices":
+            vectors[name] = values
+        if own.kind in ("labels", "colors"):
+            fields.append(Fields(own.kind, own.at, {name: values}))
+            continue
+        columns = [np.linalg.norm(values, axis=1)] if own.kind == "vectors" else list(values.T)
+        names = [name] if len(columns) == 1 else [f"{name} {i}" for i in range(len(columns))]
+        fields.append(Fields("scalars", own.at, dict(zip(names, columns, strict=True))))
+    return fields, vectors
 
 
 def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:

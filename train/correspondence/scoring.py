@@ -14,7 +14,6 @@ from torch import Tensor
 
 from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.train.correspondence.maps import point_map_of
-from diffnet.train.correspondence.turns import warn_if_tilted
 from diffnet.train.options import TrainOptions
 
 
@@ -49,7 +48,6 @@ def score_pairs(
     options: `method` and `zoomout` of `point_map_of`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
-    warn_if_tilted({shape.name: shape.mesh for shape in data.test}, options)
     found = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)

@@ -1,48 +1,14 @@
-"""The orientation of meshes: the test for a common one, and turns of meshes that face different directions."""
+"""Turns of meshes that face different directions."""
 
 from __future__ import annotations
-
-import warnings
-from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from diffnet.data import rotate_vectors, vector_channels
-from diffnet.data.folders.files import listing
-from diffnet.geometry import Mesh, Operators
-from diffnet.geometry.positions.alignment import is_common_orientation
+from diffnet.geometry import Operators
 from diffnet.train.correspondence.maps import solved_maps, structure_loss
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import mesh_axes
-
-
-def upright_axis(meshes: Iterable[Mesh]) -> tuple[float, ...]:
-    """The mean of the first principal axes, three numbers, if the meshes stand and look the same way.
-
-    Otherwise empty, see `is_common_orientation`.
-    """
-    axes = torch.stack([mesh_axes(mesh) for mesh in meshes])
-    return tuple(axes[:, 0].mean(0).tolist()) if is_common_orientation(axes) else ()
-
-
-def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
-    """Warn of meshes that stand in another direction than the training meshes, if the network gets them as they are.
-
-    The first principal axis of these meshes is more than 60° from the mean of those of the training meshes.
-    """
-    upright = torch.tensor(options.upright, dtype=torch.float64)
-    if len(upright) == 0:
-        return
-    cosines = {name: mesh_axes(mesh)[0].double() @ upright / upright.norm() for name, mesh in meshes.items()}
-    tilted = [name for name, cosine in cosines.items() if cosine < 0.5]
-    if tilted:
-        warnings.warn(
-            f"{listing(tilted)}: the first principal axis is more than 60° from that of the training meshes. The "
-            "network expects their orientation, so maps are probably wrong. Turn the meshes, or train with "
-            "--features wks.",
-            stacklevel=3,
-        )
 
 
 def facing_alike(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:

@@ -21,12 +21,13 @@ from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
-from diffnet.train.correspondence.turns import facing_alike, warn_if_tilted
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.device import autocast
 from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.steps.step import make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 from diffnet.train.tasks.network import MetadataError
@@ -103,7 +104,9 @@ def match_meshes(
         if mesh.is_point_cloud:
             raise MeshError(f"{mesh.name}: a point cloud has no faces; matching needs triangle meshes")
     check_whole([(first, second)])
-    warn_if_tilted({"the first mesh": first, "the second mesh": second}, expected.options)
+    names = "the first mesh", "the second mesh"
+    upright = expected.options.upright
+    warn_of_tilted([name for name, mesh in zip(names, (first, second), strict=True) if is_tilted(mesh, upright)])
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))

@@ -34,6 +34,7 @@ OPTIONAL = (
     "precision",
     "clip",
     "align",
+    "upright",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
 
@@ -49,7 +50,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
     | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
-    | `align` | whether xyz and normals are given in principal axes, see `input_features` | false |
+    | `align` | whether vectors are given in principal axes, see `input_features` | false |
+    | `upright` | the orientation of the training meshes, for a warning of others | not known |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |

@@ -33,6 +33,7 @@ from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
+from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.tasks.network import MetadataError, NetworkInput
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted, npy_bytes
@@ -63,7 +64,8 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, _where_finite(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
+    labels = [(mesh, _where_finite(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
+    return _warned(labels, network)
 
 
 def predict_probabilities(
@@ -74,7 +76,7 @@ def predict_probabilities(
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return [(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs]
+    return _warned([(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs], network)
 
 
 def predict_values(
@@ -95,7 +97,14 @@ def predict_values(
         )
     check_several(sources)
     predicted = map(predictor(network, device, cache_dir), sources)
-    return [(each.mesh, each.values.numpy()) for each in predicted]
+    return _warned([(each.mesh, each.values.numpy()) for each in predicted], network)
+
+
+def _warned(found: list[tuple[Mesh, Any]], network: DiffusionNet) -> list[tuple[Mesh, Any]]:
+    """Predictions of meshes, with a warning of those in another orientation than the training meshes."""
+    upright = network_input(network).options.upright
+    warn_of_tilted([mesh.name for mesh, _ in found if is_tilted(mesh, upright)])
+    return found
 
 
 def _outputs_of_classes(
@@ -118,12 +127,13 @@ def predictor(
     probabilities: bool = False,
     smooth: float = 0.0,
     least_area: float | None = None,
+    background: int | None = None,
 ) -> Callable[[MeshLike], Predicted]:
     """A function that gives the prediction of a mesh as the task of a network keeps it. See `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
-    least_area: that of `label_instances`, for a segmentation with instances; None for none
+    least_area, background: those of `label_instances`, for a segmentation with instances; no area for none
     """
     expected = network_input(network)
     task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
@@ -141,7 +151,9 @@ def predictor(
             values = original_targets(values, targets)
         instances = None
         if least_area is not None and at != "meshes":
-            instances, labels = label_instances(mesh, values.numpy(), at=at, least_area=least_area)
+            instances, labels = label_instances(
+                mesh, values.numpy(), at=at, least_area=least_area, background=background
+            )
             values = torch.from_numpy(labels)
         return Predicted(mesh, values, shares if probabilities else None, instances)
 

@@ -21,6 +21,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import DIGITS, contents_of
+from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
@@ -90,6 +91,7 @@ def run_evaluation(
     evaluate(task, network.to(device), samples, options, device, spool, ranks)
 
     def report() -> dict[str, Any]:
+        warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets)
         where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
         scored = task.scored(tested, predictions, samples, options=options, **where)

@@ -24,6 +24,7 @@ class TrainingStep:
     """Trains a network on one batch per call.
 
     tally: the tally of all steps since it was set to 0, under dropout, see `Task`
+    sums: (2,) float64, the same of what the losses count times the losses, and of what they count
     average: gets the weights after each step
     """
 
@@ -38,7 +39,7 @@ class TrainingStep:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
         loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
-        self.tally = loss.tally
+        self.tally, self.sums = loss.tally, loss.sums
         self._step = GraphedStep(
             _TaskNetwork(task, model, options),
             self.optimizer,
@@ -106,20 +107,26 @@ class _TaskNetwork(nn.Module):
 
 
 class _TaskLoss(MaskedLoss):
-    """The loss of a task. It adds to the tally, a buffer, which first calls on buffers leave alone."""
+    """The loss of a task. It adds to the tally and the sums, buffers that first calls on buffers leave alone."""
 
     tally: Tensor
+    sums: Tensor
 
     def __init__(self, task: Task[Any, Any], options: TrainOptions, tally: Tensor) -> None:
         super().__init__()
         self._task, self._options = task, options
+        self._counted = task.counted(options)
         self.register_buffer("tally", tally)
+        self.register_buffer("sums", torch.zeros(2, dtype=torch.float64, device=tally.device))
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(outputs.device.type, enabled=False):
             predictions = self._task.predict(outputs.detach())
             self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1]))
-            return self._task.loss(outputs, targets, self._options)
+            loss: Tensor = self._task.loss(outputs, targets, self._options)
+            count = self._counted(targets).double()
+            self.sums.add_(torch.stack([count * loss.detach(), count]))
+            return loss
 
     def divisor(self, targets: Tensor) -> Tensor:
         return self._task.loss_weight(self._options)(targets)

@@ -151,6 +151,11 @@ class LabelTask(MeshTask):
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         return label_loss_weight(options)
 
+    def counted(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        if "dice" in options.label_loss:  # no mean over elements, so batches with labels count alike
+            return lambda labels: (labels != UNLABELED).any()
+        return label_loss_weight(options)
+
     def new_tally(self, channels: int, device: torch.device) -> Tensor:
         """A confusion matrix (C, C) int64."""
         return torch.zeros(channels, channels, dtype=torch.int64, device=device)

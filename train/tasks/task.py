@@ -86,10 +86,10 @@ class Scored:
 class Fields(NamedTuple):
     """A prediction as values that pictures and pages show.
 
-    values: arrays (N,) by name, at the elements `at`
+    values: arrays (N,) by name, at the elements `at`, or colors (N, 3)
     """
 
-    kind: Literal["labels", "scalars"]
+    kind: Literal["labels", "scalars", "colors"]
     at: LabelsAt
     values: dict[str, NDArray[Any]]
 
@@ -230,6 +230,10 @@ class Task(ABC, Generic[D, S]):
 
         Raises OptionError for a loss that is no mean over the parts of a batch, which can't be computed in parts.
         """
+
+    def counted(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
+        """A function of the targets that gives the weight of a batch in the mean loss of an epoch, ()."""
+        return self.loss_weight(options)
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ AlignOption = Annotated[
     bool | None,
     typer.Option(
         "--align/--no-align",
-        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised, "
-        "--features has them, and the training meshes have no common orientation.",
+        help="Give xyz, normals and vectors in the principal axes of each mesh. By default, yes if the method is "
+        "unsupervised, --features has them, and the training meshes have no common orientation.",
     ),
 ]
 StretchOption = Annotated[
@@ -94,9 +94,12 @@ def train(
     """
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
+        import torch
+
         from diffnet.data import figure_pairs, load_pairs, paired_meshes
         from diffnet.data.pairs.stretched import with_stretched
-        from diffnet.train.correspondence.turns import upright_axis
+        from diffnet.geometry.positions.alignment import is_common_orientation
+        from diffnet.train.orientation import mesh_axes
 
         seed, cache = options.seed, shared["cache"]
         for path in data:
@@ -112,15 +115,12 @@ def train(
         if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(trained.train_pairs))))
         if align is None and before is None and options.aligns:
-            upright = upright_axis(shape.mesh for shape in found.train)
-            if upright:
+            if is_common_orientation(torch.stack([mesh_axes(shape.mesh) for shape in found.train])):
                 notes = (
                     "The training meshes stand and look the same way, so the network gets positions as they are. To "
                     "match meshes in other orientations, train with --features wks.",
                 )
-                options = replace(
-                    options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
-                )
+                options = replace(options, align=False, rotate=bool(options.rotate))
             elif features is None and not options.rotate:
                 notes = (
                     "The training meshes show no common orientation, so the network gets no positions. To give it "

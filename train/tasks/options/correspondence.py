@@ -35,7 +35,6 @@ class CorrespondenceOptions(SharedOptions):
     method, map_k, feature_scale: see `pair_maps`
     zoomout: see `point_map_of`
     stretch: also train on copies with other proportions, see `with_stretched`; 0 makes none
-    upright: `upright_axis` of the training meshes if the network gets their positions as they are. Otherwise empty.
     """
 
     method: Method = "supervised"
@@ -43,7 +42,6 @@ class CorrespondenceOptions(SharedOptions):
     feature_scale: float = 0.0
     zoomout: bool = False
     stretch: float = 0.0
-    upright: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,9 +49,6 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError(f"feature_scale should be a finite number of at least 0, got {self.feature_scale}")
         if not 0 <= self.stretch <= MAX_STRETCH:
             raise OptionError(f"stretch should be from 0 to {MAX_STRETCH:g}, got {self.stretch}")
-        object.__setattr__(self, "upright", tuple(self.upright))  # the only way in a frozen dataclass
-        if len(self.upright) not in (0, 3) or not all(map(math.isfinite, self.upright)):
-            raise OptionError(f"upright should be empty or three finite numbers, got {self.upright}")
 
     def check_together(self) -> None:
         if not 1 <= self.map_k <= self.k:
@@ -71,7 +66,7 @@ OPTIONS = TaskOptions(
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation"),
     generated="figures",
-    prediction=("method", "map_k", "feature_scale", "upright"),
+    prediction=("method", "map_k", "feature_scale"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     recipe={
         "features": "curvature+log-hks",

@@ -41,15 +41,17 @@ class SharedOptions(Architecture):
     max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     clip: the norm to which longer gradients are scaled down; 0 for no limit
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
-    align: give xyz and normals, if the features have them, in the principal axes of each mesh, see `input_features`. In
-        training, they are then rotated by small random angles only.
-    rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
-        Other features do not change under rotation.
+    align: give the vectors among the features in the principal axes of each mesh, see `input_features`. In training,
+        they are then rotated by small random angles only.
+    rotate: rotate the vectors among the features at random in training: xyz, normals and vector:NAME. None means yes if
+        there is one. Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations
     scale_range: multiply positions by a random factor from 1/scale_range to scale_range, see `augmented`
     jitter: standard deviation of noise on the positions among the features; the radius of a mesh is 1
     mirror: mirror half of the meshes
     cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
+    upright: the `shared_axes` of the training meshes, nine numbers, if the network gets their orientation. Earlier
+        versions stored the first axis alone, three numbers.
     variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
     validation: the share of the training meshes that are held out to choose an epoch
     group_by: see `load_dataset`; it also holds for `validation`
@@ -82,6 +84,7 @@ class SharedOptions(Architecture):
     decimate: float = 0.0
     variants: int = 8
     average_weights: float = 0.0
+    upright: tuple[float, ...] = ()
     validation: float = 0.0
     group_by: str | None = None
     eval_every: int = 5
@@ -124,7 +127,7 @@ class SharedOptions(Architecture):
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
-            raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+            raise OptionError(f"{name} needs features with xyz, normals or vector:NAME, got {self.features!r}")
         if self.align and self.rotate_about != "any":
             raise OptionError(
                 f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
@@ -133,6 +136,9 @@ class SharedOptions(Architecture):
             raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):
             raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
+        object.__setattr__(self, "upright", tuple(self.upright))
+        if len(self.upright) not in (0, 3, 9) or not all(map(math.isfinite, self.upright)):
+            raise OptionError(f"upright should be empty or three or nine finite numbers, got {self.upright}")
         if not 1 <= self.scale_range <= 10:
             raise OptionError(f"scale_range should be from 1, which is off, to 10, got {self.scale_range}")
 
