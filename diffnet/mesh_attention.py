@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
-from diffnet.ops.common.checks import check_count, check_dropout, check_matrix
+from diffnet.ops.common.checks import check_count, check_dropout, check_tensor
 
 
 class MeshAttention(nn.Module):
@@ -49,7 +49,7 @@ class MeshAttention(nn.Module):
         if not isinstance(pattern, Pattern):
             found = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
-        check_matrix("x", x, "V", self.channels, pattern.device)
+        check_tensor("x", x, ("V", self.channels), pattern.device)
         if pattern.shape != (x.shape[0], x.shape[0]):
             raise ValueError(f"the pattern should have shape {(x.shape[0], x.shape[0])}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 from diffnet.geometry.batches.functional import to_spectral, with_eigenpairs
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
-from diffnet.ops.common.checks import check_finite, check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_tensor
 
 TIMES = (0.001, 0.003, 0.01, 0.03)  # shares of the area
 
@@ -42,12 +42,11 @@ def diffused_curvature(positions: Tensor, operators: Operators, *, times: Tensor
     (0.5, 0.25)
     """
     with_eigenpairs("diffused_curvature", operators)
-    check_rank("positions", positions, "(V, 3)", 2)
     check_tensor("positions", positions, (operators.num_vertices, 3), operators.device)
     mass, evals, meshes = operators.mass, operators.evals, len(operators)
     if times is None:
         times = evals.new_tensor(TIMES)
-    check_rank("times", times, "(T,)", 1)
+    check_tensor("times", times, ("T",))
     check_finite("times", times, least=0)
     own_mesh = torch.repeat_interleave(
         torch.arange(meshes, device=mass.device), operators.ptr.diff(), output_size=len(mass)

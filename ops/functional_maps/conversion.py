@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_finite, check_index, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_index, check_tensor
 from diffnet.ops.common.precision import promoted_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
@@ -65,9 +65,9 @@ def check_basis(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> None:
 
     Raises TypeError or ValueError that names the value.
     """
-    check_rank("c", c, "(K_b, K_a)", 2)
-    check_matrix("evecs_a", evecs_a, "V_a", "K_a", c.device)
-    check_matrix("evecs_b", evecs_b, "V_b", "K_b", c.device)
+    check_tensor("c", c, ("K_b", "K_a"))
+    check_tensor("evecs_a", evecs_a, ("V_a", "K_a"), c.device)
+    check_tensor("evecs_b", evecs_b, ("V_b", "K_b"), c.device)
     if evecs_a.shape[1] < c.shape[1] or evecs_b.shape[1] < c.shape[0]:
         raise ValueError(
             f"c of shape {tuple(c.shape)} needs {c.shape[1]} eigenvectors of a and {c.shape[0]} of b, "
@@ -98,9 +98,9 @@ def functional_map_from_points(matches: Tensor, evecs_a: Tensor, evecs_b: Tensor
     tensor([[0., 1.],
             [1., 0.]])
     """
-    check_rank("evecs_b", evecs_b, "(V_b, K_b)", 2)
+    check_tensor("evecs_b", evecs_b, ("V_b", "K_b"))
     device = evecs_b.device
-    check_matrix("evecs_a", evecs_a, "V_a", "K_a", device)
+    check_tensor("evecs_a", evecs_a, ("V_a", "K_a"), device)
     check_tensor("mass_b", mass_b, (len(evecs_b),), device)
     check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
     dtype = promoted_dtype(evecs_a, evecs_b, mass_b)
@@ -135,9 +135,9 @@ def functional_map_from_correspondences(
             [0., 1., 0.],
             [1., 0., 0.]])
     """
-    check_rank("evecs_a", evecs_a, "(V_a, K_a)", 2)
+    check_tensor("evecs_a", evecs_a, ("V_a", "K_a"))
     device = evecs_a.device
-    check_matrix("evecs_b", evecs_b, "V_b", "K_b", device)
+    check_tensor("evecs_b", evecs_b, ("V_b", "K_b"), device)
     check_index("vertices_a", vertices_a, None, device)
     check_vertices("vertices_a", vertices_a, len(evecs_a), len(vertices_a), device)
     check_vertices("vertices_b", vertices_b, len(evecs_b), len(vertices_a), device)

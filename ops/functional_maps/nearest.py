@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_finite, check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_tensor
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.precision import ieee_products, promoted_dtype, without_autocast
 from diffnet.ops.functional_maps.chunks import row_chunks
@@ -36,9 +36,8 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
     >>> nearest_neighbors(torch.tensor([[0.9], [0.2]]), torch.tensor([[0.0], [1.0], [2.0]]))
     tensor([1, 0])
     """
-    check_rank("queries", queries, "(N, K)", 2)
-    check_rank("points", points, "(M, K)", 2)
-    check_tensor("points", points, (len(points), queries.shape[1]), queries.device)
+    check_tensor("queries", queries, ("N", "K"))
+    check_tensor("points", points, ("M", queries.shape[1]), queries.device)
     if len(points) == 0:
         raise ValueError(f"points should have at least one row, shape is {tuple(points.shape)}")
     check_finite("queries", queries)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_finite, check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_finite, check_tensor, readable
 from diffnet.ops.common.precision import promoted_dtype
 from diffnet.ops.functional_maps import regularizers
 from diffnet.ops.functional_maps.checks import checked_number, eigenpair_mask
@@ -77,11 +77,10 @@ def functional_map(
     tensor([[[ 1.,  0.],
              [ 0., -1.]]])
     """
-    check_rank("a", a, "(P, K_a, C)", 3)
+    check_tensor("a", a, ("P", "K_a", "C"))
     (pairs, columns, channels), device = a.shape, a.device
-    check_rank("b", b, "(P, K_b, C)", 3)
+    check_tensor("b", b, (pairs, "K_b", channels), device)
     rows = b.shape[1]
-    check_tensor("b", b, (pairs, rows, channels), device)
     check_tensor("evals_a", evals_a, (pairs, columns), device)
     check_tensor("evals_b", evals_b, (pairs, rows), device)
     if columns == 0 or rows == 0:

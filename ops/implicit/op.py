@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_ptr, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
@@ -78,7 +78,7 @@ def implicit_diffusion(
     tensor([[2.],
             [1.]])
     """
-    check_rank("x", x, "(V, C)", 2)
+    check_tensor("x", x, ("V", "C"))
     (rows, channels), device = x.shape, x.device
     check_tensor("time", time, (channels,), device)
     check_tensor("mass", mass, (rows,), device)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.checks import check_dropout, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.limits import check_matrix as check_matrix_size
+from diffnet.ops.common.limits import check_matrix
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
 
@@ -119,13 +119,13 @@ def check_mlp(
         raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {found}")
     if len(inputs) == 0:
         raise ValueError("inputs should be one tensor or more, got none")
-    check_rank("inputs[0]", inputs[0], "(V, C)", 2)
+    check_tensor("inputs[0]", inputs[0], ("V", "C"))
     (rows, width), device = inputs[0].shape, inputs[0].device
     for i, x in enumerate(inputs[1:], 1):
-        check_matrix(f"inputs[{i}]", x, rows, "C", device)
+        check_tensor(f"inputs[{i}]", x, (rows, "C"), device)
         width += x.shape[1]
     for i, weight in enumerate(weights):
-        check_matrix(f"weights[{i}]", weight, "H", width, device)
+        check_tensor(f"weights[{i}]", weight, ("H", width), device)
         width = weight.shape[0]
         if biases is not None:
             check_tensor(f"biases[{i}]", biases[i], (width,), device)
@@ -169,7 +169,7 @@ def mlp_forward(
 
     x = inputs[0]
     for weight in weights:  # before they are copied
-        check_matrix_size("mlp", *weight.shape)
+        check_matrix("mlp", *weight.shape)
     used = matrices or operands(weights, x.dtype, dot_precision(x))
     outs = forward(inputs, used, biases, x if skip else residual, dropout, seeds, keep)
     if keep and not matrices and _converts(x, weights):  # an operator returns none of its arguments

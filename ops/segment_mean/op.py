@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor
 from diffnet.ops.segment_mean.reference import weighted_sums
 from diffnet.ops.spectral.op import project_operator
 
@@ -37,7 +37,7 @@ def segment_mean(
     tensor([[2.],
             [5.]])
     """
-    check_rank("x", x, "(V, C)", 2)
+    check_tensor("x", x, ("V", "C"))
     check_tensor("weights", weights, (x.shape[0],), x.device)
     ptr = check_ptr(ptr, x.shape[0], lengths, x.device)
     if use_kernels(backend, x, weights) and len(ptr) > 2:

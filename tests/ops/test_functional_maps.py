@@ -203,7 +203,7 @@ def test_no_pairs_and_no_features() -> None:
         ({"gamma": 0.0}, "gamma should be finite and above 0, got 0"),
         ({"k_a": [4]}, r"k_a should be 2 integers from 1 to 3, got \[4\]"),
         ({"k_b": [0, 4]}, r"k_b should be 2 integers from 1 to 4, got \[0, 4\]"),
-        ({"b": torch.zeros(2, 4, 6).double()}, r"b should have shape \(2, 4, 5\), shape is \(2, 4, 6\)"),
+        ({"b": torch.zeros(2, 4, 6).double()}, r"b should have shape \(2, K_b, 5\), shape is \(2, 4, 6\)"),
         ({"evals_a": torch.zeros(3).double()}, r"evals_a should have shape \(2, 3\), shape is \(3,\)"),
         ({"a": torch.full((2, 3, 5), torch.nan).double()}, r"a should be finite, got nan at index \[0, 0, 0\]"),
         ({"a": torch.zeros(2, 3, 5).double(), "weight": 0.0}, "row 0 of functional map 0: its system is singular"),
