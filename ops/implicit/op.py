@@ -15,8 +15,8 @@ from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
 from diffnet.ops.implicit.conjugate_gradients import conjugate_gradients
-from diffnet.ops.sparse import SparseMatrix
 from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.matrix import SparseMatrix
 from diffnet.ops.sparse.op import diagonal, sddmm_operator, spmm_operator
 from diffnet.ops.sparse.pattern import csr_arrays
 
