@@ -14,7 +14,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 from scipy.linalg import lapack
 
-from diffnet.geometry.eigen.checks import MissedError, checked_pairs
+from diffnet.geometry.eigen.checks import MissedError, checked_pairs, rounding_fault
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import (
     LARGE_SHIFT,
@@ -26,7 +26,6 @@ from diffnet.geometry.eigen.problem import (
     Pairs,
     is_small,
 )
-from diffnet.geometry.eigen.resolution import rounding_fault
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.errors import ConvergenceError
@@ -34,6 +33,7 @@ from diffnet.geometry.errors import ConvergenceError
 # glibc returns freed blocks to the system if they are larger than any block of up to 32 MiB that was freed before. The
 # matrices of small meshes would be made of fresh pages again and again, which takes a seventh of the time.
 np.empty(2**25 - 2**16, np.uint8)
+
 MIN_SIZE = 128  # rows; of a smaller matrix, all pairs take no longer
 BLOCK = 64  # columns that LAPACK works on at once
 
