@@ -20,10 +20,16 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
-from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.elements import (
+    ElementsAt,
+    border_lengths,
+    edges_of_faces,
+    element_areas,
+    element_points,
+    element_weights,
+)
 from .elements.instances import Instances, label_instances
 from .elements.smoothing import smooth_boundaries
-from .elements.weights import element_weights
 from .errors import MeshError
 from .geodesics.curve import area_under_curve, error_curve, mean_error
 from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
