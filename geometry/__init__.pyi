@@ -32,8 +32,7 @@ from .elements.instances import Instances, label_instances
 from .elements.smoothing import smooth_boundaries
 from .errors import MeshError
 from .geodesics.curve import area_under_curve, error_curve, mean_error
-from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
-from .geodesics.label_errors import geodesic_label_errors
+from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all, geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
