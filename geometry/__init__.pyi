@@ -11,9 +11,9 @@ from .batches.functional_maps import (
     zoomout,
 )
 from .batches.unpack import UnpackAt
+from .curvatures import curvature, diffused_curvature
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
-from .diffused_curvature import diffused_curvature
 from .discretize.coincident import joined_vertices
 from .discretize.connectivity import Connectivity
 from .discretize.frames import tangent_frames
@@ -55,7 +55,6 @@ from .preprocessing.options import (
     JoinRule,
     LaplacianKind,
 )
-from .shape_operator import curvature
 from .vertex_patches import Patches, patches
 
 __all__ = [
