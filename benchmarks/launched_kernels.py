@@ -32,7 +32,7 @@ from diffnet.ops.common.tiling import on_hopper
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
 from diffnet.ops.fronts import kernels as fronts
-from diffnet.ops.fronts.level import FrontLevel
+from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_features
