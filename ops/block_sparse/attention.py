@@ -18,7 +18,7 @@ from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.sparse.checks import check_operand
-from diffnet.ops.sparse.scores import checked_number
+from diffnet.ops.sparse.softmax import checked_number
 
 
 def block_attention(

@@ -13,7 +13,7 @@ from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.sparse.checks import check_operand
-from diffnet.ops.sparse.scores import check_broadcast, checked_number, scaled_and_biased
+from diffnet.ops.sparse.softmax import check_broadcast, checked_number, scaled_and_biased
 
 
 def block_softmax(

@@ -1,7 +1,7 @@
 """Functional maps from features, for many pairs of shapes at once.
 
-Shapes: P pairs of shapes a and b, K_a and K_b eigenpairs, C features. A regularizer (P, K_b, K_a) says how strongly each
-entry of a map is held back: entry (i, j) is small where eigenvalue i of b is close to eigenvalue j of a.
+Shapes: P pairs of shapes a and b, K_a and K_b eigenpairs, C features. A regularizer (P, K_b, K_a) says how strongly
+each entry of a map is held back: entry (i, j) is small where eigenvalue i of b is close to eigenvalue j of a.
 """
 
 from __future__ import annotations
