@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.elements.elements import edges_of_faces
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.mesh import MeshLike, load_mesh, mesh_edges
+from diffnet.geometry.mesh.mesh import MeshLike, load_mesh
 
 if TYPE_CHECKING:
     from diffnet.geometry import Operators
@@ -81,13 +82,7 @@ def face_elements(faces: Ints, at: ValuesAt) -> Ints:
         return faces
     if at == "faces":
         return np.repeat(np.arange(len(faces))[:, None], 3, axis=1)
-    edges = mesh_edges(faces)
-    stride = int(faces.max(initial=0)) + 1
-    keys = edges[:, 0] * stride + edges[:, 1]
-    order = np.argsort(keys)
-    sides = np.sort(faces[:, [[1, 2], [2, 0], [0, 1]]], axis=-1)
-    found: Ints = order[np.searchsorted(keys, sides[..., 0] * stride + sides[..., 1], sorter=order)]
-    return found
+    return edges_of_faces(faces)[:, [1, 2, 0]]
 
 
 def corner_normals(verts: Floats, faces: Ints) -> Floats:
