@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.block_sparse.pattern import BlockArrays
+from diffnet.ops.common.precision import without_autocast
 from diffnet.ops.sparse.csr import row_of_each
 
 
@@ -39,7 +40,7 @@ class AttentionInputs(NamedTuple):
 def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
     """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, B, B)."""
     rows, columns = (in_blocks(x, block) for x in (a, b))
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return (rows[:, row_of_each(indptr, indices)] @ columns[:, indices].mT).to(a.dtype)
 
 
@@ -48,7 +49,7 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -
     (batches, _, block, _), heads = values.shape, x.shape[1]
     dense = in_blocks(x, block)
     block_rows = -(-rows // block)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         products = values.to(dense.dtype) @ dense[:, indices]
     out = dense.new_zeros(batches, heads * block_rows, block, x.shape[3])
     out = out.index_add(1, row_of_each(indptr, indices), products)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from diffnet.ops.common.compiler import under_transforms
-from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.common.precision import promoted_dtype, without_autocast
 
 # Rows that an operation computes at a time. 4096 rows of 128 channels in float32 take 2 MB, so a few such buffers stay
 # in the cache. Matrix products of this size reach full speed.
@@ -84,11 +83,6 @@ def tanh_(x: Tensor) -> None:
     x.div_(power + 2)
 
 
-def without_autocast() -> AbstractContextManager[object]:
-    """A context in which products have the dtype of their factors."""
-    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
-
-
 def derivatives(
     function: Callable[..., Tensor | tuple[Tensor, ...]],
     tensors: Sequence[Tensor],
@@ -96,7 +90,7 @@ def derivatives(
     *grads: Tensor,
 ) -> list[Tensor | None]:
     """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated."""
-    with without_autocast():
+    with without_autocast(tensors[0]):
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
         wanted = [view for view, need in zip(views, needed, strict=True) if need]

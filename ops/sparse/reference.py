@@ -12,9 +12,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.cpu import row_chunks, without_autocast
+from diffnet.ops.common.cpu import row_chunks
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.precision import in_dtype
+from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
 
@@ -55,7 +55,7 @@ def _csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, sha
     if x.is_cpu and x.dtype == torch.float32:
         return csr_product(indptr, indices, values, x)
     matrix = csr_tensor(indptr, indices, values, shape)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         # `matrix @ x` would fill zeros and copy its result once more.
         product = x.new_zeros(shape[0], x.shape[1])
         return torch.addmm(product, matrix, x, beta=0, out=product)
@@ -99,7 +99,7 @@ def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     sum_dtype, sets_a, sets_b = _sum_dtype(a.dtype), a.shape[0], b.shape[0]
     out = a.new_zeros(max(sets_a, sets_b), csr.indices.shape[0], dtype=sum_dtype)
     ordered, shape = csr.row_order.shape[0] > 0, (a.shape[1], b.shape[1])
-    with without_autocast():
+    with without_autocast(a):
         for s, values in enumerate(out.unbind()):
             if s < sets_a:  # otherwise all sets share one factor
                 left = in_dtype(a[s, csr.row_order] if ordered else a[s], sum_dtype)
