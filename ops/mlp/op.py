@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,20 +133,6 @@ def check_mlp(
         check_tensor("residual", residual, (rows, width), device)
 
 
-class _Call(NamedTuple):
-    """The arguments of the operator, see `mlp_forward`."""
-
-    inputs: Sequence[Tensor]
-    weights: Sequence[Tensor]
-    matrices: Sequence[Tensor]
-    biases: Sequence[Tensor]
-    residual: Tensor | None
-    skip: bool
-    dropout: float
-    seeds: Tensor | None
-    keep: bool
-
-
 def mlp_forward(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -182,14 +168,15 @@ def _converts(x: Tensor, weights: Sequence[Tensor]) -> bool:
     return part_count(dot_precision(x)) > 1 or any(weight.dtype != x.dtype for weight in weights)
 
 
-def _fake(*arguments: Any) -> list[Tensor]:
-    call = _Call(*arguments)
-    x = call.inputs[0]
-    outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in call.weights]
-    if not call.keep:
+def _fake(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], matrices: Sequence[Tensor], *arguments: Any
+) -> list[Tensor]:
+    x, *_, keep = inputs[0], *arguments
+    outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in weights]
+    if not keep:
         return outs[-1:]
-    matrices = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in call.weights]
-    return [outs[-1], *outs[:-1], *(matrices if not call.matrices and _converts(x, call.weights) else [])]
+    converted = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in weights]
+    return [outs[-1], *outs[:-1], *(converted if not matrices and _converts(x, weights) else [])]
 
 
 def _gradients(
@@ -225,15 +212,15 @@ _gradients_operator = opaque("diffnet::mlp_backward", _gradients, _gradients_fak
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    call = _Call(*inputs)
-    parts, layers = len(call.inputs), len(call.weights)
-    hidden, matrices = output[1:layers], output[layers:] or call.matrices or [w.contiguous() for w in call.weights]
-    ctx.save_for_backward(*call.inputs, *matrices, *hidden)
-    ctx.counts = parts, layers, len(call.matrices)
-    ctx.weight_dtypes = [weight.dtype for weight in call.weights]
-    ctx.need_inputs = any(x.requires_grad for x in call.inputs)
-    ctx.bias_dtypes = [bias.dtype for bias in call.biases]
-    ctx.residual, ctx.skip, ctx.dropout = call.residual is not None, call.skip, call.dropout
+    parts, weights, given, biases, residual, ctx.skip, ctx.dropout, _, _ = inputs
+    layers = len(weights)
+    hidden, matrices = output[1:layers], output[layers:] or given or [w.contiguous() for w in weights]
+    ctx.save_for_backward(*parts, *matrices, *hidden)
+    ctx.counts = len(parts), layers, len(given)
+    ctx.weight_dtypes = [weight.dtype for weight in weights]
+    ctx.need_inputs = any(x.requires_grad for x in parts)
+    ctx.bias_dtypes = [bias.dtype for bias in biases]
+    ctx.residual = residual is not None
     ctx.set_materialize_grads(False)
 
 
