@@ -20,15 +20,6 @@ _CALL = "model(features, operators) with operators = precompute((verts, faces))"
 refuses_fields = refuses(f"write {_CALL}", x_in="features", **dict.fromkeys(_FIELDS, _CALL))
 
 
-def check_operators(operators: Any) -> None:
-    """Check that an argument is `Operators`. Raises TypeError that says what to write instead."""
-    if isinstance(operators, Operators):
-        return
-    several = isinstance(operators, (list, tuple)) and all(isinstance(o, Operators) for o in operators)
-    hint = "collate(operators)" if several else "precompute(mesh)"
-    raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write {hint}")
-
-
 def check_eigenpairs(operators: Operators) -> None:
     """Check that operators hold eigenpairs, which spectral diffusion needs. Without them its result is 0.
 

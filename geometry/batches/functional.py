@@ -88,9 +88,12 @@ def with_eigenpairs(name: str, operators: Operators) -> Operators:
 
 
 def check_operators(operators: object) -> None:
-    """Raises TypeError for another type."""
-    if not isinstance(operators, Operators):
-        raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write precompute(mesh)")
+    """Check that an argument is `Operators`. Raises TypeError that says what to write instead."""
+    if isinstance(operators, Operators):
+        return
+    several = isinstance(operators, (list, tuple)) and all(isinstance(o, Operators) for o in operators)
+    hint = "collate(operators)" if several else "precompute(mesh)"
+    raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write {hint}")
 
 
 def _check_rows(x: Tensor, operators: Operators) -> None:
