@@ -8,7 +8,25 @@ from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
 from diffnet.ops.common.checks import check_count, check_dropout, check_tensor
 
 
-class MeshAttention(nn.Module):
+class AttentionHeads(nn.Module):
+    """Base class of multi-head attention: the layers before and after it, of C channels divided among H heads."""
+
+    def __init__(self, channels: int, heads: int, dropout: float, backend: Backend) -> None:
+        super().__init__()
+        check_count("channels", channels, 1)
+        check_count("heads", heads, 1)
+        check_dropout(dropout)
+        if channels % heads != 0:
+            raise ValueError(f"heads should divide the {channels} channels, got {heads}")
+        self.channels = channels
+        self.heads = heads
+        self.backend: Backend = backend
+        self.query_key_value = nn.Linear(channels, 3 * channels)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(channels, channels)
+
+
+class MeshAttention(AttentionHeads):
     """Multi-head attention of each vertex to the vertices in its row of a sparse pattern.
 
     Scores, softmax and sums are computed only at the entries of the pattern, for all heads at once.
@@ -25,18 +43,7 @@ class MeshAttention(nn.Module):
     """
 
     def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
-        super().__init__()
-        check_count("channels", channels, 1)
-        check_count("heads", heads, 1)
-        check_dropout(dropout)
-        if channels % heads != 0:
-            raise ValueError(f"heads should divide the {channels} channels, got {heads}")
-        self.channels = channels
-        self.heads = heads
-        self.backend: Backend = backend
-        self.query_key_value = nn.Linear(channels, 3 * channels)
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(channels, channels)
+        super().__init__(channels, heads, dropout, backend)
 
     def forward(self, x: Tensor, pattern: Pattern, *, bias: Tensor | None = None) -> Tensor:
         """x (V, C), pattern (V, V) → (V, C)
