@@ -171,6 +171,16 @@ def interpreted(tensor: Tensor) -> bool:
     return not tensor.is_cuda
 
 
+def small_tiling(like: Tensor, k: int, c: int) -> Tiling | None:
+    """Return the tiles in Triton's interpreter and on GPUs with little shared memory, None on other GPUs.
+
+    k, c: the inner size and the channels of a product
+    """
+    if interpreted(like):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    return None if has_large_shared_memory(like) else Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+
+
 MAX_ROW_STRIDE = 2**23  # elements from one row to the next: offsets in a tile of 128 rows are 32-bit
 
 

@@ -20,16 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
-from diffnet.ops.common.matmul import (
-    less_product,
-    load,
-    negated,
-    product,
-    split,
-    split_transpose,
-    store,
-    transposed,
-)
+from diffnet.ops.common.matmul import less_product, load, negated, product, split, split_transpose, store, transposed
 from diffnet.ops.common.precision import dot_precision, empty_operand, part_count
 from diffnet.ops.common.spans import Unsummed, choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.common.tiling import (
@@ -42,6 +33,7 @@ from diffnet.ops.common.tiling import (
     planned,
     processors,
     row_major,
+    small_tiling,
     starts_early,
     tile,
 )
@@ -49,10 +41,6 @@ from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
 
 def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
-    if interpreted(evecs):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(evecs):
-        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         # Two programs fit on one multiprocessor, so one can multiply while the other waits for memory.
         return Tiling(64, tile(k, 128), tile(c, 32 if diffused else 64), 4, 2, 2)
@@ -539,7 +527,7 @@ def _plan_forward(
     evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, diffused: bool
 ) -> tuple[Tiling, int, int]:
     """The tiling, the rows of a span, and the number of programs."""
-    t = forward_tiling(evecs, k, c, precision, diffused)
+    t = small_tiling(evecs, k, c) or forward_tiling(evecs, k, c, precision, diffused)
     columns = cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
     return t, span, span_count(rows, meshes, span) * columns
