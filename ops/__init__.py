@@ -26,11 +26,7 @@ from diffnet.ops.functional_maps.nearest import nearest_neighbors
 from diffnet.ops.functional_maps.op import Regularizer, functional_map
 from diffnet.ops.functional_maps.soft_map import soft_map
 from diffnet.ops.functional_maps.zoomout import zoomout
-from diffnet.ops.gradient_features.op import (
-    gradient_features,
-    spectral_gradient_features,
-    values_and_gradient_features,
-)
+from diffnet.ops.gradient_features.op import gradient_features, spectral_gradient_features, values_and_gradient_features
 from diffnet.ops.implicit.op import implicit_diffusion
 from diffnet.ops.mlp.op import mlp
 from diffnet.ops.segment_mean.op import segment_mean

@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.cpu import (
-    add_product,
-    derivatives,
-    keep_freed_memory,
-    largest_chunk,
-    row_chunks,
-)
+from diffnet.ops.common.cpu import add_product, derivatives, keep_freed_memory, largest_chunk, row_chunks
 from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype, without_autocast
 
 LEVELS = 2**16  # of the probability of dropout
