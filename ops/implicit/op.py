@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_tensor, readable
+from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
@@ -91,7 +91,8 @@ def implicit_diffusion(
         raise ValueError(f"laplacian should be on {device}, it is on {pattern.device}")
     check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
-    _check_values(time, mass)
+    check_finite("time", time, least=0)
+    check_finite("mass", mass)
     dtype = torch.promote_types(torch.promote_types(x.dtype, laplacian.values.dtype), torch.float32)
     features, mass = x.to(dtype), mass.to(dtype)
     live = ~(mass[:, None] <= 0)  # also where the mass is NaN, so that it shows in the result
@@ -112,16 +113,6 @@ def implicit_diffusion(
         triton,
     )
     return torch.where(live, solution, features).to(x.dtype)
-
-
-def _check_values(time: Tensor, mass: Tensor) -> None:
-    """Check times and masses on the CPU, and on a GPU in debug mode. Raises ValueError that names the value."""
-    if readable(time) and not ((time >= 0) & time.isfinite()).all():
-        channel = int((~((time >= 0) & time.isfinite())).nonzero()[0])
-        raise ValueError(f"time should be finite and at least 0, got {time[channel].item():g} at channel {channel}")
-    if readable(mass) and not mass.isfinite().all():
-        row = int((~mass.isfinite()).nonzero()[0])
-        raise ValueError(f"mass should be finite, got {mass[row].item():g} at row {row}")
 
 
 def _forward(
