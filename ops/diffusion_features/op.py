@@ -117,9 +117,9 @@ def diffusion_features_forward(
     swapped: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x_d and f (V, C); for the backward S and D (B, K, C) float32 and their table, see `coefficient_kernels.table`"""
-    from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
     from diffnet.ops.gradient_features.coefficient_kernels import table
     from diffnet.ops.gradient_features.kernels import forward
+    from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
     from diffnet.ops.spectral.kernels import project_spans
 
     spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
