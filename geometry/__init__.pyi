@@ -10,7 +10,6 @@ from .batches.functional_maps import (
     soft_functional_map,
     zoomout,
 )
-from .batches.unpack import UnpackAt
 from .curvatures import curvature, diffused_curvature
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
@@ -39,7 +38,7 @@ from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import nearest_pattern, with_k_ring, with_nearest
-from .operators import Operators
+from .operators import Operators, UnpackAt
 from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate

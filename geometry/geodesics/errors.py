@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.geodesics.distances import area, joined, pair_distances
+from diffnet.geometry.geodesics.distances import Floats, Ints, area, joined, pair_distances
 from diffnet.geometry.geodesics.known import (
     NO_DISTANCES,
     KnownDistances,
@@ -25,9 +25,6 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
