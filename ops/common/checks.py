@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
 
 DEBUG = os.environ.get("DIFFNET_DEBUG", "") not in ("", "0")
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
-_WITH_VALUES = (Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
 
 
 def check_integer(name: str, value: Any) -> int:
@@ -188,7 +187,7 @@ def readable(index: Tensor) -> bool:
     """Return whether checks may read the values: on the CPU or in debug mode, and while nothing is traced."""
     here = DEBUG or index.device.type == "cpu"
     traced = torch.compiler.is_compiling() or under_transforms()
-    return here and not traced and type(index) in _WITH_VALUES
+    return here and not traced and type(index) in PLAIN_TYPES
 
 
 def check_finite(name: str, x: Tensor, least: float = -math.inf) -> None:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
 from diffnet.ops.common.precision import promoted_dtype, without_autocast
 
 # Rows that an operation computes at a time. 4096 rows of 128 channels in float32 take 2 MB, so a few such buffers stay
 # in the cache. Matrix products of this size reach full speed.
 ROWS = 4096
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def eager_on_cpu(*tensors: Tensor) -> bool:
@@ -32,7 +31,7 @@ def eager_on_cpu(*tensors: Tensor) -> bool:
     if torch.is_grad_enabled() and any(t.is_inference() for t in tensors):
         return False  # they can't be saved for the backward
     for t in tensors:  # a loop takes half the time of `all`
-        if type(t) not in _PLAIN_TYPES or not t.is_cpu or t.dtype not in DTYPES:
+        if type(t) not in PLAIN_TYPES or not t.is_cpu or t.dtype not in DTYPES:
             return False
     if not torch.is_autocast_enabled("cpu"):
         return True
