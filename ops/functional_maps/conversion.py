@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_finite, check_index, check_tensor
-from diffnet.ops.common.precision import promoted_dtype, without_autocast
+from diffnet.ops.common.precision import promoted_dtype, sum_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
@@ -45,7 +45,7 @@ def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor, evals_a: Tensor | Non
         check_finite("evals_a", evals_a)
     rows, columns = c.shape
     evecs_a, evecs_b = evecs_a[:, :columns], evecs_b[:, :rows]
-    dtype = torch.promote_types(promoted_dtype(c, evecs_a, evecs_b), torch.float32)
+    dtype = sum_dtype(c, evecs_a, evecs_b)
     c, evecs_a, evecs_b = (x.detach().to(dtype) for x in (c, evecs_a, evecs_b))
     with without_autocast(c):
         if evals_a is None or columns == 0:
@@ -148,7 +148,7 @@ def functional_map_from_correspondences(
         )
     check_finite("evecs_a", evecs_a)
     check_finite("evecs_b", evecs_b)
-    dtype = torch.promote_types(promoted_dtype(evecs_a, evecs_b), torch.float32)
+    dtype = sum_dtype(evecs_a, evecs_b)
     from_a, from_b = evecs_a[vertices_a.long()].double(), evecs_b[vertices_b.long()].double()
     # `torch.linalg.lstsq` needs full rank on a GPU. Without it, its results on the CPU vary from call to call (2.13).
     q, r = torch.linalg.qr(from_b)

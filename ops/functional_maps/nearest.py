@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import check_finite, check_tensor
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.precision import ieee_products, promoted_dtype, without_autocast
+from diffnet.ops.common.precision import ieee_products, sum_dtype, without_autocast
 from diffnet.ops.functional_maps.chunks import row_chunks
 
 # On the CPU, a k-d tree is faster than matrix products up to this many dimensions.
@@ -42,7 +42,7 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
         raise ValueError(f"points should have at least one row, shape is {tuple(points.shape)}")
     check_finite("queries", queries)
     check_finite("points", points)
-    dtype = torch.promote_types(promoted_dtype(queries, points), torch.float32)
+    dtype = sum_dtype(queries, points)
     queries, points = queries.detach().to(dtype), points.detach().to(dtype)
     if queries.is_meta:
         return queries.new_empty(len(queries), dtype=torch.int64)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_tensor, readable
-from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.functional_maps.checks import checked_number, eigenpair_mask
 from diffnet.ops.functional_maps.rows import solve_rows
 
@@ -91,7 +91,7 @@ def functional_map(
     weight = checked_number("weight", WEIGHTS[regularizer] if weight is None else weight, device, positive=False)
     gamma = checked_number("gamma", gamma, device, positive=True)
     triton = use_kernels(backend, a, b)
-    dtype = torch.promote_types(promoted_dtype(a, b), torch.float32)
+    dtype = sum_dtype(a, b)
     # Autocast leaves float64 as it is.
     a, b, evals_a, evals_b = (x.double() for x in (a, b, evals_a, evals_b))
     if live_a is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import check_finite, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import promoted_dtype, without_autocast
+from diffnet.ops.common.precision import sum_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import checked_number
 from diffnet.ops.functional_maps.chunks import row_chunks
 
@@ -57,7 +57,7 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
     for name, x in {"queries": queries, "keys": keys, "values": values}.items():
         check_finite(name, x)
     temperature = checked_number("temperature", temperature, device, positive=True)
-    dtype = torch.promote_types(promoted_dtype(queries, keys, values), torch.float32)
+    dtype = sum_dtype(queries, keys, values)
     out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
     if readable(out) and not out.isfinite().all():
         raise ValueError(

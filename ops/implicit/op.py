@@ -12,6 +12,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor
 from diffnet.ops.common.dispatch import differentiable
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
 from diffnet.ops.implicit.conjugate_gradients import conjugate_gradients
@@ -93,7 +94,7 @@ def implicit_diffusion(
     ptr = check_ptr(ptr, rows, lengths, device)
     check_finite("time", time, least=0)
     check_finite("mass", mass)
-    dtype = torch.promote_types(torch.promote_types(x.dtype, laplacian.values.dtype), torch.float32)
+    dtype = sum_dtype(x, laplacian.values)
     features, mass = x.to(dtype), mass.to(dtype)
     live = ~(mass[:, None] <= 0)  # also where the mass is NaN, so that it shows in the result
     values = laplacian.values.to(dtype)

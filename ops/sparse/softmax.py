@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
@@ -112,9 +113,9 @@ def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> No
 
 def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
     """Return scale · scores + bias in float32 or wider, by PyTorch operations, which differentiate for all three."""
-    sum_dtype = torch.promote_types(scores.dtype, torch.float32)
-    scores = scores.to(sum_dtype) * (scale.to(sum_dtype) if isinstance(scale, Tensor) else scale)
-    return scores if bias is None else scores + bias.to(sum_dtype)
+    dtype = sum_dtype(scores)
+    scores = scores.to(dtype) * (scale.to(dtype) if isinstance(scale, Tensor) else scale)
+    return scores if bias is None else scores + bias.to(dtype)
 
 
 def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
