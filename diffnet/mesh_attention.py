@@ -11,7 +11,7 @@ from diffnet.ops.common.checks import check_count, check_dropout, check_tensor
 class AttentionHeads(nn.Module):
     """Base class of multi-head attention: the layers before and after it, of C channels divided among H heads."""
 
-    def __init__(self, channels: int, heads: int, dropout: float, backend: Backend) -> None:
+    def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
         check_count("channels", channels, 1)
         check_count("heads", heads, 1)
@@ -41,9 +41,6 @@ class MeshAttention(AttentionHeads):
 
     Raises ValueError if the heads don't divide the channels.
     """
-
-    def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
-        super().__init__(channels, heads, dropout, backend)
 
     def forward(self, x: Tensor, pattern: Pattern, *, bias: Tensor | None = None) -> Tensor:
         """x (V, C), pattern (V, V) → (V, C)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -151,19 +150,12 @@ def _runs_gluon(device: int) -> bool:
 
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
-    return _properties(tensor.device.index).processors if tensor.is_cuda else 3
-
-
-@dataclass(frozen=True)
-class _Properties:
-    processors: int
-    major: int
+    return _properties(tensor.device.index).multi_processor_count if tensor.is_cuda else 3
 
 
 @functools.cache
-def _properties(device: int) -> _Properties:
-    found = torch.cuda.get_device_properties(device)
-    return _Properties(found.multi_processor_count, found.major)
+def _properties(device: int) -> Any:
+    return torch.cuda.get_device_properties(device)
 
 
 def interpreted(tensor: Tensor) -> bool:
