@@ -20,12 +20,12 @@ from diffnet.ops.functional_maps.conversion import (
     functional_map_from_correspondences,
     functional_map_from_points,
     point_map,
+    zoomout,
 )
 from diffnet.ops.functional_maps.losses import bijectivity_loss, coupling_loss, orthogonality_loss
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 from diffnet.ops.functional_maps.op import Regularizer, functional_map
 from diffnet.ops.functional_maps.soft_map import soft_map
-from diffnet.ops.functional_maps.zoomout import zoomout
 from diffnet.ops.gradient_features.op import gradient_features, spectral_gradient_features, values_and_gradient_features
 from diffnet.ops.implicit.op import implicit_diffusion
 from diffnet.ops.mlp.op import mlp

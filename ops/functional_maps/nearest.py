@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_finite, check_tensor
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.precision import ieee_products, sum_dtype, without_autocast
-from diffnet.ops.functional_maps.chunks import row_chunks
 
 # On the CPU, a k-d tree is faster than matrix products up to this many dimensions.
 MAX_TREE_DIMENSIONS = 30
+# Numbers of a table that are held at once: 64 MB in float32 on a GPU, and what stays in a cache on the CPU. Matrix
+# products need enough rows to be fast.
+MAX_ENTRIES = {"cuda": 2**24, "cpu": 2**21}
+MIN_ROWS = {"cuda": 512, "cpu": 64}
 
 
 def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
@@ -75,3 +80,12 @@ def _by_products(queries: Tensor, points: Tensor) -> Tensor:
         for rows in row_chunks(len(queries), queries, len(points)):
             torch.argmin(torch.addmm(half_squares, queries[rows] - center, points.mT, alpha=-1), 1, out=out[rows])
     return out
+
+
+def row_chunks(rows: int, like: Tensor, columns: int) -> Iterator[slice]:
+    """Slices of almost equal numbers of rows, for a table (rows, columns) on the device of a tensor."""
+    kind = "cuda" if like.is_cuda else "cpu"
+    largest = max(MIN_ROWS[kind], MAX_ENTRIES[kind] // max(columns, 1))
+    count = -(-rows // largest)
+    for i in range(count):
+        yield slice(rows * i // count, rows * (i + 1) // count)
