@@ -9,6 +9,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.ops.common.checks import not_a_tensor
 
 M = TypeVar("M", bound=nn.Module)
@@ -25,11 +26,7 @@ def check_eigenpairs(operators: Operators) -> None:
 
     Raises ValueError that says what to write instead.
     """
-    if operators.k == 0:
-        raise ValueError(
-            "spectral diffusion needs eigenpairs, but the operators have k = 0; "
-            'write precompute(mesh, k=128), or diffusion="implicit" in the network'
-        )
+    with_eigenpairs("spectral diffusion", operators, ', or diffusion="implicit" in the network')
 
 
 def check_features(features: Any, operators: Operators, first: nn.Module) -> None:

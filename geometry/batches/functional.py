@@ -79,11 +79,11 @@ def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> 
     return ops.segment_mean(x, operators.mass, operators.ptr, operators.lengths, backend)
 
 
-def with_eigenpairs(name: str, operators: Operators) -> Operators:
-    """Return the operators if they have eigenpairs. Raises TypeError for another type, else ValueError."""
+def with_eigenpairs(name: str, operators: Operators, hint: str = "") -> Operators:
+    """Return the operators if they have eigenpairs. Raises TypeError for another type, else ValueError with `hint`."""
     check_operators(operators)
     if operators.k == 0:
-        raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
+        raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128){hint}")
     return operators
 
 
