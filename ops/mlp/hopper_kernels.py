@@ -24,7 +24,7 @@ from triton.language import PropagateNan
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.tiling import SIZES, aligned, cdiv, empty_planes, processors
-from diffnet.ops.mlp.linear_kernels import threshold_and_scale
+from diffnet.ops.mlp.linear_kernels import mix, threshold_and_scale
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
@@ -52,14 +52,7 @@ def exchanged(x):
     return x.reshape([rows, 2, 2, 2, 2, 2, 2, 2]).permute([0, 1, 2, 5, 6, 3, 4, 7]).reshape([rows, 128])
 
 
-@gluon.jit
-def _mix(h):
-    """The same as `linear_kernels._mix`. Both kernels drop the same units for a seed, and a test compares them."""
-    h ^= h >> 16
-    h *= 0x7FEB352D
-    h ^= h >> 15
-    h *= 0x846CA68B
-    return h
+_mix = gluon.jit(mix.fn)  # kernels in Triton and in Gluon drop the same units for a seed
 
 
 @gluon.jit
@@ -105,6 +98,15 @@ def _activated(
         bits = gl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
         y = gl.where(bits < (threshold.to(gl.uint32) << 16), 0.0, y * keep_scale)
     return y
+
+
+@gluon.jit
+def _times(x, w, zeros):
+    """Return x W. A thread has the same channels of the result as of x."""
+    operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
+    y = warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
+    y = warpgroup_mma_wait(0, deps=[y])
+    return gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
 
 
 @gluon.jit
@@ -169,10 +171,7 @@ def _walk(
         h = _activated(y, bias1, low1, high1, columns1, rows, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
-        h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
-        y = warpgroup_mma(h, w2.permute([1, 0]), zeros, use_acc=False, is_async=True)
-        y = warpgroup_mma_wait(0, deps=[y])
-        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        y = _times(h, w2.permute([1, 0]), zeros)
         h = _activated(y, bias2, low2, high2, columns2, rows, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
@@ -259,15 +258,6 @@ def forward(
             num_warps=4,
         )  # fmt: skip
     return outs
-
-
-@gluon.jit
-def _times(x, w, zeros):
-    """Return x W. A thread has the same channels of the result as of x."""
-    operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
-    y = warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
-    y = warpgroup_mma_wait(0, deps=[y])
-    return gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ def linear_tiling(x: Tensor, k: int, c: int) -> Tiling:
 
 
 @triton.jit
-def _mix(h):
+def mix(h):
     """Map 32 bits to 32 bits, one to one. Each input bit flips each upper bit of the result half the time."""
     h ^= h >> 16
     h *= 0x7FEB352D
@@ -36,7 +36,7 @@ def _mix(h):
 @triton.jit
 def _mix_all(h):
     """Map 32 bits to 32 bits, one to one. Each input bit flips each bit of the result half the time."""
-    h = _mix(h)
+    h = mix(h)
     return h ^ (h >> 16)
 
 
@@ -51,7 +51,7 @@ def random_bits(seed, rows, c):
     high = tl.load(seed + 1).to(tl.uint32)
     by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
     by_column = _mix_all(_mix_all((c // 2).to(tl.uint32) ^ high) ^ low)
-    word = _mix(by_row[:, None] + by_column[None, :])
+    word = mix(by_row[:, None] + by_column[None, :])
     return tl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
 
 
