@@ -145,8 +145,7 @@ class FaceTree(NamedTuple):
         """Squared distances (N,) from points (N, 3) to boxes (N,) of a level. They are 0 for points in their boxes."""
         gaps = np.maximum(self.lows[level][boxes] - points, points - self.highs[level][boxes])
         np.maximum(gaps, 0, out=gaps)
-        squares: Floats = np.einsum("nx,nx->n", gaps, gaps)
-        return squares
+        return _dot(gaps, gaps)
 
 
 def face_tree(corners: Floats) -> FaceTree:
