@@ -118,7 +118,7 @@ def _tables(
     if ONE_MESH:
         plane: tl.constexpr = k_size * c_size
     else:
-        plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+        plane = tl.cast(meshes, tl.int64) * k_size * c_size
     d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
     return d_at, d_at + plane, d_at + plane + plane, (2 + ROTATION) * plane
 
@@ -382,7 +382,7 @@ def spectral_gradient_features_backward_derivatives_kernel(
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
-    plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
@@ -427,7 +427,7 @@ def spectral_gradient_features_backward_sums_kernel(
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = (tl.program_id(1) // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
     _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
-    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     q_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
@@ -482,7 +482,7 @@ def spectral_gradient_features_backward_sum_kernel(
     c = (tile_index % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = (tile_index // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
     _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
-    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
     for component in tl.static_range(2):
@@ -505,7 +505,7 @@ def spectral_gradient_features_backward_sum_kernel(
             u = tl.load(u_at, mask=live & (c < c_size)[None, :], other=0.0) * sign
             total = product(split_transpose(g, PRECISION), split(u, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
-    partial_plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
+    partial_plane = tl.cast(spans, tl.int64) * k_size * c_size
     tl.store(place + which * partial_plane, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
 
@@ -514,7 +514,7 @@ def _store_sums(
     partial, index, spans, k, c, d_sum, p_sum, q_sum, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr
 ):  # fmt: skip
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
-    plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
+    plane = tl.cast(spans, tl.int64) * k_size * c_size
     inside = (k < k_size)[:, None] & (c < c_size)[None, :]
     tl.store(place, d_sum, mask=inside)
     tl.store(place + plane, p_sum, mask=inside)

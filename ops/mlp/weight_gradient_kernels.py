@@ -97,7 +97,7 @@ def mlp_backward_weights_kernel(
         matrix = tl.where(pair < PAIRS, matrix, projected + index.to(tl.int64) * (h_size * c_size))
     tl.store(matrix + (h[:, None] * row_size + c[None, :]), total, mask=inside)
     if which % columns == 0 and pair >= PARTS - 1 and pair < PAIRS:
-        at = (pair * 0 + PAIRS).to(tl.int64) * c_size + (pair - (PARTS - 1))
+        at = tl.cast(PAIRS, tl.int64) * c_size + (pair - (PARTS - 1))
         tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
 
 

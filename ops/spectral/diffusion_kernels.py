@@ -98,7 +98,7 @@ def diffusion_features_forward_spectrum_kernel(
     blocks = tl.cdiv(size, BLOCK)
     mesh = tl.program_id(0) // blocks
     cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    total = sum_of_spans(partial, cell, size, mesh * 0, mesh, ptr, span, spans, False, BLOCK, BLOCK_SPANS)
+    total = sum_of_spans(partial, cell, size, 0, mesh, ptr, span, spans, False, BLOCK, BLOCK_SPANS)
     if FACTOR:
         total *= tl.load(factor)
     inside = cell < size
