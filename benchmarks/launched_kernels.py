@@ -30,9 +30,8 @@ from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed
 from diffnet.ops.common.tiling import on_hopper
 from diffnet.ops.cross_entropy import kernels as cross_entropy
-from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
 from diffnet.ops.fronts import kernels as fronts
-from diffnet.ops.fronts.level import FrontLevel
+from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_features
@@ -224,7 +223,7 @@ def _spectral(dtype: torch.dtype, k: int, c: int, meshes: int) -> None:
         x, evecs = _empty(rows, c, dtype=dtype), _empty(rows, k, dtype=dtype)
         for scale in (_empty(rows), None):
             spans = spectral.project_spans(x, evecs, scale, ptr)
-            sum_and_diffuse(*spans, ptr, evals, time)
+            diffusion.sum_and_diffuse(*spans, ptr, evals, time)
             for added in (None, x):
                 spectral.evaluate(d, evecs, scale, ptr, added=added)
     gradient_evecs = _empty(2, len(x), k, dtype=dtype)

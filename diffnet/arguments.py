@@ -9,6 +9,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.ops.common.checks import not_a_tensor
 
 M = TypeVar("M", bound=nn.Module)
@@ -20,25 +21,12 @@ _CALL = "model(features, operators) with operators = precompute((verts, faces))"
 refuses_fields = refuses(f"write {_CALL}", x_in="features", **dict.fromkeys(_FIELDS, _CALL))
 
 
-def check_operators(operators: Any) -> None:
-    """Check that an argument is `Operators`. Raises TypeError that says what to write instead."""
-    if isinstance(operators, Operators):
-        return
-    several = isinstance(operators, (list, tuple)) and all(isinstance(o, Operators) for o in operators)
-    hint = "collate(operators)" if several else "precompute(mesh)"
-    raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write {hint}")
-
-
 def check_eigenpairs(operators: Operators) -> None:
     """Check that operators hold eigenpairs, which spectral diffusion needs. Without them its result is 0.
 
     Raises ValueError that says what to write instead.
     """
-    if operators.k == 0:
-        raise ValueError(
-            "spectral diffusion needs eigenpairs, but the operators have k = 0; "
-            'write precompute(mesh, k=128), or diffusion="implicit" in the network'
-        )
+    with_eigenpairs("spectral diffusion", operators, ', or diffusion="implicit" in the network')
 
 
 def check_features(features: Any, operators: Operators, first: nn.Module) -> None:

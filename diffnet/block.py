@@ -9,10 +9,11 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, check_operators, is_plain, refuses_fields
+from diffnet.arguments import check_eigenpairs, is_plain, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.batches.functional import check_operators
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP

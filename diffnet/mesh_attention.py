@@ -5,24 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
-from diffnet.ops.common.checks import check_count, check_dropout, check_matrix
+from diffnet.ops.common.checks import check_count, check_dropout, check_tensor
 
 
-class MeshAttention(nn.Module):
-    """Multi-head attention of each vertex to the vertices in its row of a sparse pattern.
-
-    Scores, softmax and sums are computed only at the entries of the pattern, for all heads at once.
-
-    Source: Vaswani et al. 2017, section 3.2.
-
-    Args:
-        channels: C, divided among the heads.
-        heads: H.
-        dropout: probability that an attention weight is dropped in training.
-        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
-
-    Raises ValueError if the heads don't divide the channels.
-    """
+class AttentionHeads(nn.Module):
+    """Base class of multi-head attention: the layers before and after it, of C channels divided among H heads."""
 
     def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
@@ -38,6 +25,23 @@ class MeshAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(channels, channels)
 
+
+class MeshAttention(AttentionHeads):
+    """Multi-head attention of each vertex to the vertices in its row of a sparse pattern.
+
+    Scores, softmax and sums are computed only at the entries of the pattern, for all heads at once.
+
+    Source: Vaswani et al. 2017, section 3.2.
+
+    Args:
+        channels: C, divided among the heads.
+        heads: H.
+        dropout: probability that an attention weight is dropped in training.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    Raises ValueError if the heads don't divide the channels.
+    """
+
     def forward(self, x: Tensor, pattern: Pattern, *, bias: Tensor | None = None) -> Tensor:
         """x (V, C), pattern (V, V) → (V, C)
 
@@ -49,7 +53,7 @@ class MeshAttention(nn.Module):
         if not isinstance(pattern, Pattern):
             found = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
-        check_matrix("x", x, "V", self.channels, pattern.device)
+        check_tensor("x", x, ("V", self.channels), pattern.device)
         if pattern.shape != (x.shape[0], x.shape[0]):
             raise ValueError(f"the pattern should have shape {(x.shape[0], x.shape[0])}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffnet.arguments import check_features, check_operators, has_plain_modules, refuses_fields
+from diffnet.arguments import check_features, has_plain_modules, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Plan
 from diffnet.checkpoints.activations import Activation, log_softmax
 from diffnet.first_call import compile_before_first_call
 from diffnet.forward_plans import plan_of, shared_plans, shares_launches
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.geometry.transfer import aligned
 from diffnet.ops import Backend, segment_mean

@@ -10,32 +10,36 @@ from .batches.functional_maps import (
     soft_functional_map,
     zoomout,
 )
-from .batches.unpack import UnpackAt
+from .curvatures import curvature, diffused_curvature
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose, is_inside_out
-from .diffused_curvature import diffused_curvature
 from .discretize.coincident import joined_vertices
 from .discretize.connectivity import Connectivity
 from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
-from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.elements import (
+    ElementsAt,
+    border_lengths,
+    edges_of_faces,
+    element_areas,
+    element_points,
+    element_weights,
+)
 from .elements.instances import Instances, label_instances
 from .elements.polygons import file_edges, on_triangles
 from .elements.smoothing import smooth_boundaries
-from .elements.weights import element_weights
 from .errors import MeshError
 from .geodesics.curve import area_under_curve, error_curve, mean_error
-from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
-from .geodesics.label_errors import geodesic_label_errors
+from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all, geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import nearest_pattern, with_k_ring, with_nearest
-from .operators import Operators
+from .operators import Operators, UnpackAt
 from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate
@@ -51,7 +55,6 @@ from .preprocessing.options import (
     JoinRule,
     LaplacianKind,
 )
-from .shape_operator import curvature
 from .vertex_patches import Patches, patches
 
 __all__ = [

@@ -12,7 +12,7 @@ from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
-from diffnet.ops.common.checks import check_count, check_finite, check_rank, readable
+from diffnet.ops.common.checks import check_count, check_finite, check_tensor, readable
 
 MIN_TIME, MAX_TIME = 0.01, 1.0  # default times of `hks`
 _warned_of_size: list[str] = []  # names of given warnings; each is given once
@@ -37,7 +37,7 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     with_eigenpairs("hks", operators)
     check_count("count", count, 1)
     if scales is not None:
-        check_rank("scales", scales, "(T,)", 1)
+        check_tensor("scales", scales, ("T",))
         check_finite("scales", scales, least=0)
     if scales is None:
         _warn_of_size(operators)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffnet.geometry.fields import FIELDS, Fields
 from diffnet.ops import Pattern, SparseMatrix
-from diffnet.ops.common.checks import check_index, check_rank, check_tensor
+from diffnet.ops.common.checks import check_index, check_tensor
 from diffnet.ops.common.compiler import is_stand_in
 
 # They have the sizes with which the others should agree.
@@ -27,16 +27,14 @@ def check_fields(operators: Fields) -> None:
     mass = operators.mass
     if torch.compiler.is_compiling() or is_stand_in(mass):
         return
-    check_rank("mass", mass, "(V,)", 1)
+    check_tensor("mass", mass, ("V",))
     device, vertices = mass.device, mass.shape[0]
     check_index("ptr", operators.ptr, None, device)
     meshes = operators.ptr.shape[0] - 1
     if meshes < 0:
         raise ValueError("ptr should have one value more than there are meshes, got none")
-    check_rank("evals", operators.evals, "(B, K)", 2)
-    k = operators.evals.shape[1]
-    check_tensor("evals", operators.evals, (meshes, k), device)
-    faces = operators.faces
+    check_tensor("evals", operators.evals, (meshes, "K"), device)
+    faces, k = operators.faces, operators.evals.shape[1]
     check_index("faces", faces, tuple(faces.shape) if isinstance(faces, Tensor) else None, device)
     if faces.ndim != 2 or faces.shape[1] != 3:
         raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")

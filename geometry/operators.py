@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
-from diffnet.geometry.batches.unpack import UnpackAt, unpack
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
@@ -30,11 +29,13 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.common.checks import check_count, device_and_dtype
+from diffnet.ops.common.checks import check_count, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import Later, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.matrix import check_matrix_blocks
+
+UnpackAt: TypeAlias = Literal["vertices", "faces", "edges", "mesh", "global_mean"]
 
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
 FREE_SHARE = 0.5
@@ -329,9 +330,17 @@ class Operators(Fields):
                 lengths = self.face_lengths
             case "edges":
                 lengths = self.edge_lengths
-            case _:
+            case "mesh" | "global_mean":
                 lengths = (1,) * len(self)
-        return unpack(y, lengths, at, dim)
+            case _:
+                raise ValueError(f"at should be one of {', '.join(get_args(UnpackAt))}, got {at!r}")
+        if not isinstance(y, Tensor):
+            raise not_a_tensor("y", y)
+        per_mesh = at in ("mesh", "global_mean")
+        if not -y.ndim <= dim < y.ndim or y.shape[dim] != sum(lengths):
+            rows = "meshes" if per_mesh else at
+            raise ValueError(f"y should have {sum(lengths)} {rows} in dimension {dim}, shape is {tuple(y.shape)}")
+        return list(y.unbind(dim) if per_mesh else torch.split(y, list(lengths), dim))
 
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""

@@ -22,7 +22,7 @@ from diffnet.viz.palette import DISTINCT, ERROR_COLORS, label_colors
 from diffnet.viz.render import ARROW_COLOR
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
 from diffnet.viz.surface import Surface, ValuesAt, corner_normals, face_elements, shown_points
-from diffnet.viz.view import View, default_view
+from diffnet.viz.view import View, chosen_view
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,9 +117,7 @@ def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) ->
     shown = shown_points(shape.surface)
     if not len(shown):
         shown = np.zeros((1, 3))
-    chosen = default_view(shown)
-    if view is not None:
-        chosen = view if isinstance(view, View) else View(chosen.up, *view)
+    chosen = chosen_view(shown, view)
     low, high = shown.min(axis=0), shown.max(axis=0)
     center = (low + high) / 2
     reach = np.concatenate([shown, *(arrows.verts for arrows in shape.arrows.values())])

@@ -13,7 +13,7 @@ from PIL import Image
 from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.raster import DepthBuffer, barycentric, put_balls, put_faces
 from diffnet.viz.surface import Floats, Ints, Surface, ValuesAt, corner_normals, face_elements, shown_points
-from diffnet.viz.view import View, default_view, rotation_of, to_screen
+from diffnet.viz.view import View, chosen_view, rotation_of, to_screen
 
 BACKGROUND = (250, 250, 251)
 ARROW_COLOR = (26, 29, 33)
@@ -78,11 +78,8 @@ def draw(
     points = shown_points(surface)
     drawn: list[_Samples] = []
     if len(points):
-        chosen = default_view(points)
-        if view is not None:
-            chosen = view if isinstance(view, View) else View(chosen.up, *view)
         shown = points if arrows is None else np.concatenate([points, arrows.verts])
-        drawn = list(_draw(surface, at, arrows, shown, rotation_of(chosen), samples, blend))
+        drawn = list(_draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend))
     empty = np.zeros(0, np.int64)
     pixels = np.concatenate([empty, *(part.pixels for part in drawn)])
     y, x = np.divmod(pixels, samples[1])

@@ -24,6 +24,14 @@ class View(NamedTuple):
     elevation: float
 
 
+def chosen_view(points: Any, view: View | tuple[float, float] | None) -> View:
+    """The view itself, the view with an azimuth and an elevation and the default up axis, or the default view."""
+    if isinstance(view, View):
+        return view
+    default = default_view(points)
+    return default if view is None else View(default.up, *view)
+
+
 def default_view(points: Any) -> View:
     """The default view of finite points (N, 3).
 

@@ -19,7 +19,7 @@ from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.ops import functional_map as functional_map_of_coefficients
 from diffnet.ops import nearest_neighbors, soft_map
 from diffnet.ops.functional_maps import reference
-from diffnet.ops.functional_maps.regularizers import resolvent
+from diffnet.ops.functional_maps.op import resolvent
 from diffnet.train.correspondence.maps import point_map_of
 
 K = 200

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffnet.mesh_attention import AttentionHeads
 from diffnet.ops import Backend, BlockPattern, block_attention, block_matmul, block_softmax
-from diffnet.ops.common.checks import check_count, check_dropout
+from diffnet.ops.common.checks import check_count
 
 
-class BlockSparseAttention(nn.Module):
+class BlockSparseAttention(AttentionHeads):
     """Multi-head attention computed only at the blocks of a layout.
 
     Without a bias and without dropout, scores are never stored (see `ops.block_attention`).
@@ -37,20 +38,10 @@ class BlockSparseAttention(nn.Module):
         length: int | None = None,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        check_count("channels", channels, 1)
-        check_count("heads", heads, 1)
-        check_dropout(dropout)
+        super().__init__(channels, heads, dropout, backend)
         if length is not None:
             check_count("length", length, 1)
-        if channels % heads != 0:
-            raise ValueError(f"heads should divide the {channels} channels, got {heads}")
-        self.heads = heads
-        self.backend: Backend = backend
-        self.query_key_value = nn.Linear(channels, 3 * channels)
         self.relative_bias = None if length is None else nn.Parameter(torch.zeros(heads, 2 * length - 1))
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(channels, channels)
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diffnet.geometry.elements.elements import element_points, face_areas
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 
 
@@ -48,9 +49,7 @@ def cut_by_plane(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
     if mesh.is_point_cloud:
         kept = _kept(mesh.verts @ d, np.ones(len(mesh.verts)), share)
         return MeshPart(_part(mesh, kept, None), kept, np.zeros(0, np.int64))
-    corners = mesh.verts[mesh.faces]
-    area = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1)
-    faces = _kept(corners.mean(axis=1) @ d, area, share)
+    faces = _kept(element_points(mesh, "faces") @ d, face_areas(mesh), share)
     vertices, numbers = np.unique(mesh.faces[faces], return_inverse=True)
     return MeshPart(_part(mesh, vertices, numbers.reshape(-1, 3)), vertices, faces)
 

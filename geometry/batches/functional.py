@@ -79,18 +79,21 @@ def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> 
     return ops.segment_mean(x, operators.mass, operators.ptr, operators.lengths, backend)
 
 
-def with_eigenpairs(name: str, operators: Operators) -> Operators:
-    """Return the operators if they have eigenpairs. Raises TypeError for another type, else ValueError."""
+def with_eigenpairs(name: str, operators: Operators, hint: str = "") -> Operators:
+    """Return the operators if they have eigenpairs. Raises TypeError for another type, else ValueError with `hint`."""
     check_operators(operators)
     if operators.k == 0:
-        raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
+        raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128){hint}")
     return operators
 
 
 def check_operators(operators: object) -> None:
-    """Raises TypeError for another type."""
-    if not isinstance(operators, Operators):
-        raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write precompute(mesh)")
+    """Check that an argument is `Operators`. Raises TypeError that says what to write instead."""
+    if isinstance(operators, Operators):
+        return
+    several = isinstance(operators, (list, tuple)) and all(isinstance(o, Operators) for o in operators)
+    hint = "collate(operators)" if several else "precompute(mesh)"
+    raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write {hint}")
 
 
 def _check_rows(x: Tensor, operators: Operators) -> None:

@@ -17,7 +17,7 @@ from diffnet import ops
 from diffnet.geometry.batches.functional import to_spectral, with_eigenpairs
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
-from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_tensor, not_a_tensor
 from diffnet.ops.common.precision import without_autocast
 
 
@@ -180,8 +180,5 @@ def _check_rows(name: str, x: Tensor, operators: Operators) -> None:
 def _each(name: str, c: Tensor, a: Operators, b: Operators) -> Iterator[tuple[Tensor, Operators, Operators]]:
     """Each functional map with its two shapes."""
     check_pairs(name, a, b)
-    if not isinstance(c, Tensor):
-        raise not_a_tensor("c", c)
-    if c.ndim != 3 or len(c) != len(a):
-        raise ValueError(f"c should have shape ({len(a)}, K_b, K_a), shape is {tuple(c.shape)}")
+    check_tensor("c", c, (len(a), "K_b", "K_a"))
     return zip(c, a, b, strict=True)

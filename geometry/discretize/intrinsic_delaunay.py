@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.discretize.triangles import corner_positions, sums_at_vertices
-from diffnet.geometry.eigen.problem import Array
-
-Indices: TypeAlias = NDArray[np.int64]
+from diffnet.geometry.discretize.triangles import Array, Indices, corner_positions, sums_at_vertices
 
 MIN_EXCESS = 1e-5  # times the mean edge length: two edges of a triangle exceed the third by at least this
 MIN_COTANGENT = -1e-6  # edges with a smaller cotangent weight are flipped

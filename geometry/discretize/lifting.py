@@ -13,13 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 
+from diffnet.geometry.discretize.triangles import Array, Indices
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normals import mean_normals
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 
 def join(mesh: Mesh, firsts: Indices, place: Indices) -> Mesh:

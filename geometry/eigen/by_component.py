@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from diffnet.geometry.eigen.checks import rounding_fault
 from diffnet.geometry.eigen.problem import Array, Component, Pairs
-from diffnet.geometry.eigen.resolution import rounding_fault
 
 
 class Pick(NamedTuple):

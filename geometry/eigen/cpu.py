@@ -12,9 +12,9 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
+from scipy.linalg import lapack
 
-from diffnet.geometry.eigen.checks import MissedError, checked_pairs
-from diffnet.geometry.eigen.dense import smallest_pairs
+from diffnet.geometry.eigen.checks import MissedError, checked_pairs, rounding_fault
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import (
     LARGE_SHIFT,
@@ -26,7 +26,6 @@ from diffnet.geometry.eigen.problem import (
     Pairs,
     is_small,
 )
-from diffnet.geometry.eigen.resolution import rounding_fault
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.errors import ConvergenceError
@@ -34,6 +33,9 @@ from diffnet.geometry.errors import ConvergenceError
 # glibc returns freed blocks to the system if they are larger than any block of up to 32 MiB that was freed before. The
 # matrices of small meshes would be made of fresh pages again and again, which takes a seventh of the time.
 np.empty(2**25 - 2**16, np.uint8)
+
+MIN_SIZE = 128  # rows; of a smaller matrix, all pairs take no longer
+BLOCK = 64  # columns that LAPACK works on at once
 
 
 def pairs_on_cpu(component: Component) -> Pairs:
@@ -173,3 +175,27 @@ def _signed(evals: Array, rows: Array) -> Pairs:
     """λ ≥ 0, and φ with positive peaks from rows, which are overwritten. The peak is the entry of largest magnitude."""
     rows *= np.where(-rows.min(1) > rows.max(1), -1.0, 1.0)[:, None]
     return np.maximum(evals, 0), rows.T
+
+
+def smallest_pairs(matrix: Array, k: int) -> Pairs:
+    """The first k values (k,) and vectors (V, k) of np.linalg.eigh. The matrix (V, V) has both triangles.
+
+    np.linalg.eigh computes all vectors. Here, LAPACK makes the matrix tridiagonal (sytrd), finds all values (sterf),
+    and only the wanted vectors by inverse iteration (stein, ormqr). If that fails, np.linalg.eigh is used.
+    """
+    size = len(matrix)
+    if size >= MIN_SIZE and 2 * k <= size:
+        # The transpose has LAPACK's order of entries, so it isn't copied twice.
+        reflectors, diagonal, beside, scales, _ = lapack.dsytrd(matrix.T, lower=1, lwork=BLOCK * size)
+        values, missed = lapack.dsterf(diagonal, beside)
+        if not missed and np.isfinite(values).all():
+            # All rows are one block. These arrays have an entry for each row, but only the first k are read.
+            blocks = np.ones(size, np.int32), np.full(size, size, np.int32)
+            vectors, missed = lapack.dstein(diagonal, beside, values[:k], *blocks)
+            if not missed and np.isfinite(vectors).all():  # NaN for a matrix of zeros
+                # The reflectors begin one row below the diagonal. This view has one row more, which isn't read.
+                lower = reflectors.ravel("F")[1 : 1 + size * (size - 1)].reshape(size, size - 1, order="F")
+                vectors[1:] = lapack.dormqr("L", "N", lower, scales, vectors[1:], BLOCK * k)[0]
+                return values[:k], vectors
+    values, vectors = np.linalg.eigh(matrix)
+    return values[:k], vectors[:, :k]

@@ -13,7 +13,6 @@ from scipy.sparse.csgraph import dijkstra
 from diffnet.geometry.discretize.coincident import components, joined_vertices
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.geodesics.manifold import has_flat_faces, is_manifold
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
 from diffnet.geometry.mesh.normalize import round_positions
 
@@ -22,6 +21,8 @@ Floats = NDArray[np.float64]
 
 # Up to this distance / √area, a search for each pair is faster than one search over the mesh for all pairs of a vertex.
 MAX_SEARCH = 0.1
+# Faces with a smaller area, as a share of the squared extent of the mesh, have no usable angles.
+MIN_FACE_AREA = 1e-14
 
 
 def area(mesh: Mesh) -> float:
@@ -111,3 +112,31 @@ def _by_heat(verts: Floats, faces: Ints | None, ends: Ints) -> Floats:
         own = ends[1] == root
         found[own] = compute(root)[ends[0, own]]
     return found
+
+
+def is_manifold(faces: Ints) -> bool:
+    """Whether faces (F, 3) without repeated corners are an oriented manifold, with or without boundary.
+
+    >>> is_manifold(np.array([[0, 1, 2], [0, 2, 3]])), is_manifold(np.array([[0, 1, 2], [0, 3, 4]]))  # a bow tie
+    (True, False)
+    """
+    start, end = faces.reshape(-1), np.roll(faces, -1, axis=1).reshape(-1)  # of the half-edge after each corner
+    size = int(faces.max(initial=-1)) + 1
+    keys = start * size + end
+    order = np.argsort(keys)
+    if (np.diff(keys[order]) == 0).any():
+        return False  # two faces run along an edge in one direction
+    # The corners of a vertex are linked across edges. On a manifold, all corners of a vertex are linked.
+    twin_place = np.searchsorted(keys, end * size + start, sorter=order).clip(max=len(keys) - 1)
+    twin = order[twin_place]
+    inner = keys[twin] == end * size + start
+    corner, following = np.arange(len(keys)), np.arange(len(keys)).reshape(-1, 3)[:, [1, 2, 0]].reshape(-1)
+    links = np.ones(inner.sum()), (corner[inner], following[twin[inner]])
+    fans, _ = scipy.sparse.csgraph.connected_components(scipy.sparse.coo_array(links, (len(keys), len(keys))), False)
+    return bool(fans == len(np.unique(faces)))
+
+
+def has_flat_faces(verts: NDArray[np.float64], faces: Ints) -> bool:
+    """Whether the area of a face is almost 0."""
+    extent = np.ptp(verts, axis=0).max()
+    return bool((potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * extent**2).any())

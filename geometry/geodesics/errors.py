@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.geodesics.distances import area, joined, pair_distances
+from diffnet.geometry.geodesics.distances import Floats, Ints, area, joined, pair_distances
 from diffnet.geometry.geodesics.known import (
     NO_DISTANCES,
     KnownDistances,
@@ -23,8 +23,8 @@ from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
@@ -70,6 +70,28 @@ def geodesic_errors(
     0.7071
     """
     return geodesic_errors_of_all([Prediction(mesh, predicted, truth)], cache_dir=cache_dir, jobs=1)[0]
+
+
+def geodesic_label_errors(mesh: MeshLike, predicted: Any, labels: Any) -> Tensor:
+    """Measure correspondences: the distance along the surface from the predicted to the true vertex, / √area.
+
+    The mean of the result is the usual error of dense correspondence.
+
+    mesh: the mesh or point cloud whose vertices are the labels, see `load_mesh`
+    predicted, labels: (N,) integers, vertices of this mesh, as tensors on any device or as arrays. A negative label
+        means that the true vertex is unknown.
+
+    Returns (N,) float64 on the CPU: 0 where both are equal, infinity between components, NaN for negative labels, so
+    take `errors.nanmean()` if there are any. Errors don't depend on the scale of the mesh. For the kinds of distances
+    and the errors raised, see `geodesic_errors`.
+
+    >>> square = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]]  # area 1
+    >>> geodesic_label_errors(square, [0, 1, 2, 3], [0, 2, 2, 1])
+    tensor([0.0000, 1.0000, 0.0000, 1.4142], dtype=torch.float64)
+    """
+    import torch  # worker processes, which import this module, start without it
+
+    return torch.from_numpy(geodesic_errors(mesh, predicted, indices("labels", labels)))
 
 
 def geodesic_errors_of_all(

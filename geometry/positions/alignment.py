@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_rank, check_tensor
+from diffnet.ops.common.checks import check_tensor
 
 
 def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
@@ -29,8 +29,7 @@ def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
             [-1.,  0.,  0.],
             [ 0.,  0.,  1.]])
     """
-    check_rank("positions", positions, "(V, 3)", 2)
-    check_tensor("positions", positions, (len(positions), 3), positions.device)
+    check_tensor("positions", positions, ("V", 3))
     check_tensor("mass", mass, (len(positions),), positions.device)
     centered = positions.double() - center_of(positions, mass).double()
     weights = mass.double()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, check_finite, check_lengths, check_rank
+from diffnet.ops.common.checks import check_count, check_finite, check_lengths, check_tensor
 
 
 def farthest_points(
@@ -37,7 +37,7 @@ def farthest_points(
     >>> farthest_points(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 3)
     tensor([[3, 0, 2]])
     """
-    check_rank("positions", positions, "(V, N)", 2)
+    check_tensor("positions", positions, ("V", "N"))
     check_count("count", count, 1)
     counts = check_lengths(lengths, "positions", len(positions))
     if min(counts, default=count) < count:

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, check_lengths, check_rank
+from diffnet.ops.common.checks import check_count, check_lengths, check_tensor
 
 
 def random_rotation(
@@ -38,9 +38,7 @@ def random_rotation(
     >>> torch.allclose(turned @ turned.T, verts, atol=1e-6)  # lengths and angles stay
     True
     """
-    check_rank("verts", verts, "(V, 3)", 2)
-    if verts.shape[1] != 3:
-        raise ValueError(f"verts should have shape (V, 3), shape is {tuple(verts.shape)}")
+    check_tensor("verts", verts, ("V", 3))
     counts = check_lengths(lengths, "verts", len(verts))
     rotations = random_rotations(len(counts), generator, torch.promote_types(verts.dtype, torch.float32), axis=axis)
     ptr = torch.tensor(list(accumulate(counts, initial=0)))

@@ -16,9 +16,9 @@ from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_key_mask, mask_at_blocks
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.precision import compute_dtype, sum_dtype
 from diffnet.ops.sparse.checks import check_operand
-from diffnet.ops.sparse.scores import checked_number
+from diffnet.ops.sparse.softmax import checked_number
 
 
 def block_attention(
@@ -87,8 +87,8 @@ def block_attention(
         return block_matmul(pattern, weights, value, "dsd", backend=backend)
     if isinstance(scale, Tensor):
         check_head_scale(pattern, scale)
-        sum_dtype = torch.promote_types(dtype, torch.float32)
-        query, scale = query.to(sum_dtype) * scale.to(sum_dtype).reshape(-1, 1, 1), 1.0
+        wide = torch.promote_types(dtype, torch.float32)
+        query, scale = query.to(wide) * scale.to(wide).reshape(-1, 1, 1), 1.0
     else:
         scale = checked_number("scale", scale)
     flat = [t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value)]
@@ -122,8 +122,8 @@ def _forward(
 
 def _fake(structure: Sequence[Tensor], query: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     triton = inputs[-1]
-    sum_dtype = torch.float32 if triton else torch.promote_types(query.dtype, torch.float32)
-    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=sum_dtype)
+    dtype = torch.float32 if triton else sum_dtype(query)
+    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=dtype)
 
 
 def _gradients(

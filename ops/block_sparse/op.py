@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch import Tensor
 
 from diffnet.ops.block_sparse import reference
-from diffnet.ops.block_sparse.pattern import BlockArrays, BlockPattern, block_arrays
+from diffnet.ops.block_sparse.pattern import BlockPattern, block_arrays
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import broadcast_shapes
 from diffnet.ops.common.dispatch import differentiable
@@ -135,28 +135,17 @@ def _dsd_forward(
     triton: bool,
 ) -> Tensor:
     """Multiply S X or Sᵀ X: values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
-    arrays = BlockArrays(*structure)
+    indptr, indices, t_indptr, t_indices, order = structure
+    places, size = ((t_indptr, t_indices), columns) if transpose else ((indptr, indices), rows)
     if triton:
         from diffnet.ops.block_sparse import kernels
 
-        if transpose:
-            return kernels.dsd(arrays.t_indptr, arrays.t_indices, values, x, columns, arrays.order)
-        return kernels.dsd(arrays.indptr, arrays.indices, values, x, rows)
-    if transpose:
-        return reference.dsd(arrays.t_indptr, arrays.t_indices, values[:, arrays.order].mT, x, columns)
-    return reference.dsd(arrays.indptr, arrays.indices, values, x, rows)
+        return kernels.dsd(*places, values, x, size, order if transpose else None)
+    return reference.dsd(*places, values[:, order].mT if transpose else values, x, size)
 
 
-def _dsd_fake(
-    structure: Sequence[Tensor],
-    values: Tensor,
-    x: Tensor,
-    block: int,
-    rows: int,
-    columns: int,
-    transpose: bool,
-    triton: bool,
-) -> Tensor:
+def _dsd_fake(structure: Sequence[Tensor], values: Tensor, x: Tensor, *sizes: Any) -> Tensor:
+    _, rows, columns, transpose, _ = sizes
     return x.new_empty(*x.shape[:2], columns if transpose else rows, x.shape[3])
 
 

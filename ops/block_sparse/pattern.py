@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.ops.sparse import Pattern, block_diagonal_pattern
 from diffnet.ops.sparse.checks import check_operand
+from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern
 
 BLOCKS = (16, 32, 64, 128)
 

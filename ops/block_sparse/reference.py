@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.block_sparse.pattern import BlockArrays
+from diffnet.ops.common.precision import sum_dtype, without_autocast
 from diffnet.ops.sparse.csr import row_of_each
 
 
@@ -39,7 +40,7 @@ class AttentionInputs(NamedTuple):
 def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
     """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, B, B)."""
     rows, columns = (in_blocks(x, block) for x in (a, b))
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return (rows[:, row_of_each(indptr, indices)] @ columns[:, indices].mT).to(a.dtype)
 
 
@@ -48,7 +49,7 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -
     (batches, _, block, _), heads = values.shape, x.shape[1]
     dense = in_blocks(x, block)
     block_rows = -(-rows // block)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         products = values.to(dense.dtype) @ dense[:, indices]
     out = dense.new_zeros(batches, heads * block_rows, block, x.shape[3])
     out = out.index_add(1, row_of_each(indptr, indices), products)
@@ -69,13 +70,11 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
     If the sum of a row is NaN, all of its entries with True are NaN.
     """
     brows = row_of_each(indptr, indices).long()
-    scaled = scores.to(_sum_dtype(scores)) * scale
+    scaled = scores.to(sum_dtype(scores)) * scale
     if bias is not None:
         scaled = scaled + bias
     scaled = scaled.masked_fill(~mask, -torch.inf)
-    top = _row_maxima(indptr, brows, scaled)
-    weights = torch.exp(scaled - top[:, brows, :, None])
-    total = torch.zeros_like(top).index_add(1, brows, weights.sum(-1))
+    _, weights, total = _exponentials(indptr, brows, scaled)
     weights = weights / torch.where(total == 0, 1, total)[:, brows, :, None]
     return weights.masked_fill(~mask, 0).to(scores.dtype)
 
@@ -83,7 +82,7 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
 def softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row."""
     brows = row_of_each(indptr, indices).long()
-    p, g = out.to(_sum_dtype(out)), grad.to(_sum_dtype(out))
+    p, g = out.to(sum_dtype(out)), grad.to(sum_dtype(out))
     total = p.new_zeros(len(p), len(indptr) - 1, p.shape[2]).index_add(1, brows, (p * g).sum(-1))
     return (scale * p * (g - total[:, brows, :, None])).to(out.dtype)
 
@@ -97,12 +96,13 @@ def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Ten
     query, key, value, key_mask, mask, scale, block = inputs
     indptr, indices, *_ = arrays
     batches, heads, rows, _ = query.shape
-    sum_dtype = _sum_dtype(query)
-    scores = sdd(indptr, indices, query.to(sum_dtype), key.to(sum_dtype), block) * scale
+    dtype = sum_dtype(query)
+    scores = sdd(indptr, indices, query.to(dtype), key.to(dtype), block) * scale
     inside = mask_inside(indptr, indices, (rows, key.shape[2]), block, key_mask, mask)
     weights = softmax(indptr, indices, scores, None, inside, 1.0)
-    out = dsd(indptr, indices, weights, value.to(sum_dtype), rows)
-    sums = _row_logarithms(indptr, indices, scores.masked_fill(~inside, -torch.inf))
+    out = dsd(indptr, indices, weights, value.to(dtype), rows)
+    top, _, total = _exponentials(indptr, row_of_each(indptr, indices).long(), scores.masked_fill(~inside, -torch.inf))
+    sums = torch.where(total == 0, 0, (top + torch.log(total)) * math.log2(math.e))
     sums = sums.reshape(batches, heads, sums.shape[1] // max(heads, 1) * block)[:, :, :rows]
     return out.to(query.dtype), sums.contiguous()
 
@@ -113,9 +113,9 @@ def attention_backward(
     """Return the gradients of query, key and value. `out` and `sums` are the results of `attention`."""
     query, key, value, key_mask, mask, scale, block = inputs
     indptr, indices, t_indptr, t_indices, order = arrays
-    rows, columns, sum_dtype = query.shape[2], key.shape[2], sums.dtype
-    delta = (out.to(sum_dtype) * grad).sum(-1)
-    q, k, v, g = (t.to(sum_dtype) for t in (query, key, value, grad))
+    rows, columns, dtype = query.shape[2], key.shape[2], sums.dtype
+    delta = (out.to(dtype) * grad).sum(-1)
+    q, k, v, g = (t.to(dtype) for t in (query, key, value, grad))
     inside = mask_inside(indptr, indices, (rows, columns), block, key_mask, mask)
     of_row = row_of_each(indptr, indices)
     sums, delta = (in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta))
@@ -155,28 +155,19 @@ def mask_inside(
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
     """Divide rows into blocks: (Z, H, N, C) → (Z, H · block rows, B, C) in float32 or wider, padded with 0."""
-    padded = torch.nn.functional.pad(x.to(_sum_dtype(x)), (0, 0, 0, -x.shape[2] % block))
+    padded = torch.nn.functional.pad(x.to(sum_dtype(x)), (0, 0, 0, -x.shape[2] % block))
     return padded.reshape(len(x), x.shape[1] * -(-x.shape[2] // block), block, x.shape[3])
 
 
-def _row_maxima(indptr: Tensor, brows: Tensor, scores: Tensor) -> Tensor:
-    """Return the largest score of each row: scores (Z, number of blocks, B, B) → (Z, all block rows, B).
+def _exponentials(indptr: Tensor, brows: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest score of each row, exp(score − largest), and the sum of these over each row.
 
-    It is 0 in rows where all scores are −∞.
+    scores (Z, number of blocks, B, B) → (Z, all block rows, B), the shape of the scores, (Z, all block rows, B). The
+    largest score is 0 in rows where all scores are −∞.
     """
     by_block = scores.amax(-1)
     top = scores.new_full((len(scores), len(indptr) - 1, scores.shape[2]), -torch.inf)
     top = top.scatter_reduce(1, brows[:, None].expand_as(by_block), by_block, "amax")
-    return top.masked_fill(top == -torch.inf, 0)
-
-
-def _row_logarithms(indptr: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
-    """Return log₂ Σ exp of each row: scores (Z, number of blocks, B, B) → (Z, all block rows, B); 0 in empty rows."""
-    brows = row_of_each(indptr, indices).long()
-    top = _row_maxima(indptr, brows, scores)
-    total = torch.zeros_like(top).index_add(1, brows, torch.exp(scores - top[:, brows, :, None]).sum(-1))
-    return torch.where(total == 0, 0, (top + torch.log(total)) * math.log2(math.e))
-
-
-def _sum_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+    top = top.masked_fill(top == -torch.inf, 0)
+    exponentials = torch.exp(scores - top[:, brows, :, None])
+    return top, exponentials, torch.zeros_like(top).index_add(1, brows, exponentials.sum(-1))

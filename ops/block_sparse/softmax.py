@@ -12,8 +12,9 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse.checks import check_operand
-from diffnet.ops.sparse.scores import check_broadcast, checked_number, scaled_and_biased
+from diffnet.ops.sparse.softmax import check_broadcast, checked_number, scaled_and_biased
 
 
 def block_softmax(
@@ -112,7 +113,7 @@ def bias_at_blocks(pattern: BlockPattern, bias: Tensor) -> Tensor:
                 f"{', '.join(map(str, pattern.values_shape))}), shape is {tuple(bias.shape)}"
             )
         bias = pattern.sample(bias if bias.ndim > 2 else bias[None])
-    return bias.to(torch.promote_types(bias.dtype, torch.float32))
+    return bias.to(sum_dtype(bias))
 
 
 def _relative_bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ def _relative_bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
     # Places beyond the matrix are masked later. They only have to be valid indices of the table.
     distance = (offset[:, None, None] + place - place[:, None]).clamp(0, rows + columns - 2)
     head = pattern.head_indices[:, None, None] if len(table) > 1 else torch.zeros_like(distance)
-    return table.to(torch.promote_types(table.dtype, torch.float32))[head, distance]
+    return table.to(sum_dtype(table))[head, distance]
 
 
 def flat_key_mask(pattern: BlockPattern, mask: Tensor, batch: torch.Size) -> Tensor:

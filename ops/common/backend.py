@@ -22,7 +22,7 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> bool:
     """Decide whether Triton kernels compute with these tensors.
 
-    Every public operation calls this once and passes the result down.
+    Operations call this and pass the result down, so that what they call doesn't decide again.
 
     Args:
         backend: "auto" takes the kernels if Triton is installed and all tensors are float32, bfloat16 or float16 on a

@@ -10,6 +10,8 @@ import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
+
 
 def not_compiled(function: F) -> F:
     """Like `torch.compiler.disable`: the function runs uncompiled, and the graph breaks around it."""

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import under_transforms
-from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
+from diffnet.ops.common.precision import promoted_dtype, without_autocast
 
 # Rows that an operation computes at a time. 4096 rows of 128 channels in float32 take 2 MB, so a few such buffers stay
 # in the cache. Matrix products of this size reach full speed.
 ROWS = 4096
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def eager_on_cpu(*tensors: Tensor) -> bool:
@@ -33,7 +31,7 @@ def eager_on_cpu(*tensors: Tensor) -> bool:
     if torch.is_grad_enabled() and any(t.is_inference() for t in tensors):
         return False  # they can't be saved for the backward
     for t in tensors:  # a loop takes half the time of `all`
-        if type(t) not in _PLAIN_TYPES or not t.is_cpu or t.dtype not in DTYPES:
+        if type(t) not in PLAIN_TYPES or not t.is_cpu or t.dtype not in DTYPES:
             return False
     if not torch.is_autocast_enabled("cpu"):
         return True
@@ -84,11 +82,6 @@ def tanh_(x: Tensor) -> None:
     x.div_(power + 2)
 
 
-def without_autocast() -> AbstractContextManager[object]:
-    """A context in which products have the dtype of their factors."""
-    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
-
-
 def derivatives(
     function: Callable[..., Tensor | tuple[Tensor, ...]],
     tensors: Sequence[Tensor],
@@ -96,7 +89,7 @@ def derivatives(
     *grads: Tensor,
 ) -> list[Tensor | None]:
     """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated."""
-    with without_autocast():
+    with without_autocast(tensors[0]):
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
         wanted = [view for view, need in zip(views, needed, strict=True) if need]

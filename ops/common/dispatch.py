@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import under_transforms
-
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
 
 
 def differentiable(
@@ -169,7 +167,7 @@ def _traced(arguments: Sequence[Any]) -> bool:
     if torch.compiler.is_compiling():
         return True
     for a in arguments:  # a loop takes half the time of `any`
-        if type(a) in _PLAIN_TYPES:
+        if type(a) in PLAIN_TYPES:
             if a.is_meta:
                 return True
         elif isinstance(a, Tensor):

@@ -32,6 +32,11 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return promoted_dtype(*tensors)
 
 
+def sum_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which plain PyTorch adds up these tensors: the promoted one, but float32 for 16 bits."""
+    return torch.promote_types(promoted_dtype(*tensors), torch.float32)
+
+
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return x in a dtype. This is `x.to(dtype)`, which takes 1 µs of CPU time even if there is nothing to do."""
     return x if x.dtype == dtype else x.to(dtype)

@@ -40,10 +40,8 @@ def span_rows(span_index, ptr, rows_size, meshes, span, ONE_MESH: tl.constexpr):
 
     Nothing checks the values of `ptr` on a GPU. Wrong values give wrong results, but no row outside of 0:rows_size.
     """
-    if ONE_MESH:
-        mesh = span_index * 0
-    else:
-        mesh = span_index * 0
+    mesh = span_index * 0  # a tensor, as the loop and callers need
+    if not ONE_MESH:
         beyond = mesh + meshes
         while beyond - mesh > 1:
             middle = (mesh + beyond) // 2
@@ -73,7 +71,7 @@ def sum_of_spans(
     total = tl.zeros((BLOCK,), tl.float32)
     for offset in range(0, count, BLOCK_SPANS):
         step = offset + tl.arange(0, BLOCK_SPANS)
-        place = (plane.to(tl.int64) * spans + first + step) * size
+        place = (tl.cast(plane, tl.int64) * spans + first + step) * size
         live = (step < count)[:, None] & (cell < size)[None, :]
         total += tl.sum(tl.load(partial + place[:, None] + cell[None, :], mask=live, other=0.0), axis=0)
     return total
@@ -121,25 +119,19 @@ def sum_spans_forward_kernel(
     if EARLY:
         gdc_wait()
     program = tl.program_id(0)
-    if whole_size > 0:
+    if whole_size > 0:  # noqa: SIM102 - this is a constant, the next condition is not
         if program >= programs:
             cell = program - programs
             if whole_size > _MAX_INT32 - BLOCK:
                 cell = cell.to(tl.int64)
             cell = cell * BLOCK + tl.arange(0, BLOCK)
-            zero = program * 0
-            total = sum_of_spans(whole, cell, whole_size, zero, zero, ptr, span, whole_spans, True, BLOCK, BLOCK_SPANS)
+            total = sum_of_spans(whole, cell, whole_size, 0, 0, ptr, span, whole_spans, True, BLOCK, BLOCK_SPANS)
             tl.store(whole_out + cell, total, mask=cell < whole_size)
-        else:
-            _sum_planes(
-                program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size,
-                PLANES, WHOLE, FACTOR, BLOCK, BLOCK_SPANS,
-            )  # fmt: skip
-    else:
-        _sum_planes(
-            program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size,
-            PLANES, WHOLE, FACTOR, BLOCK, BLOCK_SPANS,
-        )  # fmt: skip
+            return
+    _sum_planes(
+        program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size,
+        PLANES, WHOLE, FACTOR, BLOCK, BLOCK_SPANS,
+    )  # fmt: skip
 
 
 class Unsummed(NamedTuple):

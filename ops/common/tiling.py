@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -151,24 +150,27 @@ def _runs_gluon(device: int) -> bool:
 
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
-    return _properties(tensor.device.index).processors if tensor.is_cuda else 3
-
-
-@dataclass(frozen=True)
-class _Properties:
-    processors: int
-    major: int
+    return _properties(tensor.device.index).multi_processor_count if tensor.is_cuda else 3
 
 
 @functools.cache
-def _properties(device: int) -> _Properties:
-    found = torch.cuda.get_device_properties(device)
-    return _Properties(found.multi_processor_count, found.major)
+def _properties(device: int) -> Any:
+    return torch.cuda.get_device_properties(device)
 
 
 def interpreted(tensor: Tensor) -> bool:
     """Return whether Triton's interpreter runs the kernels. It gets tiny tiles, so that small tests have several."""
     return not tensor.is_cuda
+
+
+def small_tiling(like: Tensor, k: int, c: int) -> Tiling | None:
+    """Return the tiles in Triton's interpreter and on GPUs with little shared memory, None on other GPUs.
+
+    k, c: the inner size and the channels of a product
+    """
+    if interpreted(like):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    return None if has_large_shared_memory(like) else Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
 
 
 MAX_ROW_STRIDE = 2**23  # elements from one row to the next: offsets in a tile of 128 rows are 32-bit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.cross_entropy.op import check_classes
 
 
@@ -71,6 +72,6 @@ def _shares(logits: Tensor, labels: Tensor, ignored: int, weights: Tensor | None
     counted, classes = labels != ignored, logits.shape[1]
     known = (labels >= 0) & (labels < classes)
     share = torch.where(counted, torch.where(known, 1.0, float("nan")), 0)
-    p = torch.where(counted[:, None], logits, 0).softmax(1, torch.promote_types(logits.dtype, torch.float32))
+    p = torch.where(counted[:, None], logits, 0).softmax(1, sum_dtype(logits))
     truth = counted[:, None] & (labels[:, None] == torch.arange(classes, device=labels.device))
     return p * share.to(p.dtype)[:, None], truth.to(p.dtype)

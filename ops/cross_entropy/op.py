@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_finite, check_index, check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_finite, check_index, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.cross_entropy import reference
 
@@ -73,7 +73,7 @@ def total_weight(labels: Tensor, ignored: int, weights: Tensor | None = None) ->
 
 def check_classes(logits: Tensor, labels: Tensor, ignored: int, weights: Tensor | None) -> None:
     """Check the arguments of a loss of classes. It raises what `cross_entropy` says, and never waits for a GPU."""
-    check_rank("logits", logits, "(N, C)", 2)
+    check_tensor("logits", logits, ("N", "C"))
     check_index("labels", labels, logits.shape[:1], logits.device)
     if weights is not None:
         check_tensor("weights", weights, logits.shape[1:], logits.device)

@@ -6,10 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffnet.ops.common.precision import sum_dtype
+
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -1) -> Tensor:
     """The loss of each row in float32 or float64. On a GPU, a label out of range gives NaN and no device error."""
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    precise = logits.to(sum_dtype(logits))
     labels = labels.long()
     if logits.device.type == "cpu":
         return F.cross_entropy(precise, labels, ignore_index=ignored, reduction="none")

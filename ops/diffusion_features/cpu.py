@@ -21,10 +21,9 @@ from diffnet.ops.common.cpu import (
     largest_chunk,
     row_chunks,
     tanh_,
-    without_autocast,
     write_product,
 )
-from diffnet.ops.common.precision import in_dtype
+from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.diffusion_features import reference
 from diffnet.ops.diffusion_features.complex_entries import complex_entries
@@ -62,7 +61,7 @@ def sparse_diffusion_and_gradient_features(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, and x_d and f in the dtype of Φ. They are differentiable in x, time and A."""
     keep_freed_memory()
-    with without_autocast():
+    with without_autocast(x):
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
             out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(  # type: ignore[no-untyped-call]
                 x, time, a_re, a_im, operators
@@ -98,7 +97,7 @@ class _DiffusionFeatures(torch.autograd.Function):
             if passed_grad is not None and found[0] is not None:
                 found[0] = found[0] + passed_grad
             return *found, None
-        with without_autocast():
+        with without_autocast(x):
             inner = _inner_gradients(features_grad, features, parts)
             d_grad, re, im = _adjoint_sums(inner, diffused_grad, o).flatten(1, 2)
             d = coefficients.flatten(0, 1)

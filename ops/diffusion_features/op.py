@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.diffusion_features import reference
@@ -91,9 +91,9 @@ def diffusion_and_gradient_features(
 
 def check_arguments(x: Tensor, given: BlockArguments, lengths: Sequence[int] | None, swapped: bool) -> BlockArguments:
     """Check the arguments of `diffusion_and_gradient_features`, and return them with contiguous ptr."""
-    check_rank("x", x, "(V, C)", 2)
+    check_tensor("x", x, ("V", "C"))
     (rows, channels), device = x.shape, x.device
-    check_matrix("evecs", given.evecs, rows, "K", device)
+    check_tensor("evecs", given.evecs, (rows, "K"), device)
     k = given.evecs.shape[1]
     check_tensor("mass", given.mass, (rows,), device)
     check_tensor("gradient_evecs", given.gradient_evecs, (2, rows, k), device)
@@ -117,9 +117,9 @@ def diffusion_features_forward(
     swapped: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x_d and f (V, C); for the backward S and D (B, K, C) float32 and their table, see `coefficient_kernels.table`"""
-    from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
     from diffnet.ops.gradient_features.coefficient_kernels import table
     from diffnet.ops.gradient_features.kernels import forward
+    from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
     from diffnet.ops.spectral.kernels import project_spans
 
     spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)

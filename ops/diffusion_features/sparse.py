@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.common.ragged import row_lengths
@@ -59,9 +59,9 @@ def sparse_diffusion_and_gradient_features(
         diffused = from_spectral(coefficients, evecs, ptr, lengths, backend)
         gradients = spmm(pattern, gradient, diffused, backend=backend)
         return x, diffused, gradient_features(gradients, a_re, a_im, backend, swapped=swapped)
-    check_rank("x", x, "(V, C)", 2)
+    check_tensor("x", x, ("V", "C"))
     (rows, channels), device = x.shape, x.device
-    check_matrix("evecs", evecs, rows, "K", device)
+    check_tensor("evecs", evecs, (rows, "K"), device)
     check_tensor("mass", mass, (rows,), device)
     check_tensor("gradient", gradient, (2, pattern.nnz), device)
     ptr = check_ptr(ptr, rows, lengths, device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.tiling import cdiv, power_of_2
-from diffnet.ops.fronts.level import FrontLevel
+from diffnet.ops.fronts.reference import FrontLevel
 
 ROWS = 16  # of a program
 INNER = 16  # rows or columns that a program sums up at once

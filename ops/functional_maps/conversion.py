@@ -1,7 +1,8 @@
 """From maps of points to functional maps and back, for one pair of shapes a and b.
 
 A map of points takes each point of b to a point of a. Functions go the other way: a function on a, read at these
-points, is a function on b. A functional map C (K_b, K_a) does the same to coefficients.
+points, is a function on b. A functional map C (K_b, K_a) does the same to coefficients. `zoomout` goes to a map
+of points and back, again and again.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_finite, check_index, check_matrix, check_rank, check_tensor
-from diffnet.ops.common.precision import promoted_dtype, without_autocast
+from diffnet.ops.common.checks import check_count, check_finite, check_index, check_tensor
+from diffnet.ops.common.precision import promoted_dtype, sum_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
@@ -39,13 +40,13 @@ def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor, evals_a: Tensor | Non
     >>> point_map(torch.tensor([[1.0, 0.0], [0.0, -1.0]]), torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
     tensor([1, 0])
     """
-    check_basis(c, evecs_a, evecs_b)
+    _check_basis(c, evecs_a, evecs_b)
     if evals_a is not None:
         check_tensor("evals_a", evals_a, (evecs_a.shape[1],), c.device)
         check_finite("evals_a", evals_a)
     rows, columns = c.shape
     evecs_a, evecs_b = evecs_a[:, :columns], evecs_b[:, :rows]
-    dtype = torch.promote_types(promoted_dtype(c, evecs_a, evecs_b), torch.float32)
+    dtype = sum_dtype(c, evecs_a, evecs_b)
     c, evecs_a, evecs_b = (x.detach().to(dtype) for x in (c, evecs_a, evecs_b))
     with without_autocast(c):
         if evals_a is None or columns == 0:
@@ -60,14 +61,14 @@ def _commute_time_weights(evals: Tensor) -> Tensor:
     return relative.clamp(min=1 / len(evals)).rsqrt()
 
 
-def check_basis(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> None:
+def _check_basis(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> None:
     """Check a functional map (K_b, K_a) and eigenvectors of a (V_a, ≥ K_a) and b (V_b, ≥ K_b) on the same device.
 
     Raises TypeError or ValueError that names the value.
     """
-    check_rank("c", c, "(K_b, K_a)", 2)
-    check_matrix("evecs_a", evecs_a, "V_a", "K_a", c.device)
-    check_matrix("evecs_b", evecs_b, "V_b", "K_b", c.device)
+    check_tensor("c", c, ("K_b", "K_a"))
+    check_tensor("evecs_a", evecs_a, ("V_a", "K_a"), c.device)
+    check_tensor("evecs_b", evecs_b, ("V_b", "K_b"), c.device)
     if evecs_a.shape[1] < c.shape[1] or evecs_b.shape[1] < c.shape[0]:
         raise ValueError(
             f"c of shape {tuple(c.shape)} needs {c.shape[1]} eigenvectors of a and {c.shape[0]} of b, "
@@ -98,9 +99,9 @@ def functional_map_from_points(matches: Tensor, evecs_a: Tensor, evecs_b: Tensor
     tensor([[0., 1.],
             [1., 0.]])
     """
-    check_rank("evecs_b", evecs_b, "(V_b, K_b)", 2)
+    check_tensor("evecs_b", evecs_b, ("V_b", "K_b"))
     device = evecs_b.device
-    check_matrix("evecs_a", evecs_a, "V_a", "K_a", device)
+    check_tensor("evecs_a", evecs_a, ("V_a", "K_a"), device)
     check_tensor("mass_b", mass_b, (len(evecs_b),), device)
     check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
     dtype = promoted_dtype(evecs_a, evecs_b, mass_b)
@@ -135,9 +136,9 @@ def functional_map_from_correspondences(
             [0., 1., 0.],
             [1., 0., 0.]])
     """
-    check_rank("evecs_a", evecs_a, "(V_a, K_a)", 2)
+    check_tensor("evecs_a", evecs_a, ("V_a", "K_a"))
     device = evecs_a.device
-    check_matrix("evecs_b", evecs_b, "V_b", "K_b", device)
+    check_tensor("evecs_b", evecs_b, ("V_b", "K_b"), device)
     check_index("vertices_a", vertices_a, None, device)
     check_vertices("vertices_a", vertices_a, len(evecs_a), len(vertices_a), device)
     check_vertices("vertices_b", vertices_b, len(evecs_b), len(vertices_a), device)
@@ -148,9 +149,51 @@ def functional_map_from_correspondences(
         )
     check_finite("evecs_a", evecs_a)
     check_finite("evecs_b", evecs_b)
-    dtype = torch.promote_types(promoted_dtype(evecs_a, evecs_b), torch.float32)
+    dtype = sum_dtype(evecs_a, evecs_b)
     from_a, from_b = evecs_a[vertices_a.long()].double(), evecs_b[vertices_b.long()].double()
     # `torch.linalg.lstsq` needs full rank on a GPU. Without it, its results on the CPU vary from call to call (2.13).
     q, r = torch.linalg.qr(from_b)
     c: Tensor = torch.linalg.pinv(r) @ (q.mT @ from_a)
     return c.to(dtype)
+
+
+def zoomout(
+    c: Tensor, evecs_a: Tensor, evecs_b: Tensor, mass_b: Tensor, *, k: int | None = None, step: int = 1
+) -> Tensor:
+    """Refine a functional map (ZoomOut): turn it into a map of points and back, each time with more eigenfunctions.
+
+    The last step takes as many eigenfunctions as are left. Equal sizes of c and k refine once at this size.
+
+    Args:
+        c: (K_b, K_a) floating point, a map from functions on a to functions on b
+        evecs_a, evecs_b: (V_a, at least k) and (V_b, at least k) floating point
+        mass_b: (V_b,) floating point
+        k: the number of eigenfunctions of the result, at least those of c. By default all that both shapes have.
+        step: how many eigenfunctions to add at a time
+
+    Returns:
+        (k, k) in the promoted dtype. It has no gradient.
+
+    Raises:
+        TypeError: for arguments of other types.
+        ValueError: for other shapes and devices, and a k or step out of range.
+
+    Source: Melzi et al. 2019, ZoomOut: Spectral Upsampling for Efficient Shape Correspondence.
+
+    >>> zoomout(torch.eye(1), torch.eye(3), torch.eye(3), torch.ones(3)).shape
+    torch.Size([3, 3])
+    """
+    _check_basis(c, evecs_a, evecs_b)
+    check_tensor("mass_b", mass_b, (len(evecs_b),), c.device)
+    most, step = min(evecs_a.shape[1], evecs_b.shape[1]), check_count("step", step, 1)
+    k = most if k is None else check_count("k", k, 1)
+    if not max(c.shape) <= k <= most:
+        raise ValueError(f"k should be from {max(c.shape)}, as in c, to {most} eigenvectors, got {k}")
+    with torch.no_grad():
+        k_b, k_a = c.shape
+        while True:
+            matches = point_map(c, evecs_a, evecs_b)
+            k_a, k_b = min(k_a + step, k), min(k_b + step, k)
+            c = functional_map_from_points(matches, evecs_a[:, :k_a], evecs_b[:, :k_b], mass_b)
+            if k_a == k_b == k:
+                return c

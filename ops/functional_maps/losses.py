@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_rank, check_tensor
+from diffnet.ops.common.checks import check_tensor
 from diffnet.ops.common.precision import without_autocast
 from diffnet.ops.functional_maps.checks import eigenpair_mask
 
@@ -32,7 +32,7 @@ def orthogonality_loss(c: Tensor, k_a: Sequence[int] | None = None) -> Tensor:
     >>> orthogonality_loss(2 * torch.eye(3)[None])
     tensor(27.)
     """
-    check_rank("c", c, "(P, K_b, K_a)", 3)
+    check_tensor("c", c, ("P", "K_b", "K_a"))
     return _distance_from_identity(c.mT, c, k_a)
 
 
@@ -53,7 +53,7 @@ def bijectivity_loss(c_ab: Tensor, c_ba: Tensor, k_a: Sequence[int] | None = Non
     >>> bijectivity_loss(2 * torch.eye(3)[None], torch.eye(3)[None] / 2)
     tensor(0.)
     """
-    check_rank("c_ab", c_ab, "(P, K_b, K_a)", 3)
+    check_tensor("c_ab", c_ab, ("P", "K_b", "K_a"))
     pairs, rows, columns = c_ab.shape
     check_tensor("c_ba", c_ba, (pairs, columns, rows), c_ab.device)
     return _distance_from_identity(c_ba, c_ab, k_a)
@@ -76,7 +76,7 @@ def coupling_loss(c: Tensor, c_of_points: Tensor) -> Tensor:
     >>> coupling_loss(torch.ones(2, 3, 3), torch.zeros(2, 3, 3))
     tensor(9.)
     """
-    check_rank("c", c, "(P, K_b, K_a)", 3)
+    check_tensor("c", c, ("P", "K_b", "K_a"))
     check_tensor("c_of_points", c_of_points, c.shape, c.device)
     return _mean_square(c - c_of_points)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_finite, check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_tensor
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.precision import ieee_products, promoted_dtype, without_autocast
-from diffnet.ops.functional_maps.chunks import row_chunks
+from diffnet.ops.common.precision import ieee_products, sum_dtype, without_autocast
 
 # On the CPU, a k-d tree is faster than matrix products up to this many dimensions.
 MAX_TREE_DIMENSIONS = 30
+# Numbers of a table that are held at once: 64 MB in float32 on a GPU, and what stays in a cache on the CPU. Matrix
+# products need enough rows to be fast.
+MAX_ENTRIES = {"cuda": 2**24, "cpu": 2**21}
+MIN_ROWS = {"cuda": 512, "cpu": 64}
 
 
 def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
@@ -36,14 +41,13 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
     >>> nearest_neighbors(torch.tensor([[0.9], [0.2]]), torch.tensor([[0.0], [1.0], [2.0]]))
     tensor([1, 0])
     """
-    check_rank("queries", queries, "(N, K)", 2)
-    check_rank("points", points, "(M, K)", 2)
-    check_tensor("points", points, (len(points), queries.shape[1]), queries.device)
+    check_tensor("queries", queries, ("N", "K"))
+    check_tensor("points", points, ("M", queries.shape[1]), queries.device)
     if len(points) == 0:
         raise ValueError(f"points should have at least one row, shape is {tuple(points.shape)}")
     check_finite("queries", queries)
     check_finite("points", points)
-    dtype = torch.promote_types(promoted_dtype(queries, points), torch.float32)
+    dtype = sum_dtype(queries, points)
     queries, points = queries.detach().to(dtype), points.detach().to(dtype)
     if queries.is_meta:
         return queries.new_empty(len(queries), dtype=torch.int64)
@@ -76,3 +80,12 @@ def _by_products(queries: Tensor, points: Tensor) -> Tensor:
         for rows in row_chunks(len(queries), queries, len(points)):
             torch.argmin(torch.addmm(half_squares, queries[rows] - center, points.mT, alpha=-1), 1, out=out[rows])
     return out
+
+
+def row_chunks(rows: int, like: Tensor, columns: int) -> Iterator[slice]:
+    """Slices of almost equal numbers of rows, for a table (rows, columns) on the device of a tensor."""
+    kind = "cuda" if like.is_cuda else "cpu"
+    largest = max(MIN_ROWS[kind], MAX_ENTRIES[kind] // max(columns, 1))
+    count = -(-rows // largest)
+    for i in range(count):
+        yield slice(rows * i // count, rows * (i + 1) // count)

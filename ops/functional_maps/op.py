@@ -1,6 +1,7 @@
 """Functional maps from features, for many pairs of shapes at once.
 
-Shapes: P pairs of shapes a and b, K_a and K_b eigenpairs, C features.
+Shapes: P pairs of shapes a and b, K_a and K_b eigenpairs, C features. A regularizer (P, K_b, K_a) says how strongly
+each entry of a map is held back: entry (i, j) is small where eigenvalue i of b is close to eigenvalue j of a.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_finite, check_rank, check_tensor, readable
-from diffnet.ops.common.precision import promoted_dtype
-from diffnet.ops.functional_maps import regularizers
+from diffnet.ops.common.checks import check_finite, check_tensor, readable
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.functional_maps.checks import checked_number, eigenpair_mask
 from diffnet.ops.functional_maps.rows import solve_rows
 
@@ -77,11 +77,10 @@ def functional_map(
     tensor([[[ 1.,  0.],
              [ 0., -1.]]])
     """
-    check_rank("a", a, "(P, K_a, C)", 3)
+    check_tensor("a", a, ("P", "K_a", "C"))
     (pairs, columns, channels), device = a.shape, a.device
-    check_rank("b", b, "(P, K_b, C)", 3)
+    check_tensor("b", b, (pairs, "K_b", channels), device)
     rows = b.shape[1]
-    check_tensor("b", b, (pairs, rows, channels), device)
     check_tensor("evals_a", evals_a, (pairs, columns), device)
     check_tensor("evals_b", evals_b, (pairs, rows), device)
     if columns == 0 or rows == 0:
@@ -92,7 +91,7 @@ def functional_map(
     weight = checked_number("weight", WEIGHTS[regularizer] if weight is None else weight, device, positive=False)
     gamma = checked_number("gamma", gamma, device, positive=True)
     triton = use_kernels(backend, a, b)
-    dtype = torch.promote_types(promoted_dtype(a, b), torch.float32)
+    dtype = sum_dtype(a, b)
     # Autocast leaves float64 as it is.
     a, b, evals_a, evals_b = (x.double() for x in (a, b, evals_a, evals_b))
     if live_a is not None:
@@ -102,9 +101,9 @@ def functional_map(
     for name, x in {"a": a, "b": b, "evals_a": evals_a, "evals_b": evals_b}.items():
         check_finite(name, x)
     if regularizer == "resolvent":
-        penalty = weight * regularizers.resolvent(evals_a, evals_b, gamma)
+        penalty = weight * resolvent(evals_a, evals_b, gamma)
     else:
-        penalty = weight * regularizers.squared_difference(evals_a, evals_b)
+        penalty = weight * squared_difference(evals_a, evals_b)
     # Any positive number keeps padding from making a system singular. Its right-hand side is 0, and so is its map.
     if live_a is not None:
         penalty = penalty.where(live_a[:, None, :], 1)
@@ -128,3 +127,32 @@ def _check_solution(c: Tensor) -> None:
             f"the features don't determine row {row} of functional map {pair}: its system is singular. "
             "Give a larger weight, or features with at least as many channels as there are eigenpairs"
         )
+
+
+def squared_difference(evals_a: Tensor, evals_b: Tensor) -> Tensor:
+    """The squared difference of two eigenvalues, (λᵃ_j − λᵇ_i)².
+
+    Source: Donati, Sharma, Ovsjanikov 2020, Deep Geometric Functional Maps, section 4.1.
+    """
+    return (evals_a[:, None, :] - evals_b[:, :, None]).square()
+
+
+def resolvent(evals_a: Tensor, evals_b: Tensor, gamma: float | Tensor) -> Tensor:
+    """The squared distance of the resolvents of two eigenvalues. It doesn't depend on the scale of the pair.
+
+    Negative eigenvalues, which are rounding errors of 0, count as 0.
+
+    Source: Ren, Panine, Wonka, Ovsjanikov 2019, Structured Regularization of Functional Map Computations.
+    """
+    evals_a, evals_b = evals_a.clamp(min=0), evals_b.clamp(min=0)
+    largest = torch.maximum(evals_a.amax(1, keepdim=True), evals_b.amax(1, keepdim=True))
+    scale = torch.where(largest > 0, largest, 1)
+    (re_a, im_a), (re_b, im_b) = _resolvent(evals_a / scale, gamma), _resolvent(evals_b / scale, gamma)
+    return (re_b[:, :, None] - re_a[:, None, :]).square() + (im_b[:, :, None] - im_a[:, None, :]).square()
+
+
+def _resolvent(evals: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The real and the imaginary part, up to sign, of 1 / (λ^γ − i)."""
+    power = evals**gamma
+    below = power.square() + 1
+    return power / below, 1 / below

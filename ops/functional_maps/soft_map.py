@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_finite, check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_finite, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import promoted_dtype, without_autocast
+from diffnet.ops.common.precision import sum_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import checked_number
-from diffnet.ops.functional_maps.chunks import row_chunks
+from diffnet.ops.functional_maps.nearest import row_chunks
 
 
 def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float | Tensor) -> Tensor:
@@ -48,18 +48,16 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
     tensor([[2.],
             [4.]])
     """
-    check_rank("queries", queries, "(N, C)", 2)
+    check_tensor("queries", queries, ("N", "C"))
     (_, channels), device = queries.shape, queries.device
-    check_rank("keys", keys, "(M, C)", 2)
-    check_tensor("keys", keys, (len(keys), channels), device)
-    check_rank("values", values, "(M, K)", 2)
-    check_tensor("values", values, (len(keys), values.shape[1]), device)
+    check_tensor("keys", keys, ("M", channels), device)
+    check_tensor("values", values, (len(keys), "K"), device)
     if len(keys) == 0:
         raise ValueError(f"keys should have at least one row, shape is {tuple(keys.shape)}")
     for name, x in {"queries": queries, "keys": keys, "values": values}.items():
         check_finite(name, x)
     temperature = checked_number("temperature", temperature, device, positive=True)
-    dtype = torch.promote_types(promoted_dtype(queries, keys, values), torch.float32)
+    dtype = sum_dtype(queries, keys, values)
     out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
     if readable(out) and not out.isfinite().all():
         raise ValueError(

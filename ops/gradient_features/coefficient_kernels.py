@@ -58,7 +58,7 @@ def spectral_gradient_features_forward_table_kernel(
             a = tl.load(a_im + at, mask=inside, other=0.0).to(tl.float32)
             q = _dot(x, tl.trans(a), q)
     inside = in_rows & (c < c_size)[None, :]
-    plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
     own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
     apart = (2 + ROTATION) * plane
@@ -98,7 +98,7 @@ def _coefficients(
     in_rows = (rows < rows_size)[:, None]
     inside = in_rows & (c < c_size)[None, :]
     at = rows.to(tl.int64)[:, None] * c_size
-    plane = rows_size.to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     total = tl.load(sums + at + c[None, :], mask=inside, other=0.0)
     if PROJECTED:
         total += tl.load(sums + (2 + ROTATION) * plane + at + c[None, :], mask=inside, other=0.0)
@@ -137,7 +137,7 @@ def _matrices(
     c = (program % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     first = index * SPAN
     last = tl.minimum(first + SPAN, rows_size)
-    plane = rows_size.to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     re = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
     im = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
     for row in range(first, last, BLOCK_V):
@@ -168,7 +168,7 @@ def spectral_gradient_features_backward_coefficients_kernel(
 ):  # fmt: skip
     """The first `programs` programs compute gradients of coefficients, the others those of the matrices A."""
     program = tl.program_id(0)
-    rows_size = program * 0 + meshes * k_size
+    rows_size = meshes * k_size
     if program < programs:
         _coefficients(
             program, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size,

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.cpu import add_product, derivatives, largest_chunk, row_chunks, tanh_, without_autocast
-from diffnet.ops.common.precision import compute_dtype, promoted_dtype
+from diffnet.ops.common.cpu import add_product, derivatives, largest_chunk, row_chunks, tanh_
+from diffnet.ops.common.precision import compute_dtype, promoted_dtype, without_autocast
 from diffnet.ops.gradient_features import reference
 
 # In 16 bits, sums before and after a product would lose digits, so there it takes four real products.
@@ -32,7 +32,7 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> T
     promoted = promoted_dtype(gradients, *given)
     # Under autocast, only matrix products are computed in its dtype.
     g, matrices = gradients.to(promoted), [a.to(compute_dtype(gradients, *given)) for a in given]
-    with without_autocast():
+    with without_autocast(g):
         if torch.is_grad_enabled() and any(t.requires_grad for t in (g, *matrices)):
             out: Tensor = _GradientFeatures.apply(g, *matrices)  # type: ignore[no-untyped-call]
             return out
@@ -52,7 +52,7 @@ class _GradientFeatures(torch.autograd.Function):
         gradients, b, out, *matrices = ctx.saved_tensors
         if torch.is_grad_enabled():  # the derivative will be differentiated
             return tuple(derivatives(_plain, [gradients, *matrices], ctx.needs_input_grad, grad))
-        with without_autocast():
+        with without_autocast(grad):
             return _backward(grad, gradients, b, out, matrices, ctx.needs_input_grad)
 
 

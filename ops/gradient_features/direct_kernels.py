@@ -11,25 +11,11 @@ from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_rows
 from diffnet.ops.common.matmul import less_product, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
-from diffnet.ops.common.tiling import (
-    SIZES,
-    Tiling,
-    cdiv,
-    has_large_shared_memory,
-    interpreted,
-    on_blackwell,
-    planes_apart,
-    row_major,
-    tile,
-)
+from diffnet.ops.common.tiling import SIZES, Tiling, cdiv, on_blackwell, planes_apart, row_major, small_tiling, tile
 from diffnet.ops.gradient_features.kernels import is_half, tanh
 
 
 def direct_tiling(a: Tensor, c: int, precision: str, rotates: bool) -> Tiling:
-    if interpreted(a):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(a):
-        return Tiling(32, tile(c, 32), tile(c, 32), 4, 2, 4)
     if a.dtype != torch.float32:
         return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)
     if precision == "bf16x3":
@@ -140,7 +126,7 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool)
     out = a_re.new_empty(rows, c)
     if out.numel():
         precision = dot_precision(a_re)
-        t = direct_tiling(a_re, c, precision, a_im is not None)
+        t = small_tiling(a_re, c, c) or direct_tiling(a_re, c, precision, a_im is not None)
         gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
             gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
             rows, plane_rows, c, gradients.stride(1),
@@ -157,7 +143,7 @@ def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tens
     out = a_re.new_empty(4, rows, c)
     if out.numel():
         precision = dot_precision(a_re)
-        t = direct_tiling(a_re, c, precision, a_im is not None)
+        t = small_tiling(a_re, c, c) or direct_tiling(a_re, c, precision, a_im is not None)
         gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
             grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
             rows, plane_rows, c, gradients.stride(1), grad.stride(0),

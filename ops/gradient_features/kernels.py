@@ -20,16 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
-from diffnet.ops.common.matmul import (
-    less_product,
-    load,
-    negated,
-    product,
-    split,
-    split_transpose,
-    store,
-    transposed,
-)
+from diffnet.ops.common.matmul import less_product, load, negated, product, split, split_transpose, store, transposed
 from diffnet.ops.common.precision import dot_precision, empty_operand, part_count
 from diffnet.ops.common.spans import Unsummed, choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.common.tiling import (
@@ -42,6 +33,7 @@ from diffnet.ops.common.tiling import (
     planned,
     processors,
     row_major,
+    small_tiling,
     starts_early,
     tile,
 )
@@ -49,10 +41,6 @@ from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
 
 def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
-    if interpreted(evecs):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(evecs):
-        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         # Two programs fit on one multiprocessor, so one can multiply while the other waits for memory.
         return Tiling(64, tile(k, 128), tile(c, 32 if diffused else 64), 4, 2, 2)
@@ -130,7 +118,7 @@ def _tables(
     if ONE_MESH:
         plane: tl.constexpr = k_size * c_size
     else:
-        plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+        plane = tl.cast(meshes, tl.int64) * k_size * c_size
     d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
     return d_at, d_at + plane, d_at + plane + plane, (2 + ROTATION) * plane
 
@@ -394,7 +382,7 @@ def spectral_gradient_features_backward_derivatives_kernel(
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
-    plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
@@ -439,7 +427,7 @@ def spectral_gradient_features_backward_sums_kernel(
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = (tl.program_id(1) // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
     _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
-    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     q_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
@@ -494,7 +482,7 @@ def spectral_gradient_features_backward_sum_kernel(
     c = (tile_index % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = (tile_index // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
     _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
-    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    plane = tl.cast(rows_size, tl.int64) * c_size
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
     for component in tl.static_range(2):
@@ -517,7 +505,7 @@ def spectral_gradient_features_backward_sum_kernel(
             u = tl.load(u_at, mask=live & (c < c_size)[None, :], other=0.0) * sign
             total = product(split_transpose(g, PRECISION), split(u, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
-    partial_plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
+    partial_plane = tl.cast(spans, tl.int64) * k_size * c_size
     tl.store(place + which * partial_plane, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
 
@@ -526,7 +514,7 @@ def _store_sums(
     partial, index, spans, k, c, d_sum, p_sum, q_sum, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr
 ):  # fmt: skip
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
-    plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
+    plane = tl.cast(spans, tl.int64) * k_size * c_size
     inside = (k < k_size)[:, None] & (c < c_size)[None, :]
     tl.store(place, d_sum, mask=inside)
     tl.store(place + plane, p_sum, mask=inside)
@@ -539,7 +527,7 @@ def _plan_forward(
     evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, diffused: bool
 ) -> tuple[Tiling, int, int]:
     """The tiling, the rows of a span, and the number of programs."""
-    t = forward_tiling(evecs, k, c, precision, diffused)
+    t = small_tiling(evecs, k, c) or forward_tiling(evecs, k, c, precision, diffused)
     columns = cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
     return t, span, span_count(rows, meshes, span) * columns

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
@@ -52,8 +52,7 @@ def gradient_features(
     >>> gradient_features(gradients, torch.ones(1, 1), None)
     tensor([[0.7616]])
     """
-    check_rank("gradients", gradients, "(2, V, C)", 3)
-    check_tensor("gradients", gradients, (2, *gradients.shape[1:]))
+    check_tensor("gradients", gradients, (2, "V", "C"))
     check_matrices(a_re, a_im, gradients.shape[2], gradients.device, swapped)
     if use_kernels(backend, gradients, *matrices(a_re, a_im), matrix=True):
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
@@ -160,8 +159,7 @@ def _check_features(
     swapped: bool,
 ) -> Tensor:
     """Check the arguments that both functions of coefficients share, and return ptr contiguous."""
-    check_rank("gradient_evecs", gradient_evecs, "(2, V, K)", 3)
-    check_tensor("gradient_evecs", gradient_evecs, (2, *gradient_evecs.shape[1:]))
+    check_tensor("gradient_evecs", gradient_evecs, (2, "V", "K"))
     ptr = check_ptr(ptr, gradient_evecs.shape[1], lengths, gradient_evecs.device)
     check_coefficients(coefficients, gradient_evecs, ptr)
     check_matrices(a_re, a_im, coefficients.shape[2], gradient_evecs.device, swapped)

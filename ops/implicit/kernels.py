@@ -150,7 +150,7 @@ def implicit_solve_forward_update_kernel(
     index = tl.program_id(0)
     c, t = _times(time, channels, BLOCK_C)
     mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
-    curvature = sum_of_spans(sums, c, channels, index * 0, mesh, ptr, span, spans, False, BLOCK_C, 32)
+    curvature = sum_of_spans(sums, c, channels, 0, mesh, ptr, span, spans, False, BLOCK_C, 32)
     known, running = _remaining(before, bound, mesh, c, channels)
     alpha = tl.where(running, known / tl.where(running, curvature, 1.0), 0.0)[None, :]
     dot = tl.zeros((BLOCK_C,), tl.float32)
@@ -175,7 +175,7 @@ def implicit_solve_forward_direction_kernel(
     index = tl.program_id(0)
     c, t = _times(time, channels, BLOCK_C)
     mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
-    new = sum_of_spans(sums, c, channels, index * 0 + 1, mesh, ptr, span, spans, False, BLOCK_C, 32)
+    new = sum_of_spans(sums, c, channels, 1, mesh, ptr, span, spans, False, BLOCK_C, 32)
     known, running = _remaining(before, bound, mesh, c, channels)
     new = tl.where(running, new, known)
     beta = tl.where(running, new / tl.where(running, known, 1.0), 0.0)[None, :]

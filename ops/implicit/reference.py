@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.precision import without_autocast
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.reference import csr_tensor, in_row_order
 
@@ -47,7 +48,7 @@ def laplacian_product(system: System) -> Callable[[Tensor], Tensor]:
     laplacian = csr_tensor(csr.indptr, csr.indices, system.values, (size, size))
 
     def multiply(u: Tensor) -> Tensor:
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u):
             return in_row_order(csr, (laplacian @ u)[None])[0]
 
     return multiply

@@ -16,15 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.cpu import (
-    add_product,
-    derivatives,
-    keep_freed_memory,
-    largest_chunk,
-    row_chunks,
-    without_autocast,
-)
-from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype
+from diffnet.ops.common.cpu import add_product, derivatives, keep_freed_memory, largest_chunk, row_chunks
+from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype, without_autocast
 
 LEVELS = 2**16  # of the probability of dropout
 
@@ -48,7 +41,7 @@ def mlp(
     added = [residual] if residual is not None and fused and not skip else []
     tensors = [in_dtype(t, dtype) for t in (*inputs, *weights, *(biases or []), *added)]
     layout = _Layout(len(inputs), len(weights), biases is not None, skip, dropout)
-    with without_autocast():
+    with without_autocast(inputs[0]):
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             out: Tensor = _MLP.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         else:
@@ -94,7 +87,7 @@ class _MLP(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # the derivative will be differentiated
             return None, *derivatives(lambda *t: _plain(layout, t, hidden), tensors, needed, grad)
-        with without_autocast():
+        with without_autocast(grad):
             return None, *_backward(layout, tensors, hidden, needed, grad)
 
 

@@ -255,9 +255,9 @@ def backward(
     grad (V, Hₙ), the others as in `forward`; skip: the first input is the residual
     """
     if need_inputs and _fits_hopper(inputs, weights):
-        from diffnet.ops.mlp import hopper_backward_kernels
+        from diffnet.ops.mlp import hopper_kernels
 
-        return hopper_backward_kernels.backward(grad, len(inputs), weights, hidden, skip, dropout)
+        return hopper_kernels.backward(grad, len(inputs), weights, hidden, skip, dropout)
     (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
     t = backward_tiling(inputs, weights) if need_inputs else None
     if t is None:

@@ -12,23 +12,10 @@ from torch import Tensor
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
-from diffnet.ops.common.tiling import (
-    SIZES,
-    Tiling,
-    cdiv,
-    empty_planes,
-    has_large_shared_memory,
-    interpreted,
-    row_major,
-    tile,
-)
+from diffnet.ops.common.tiling import SIZES, Tiling, cdiv, empty_planes, row_major, small_tiling, tile
 
 
 def linear_tiling(x: Tensor, k: int, c: int) -> Tiling:
-    if interpreted(x):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(x):
-        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
     if dot_precision(x) == "bf16x6":
@@ -37,7 +24,7 @@ def linear_tiling(x: Tensor, k: int, c: int) -> Tiling:
 
 
 @triton.jit
-def _mix(h):
+def mix(h):
     """Map 32 bits to 32 bits, one to one. Each input bit flips each upper bit of the result half the time."""
     h ^= h >> 16
     h *= 0x7FEB352D
@@ -49,7 +36,7 @@ def _mix(h):
 @triton.jit
 def _mix_all(h):
     """Map 32 bits to 32 bits, one to one. Each input bit flips each bit of the result half the time."""
-    h = _mix(h)
+    h = mix(h)
     return h ^ (h >> 16)
 
 
@@ -64,7 +51,7 @@ def random_bits(seed, rows, c):
     high = tl.load(seed + 1).to(tl.uint32)
     by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
     by_column = _mix_all(_mix_all((c // 2).to(tl.uint32) ^ high) ^ low)
-    word = _mix(by_row[:, None] + by_column[None, :])
+    word = mix(by_row[:, None] + by_column[None, :])
     return tl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
 
 
@@ -207,7 +194,7 @@ def _launch(
     out, plane_rows = empty_planes(first, parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
-        t = linear_tiling(first, c, out_size)
+        t = small_tiling(first, c, out_size) or linear_tiling(first, c, out_size)
         some_residual = first if residual is None else residual
         mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
             first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.checks import check_dropout, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.limits import check_matrix as check_matrix_size
+from diffnet.ops.common.limits import check_matrix
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
 
@@ -119,32 +119,18 @@ def check_mlp(
         raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {found}")
     if len(inputs) == 0:
         raise ValueError("inputs should be one tensor or more, got none")
-    check_rank("inputs[0]", inputs[0], "(V, C)", 2)
+    check_tensor("inputs[0]", inputs[0], ("V", "C"))
     (rows, width), device = inputs[0].shape, inputs[0].device
     for i, x in enumerate(inputs[1:], 1):
-        check_matrix(f"inputs[{i}]", x, rows, "C", device)
+        check_tensor(f"inputs[{i}]", x, (rows, "C"), device)
         width += x.shape[1]
     for i, weight in enumerate(weights):
-        check_matrix(f"weights[{i}]", weight, "H", width, device)
+        check_tensor(f"weights[{i}]", weight, ("H", width), device)
         width = weight.shape[0]
         if biases is not None:
             check_tensor(f"biases[{i}]", biases[i], (width,), device)
     if residual is not None:
         check_tensor("residual", residual, (rows, width), device)
-
-
-class _Call(NamedTuple):
-    """The arguments of the operator, see `mlp_forward`."""
-
-    inputs: Sequence[Tensor]
-    weights: Sequence[Tensor]
-    matrices: Sequence[Tensor]
-    biases: Sequence[Tensor]
-    residual: Tensor | None
-    skip: bool
-    dropout: float
-    seeds: Tensor | None
-    keep: bool
 
 
 def mlp_forward(
@@ -169,7 +155,7 @@ def mlp_forward(
 
     x = inputs[0]
     for weight in weights:  # before they are copied
-        check_matrix_size("mlp", *weight.shape)
+        check_matrix("mlp", *weight.shape)
     used = matrices or operands(weights, x.dtype, dot_precision(x))
     outs = forward(inputs, used, biases, x if skip else residual, dropout, seeds, keep)
     if keep and not matrices and _converts(x, weights):  # an operator returns none of its arguments
@@ -182,14 +168,15 @@ def _converts(x: Tensor, weights: Sequence[Tensor]) -> bool:
     return part_count(dot_precision(x)) > 1 or any(weight.dtype != x.dtype for weight in weights)
 
 
-def _fake(*arguments: Any) -> list[Tensor]:
-    call = _Call(*arguments)
-    x = call.inputs[0]
-    outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in call.weights]
-    if not call.keep:
+def _fake(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], matrices: Sequence[Tensor], *arguments: Any
+) -> list[Tensor]:
+    x, *_, keep = inputs[0], *arguments
+    outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in weights]
+    if not keep:
         return outs[-1:]
-    matrices = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in call.weights]
-    return [outs[-1], *outs[:-1], *(matrices if not call.matrices and _converts(x, call.weights) else [])]
+    converted = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in weights]
+    return [outs[-1], *outs[:-1], *(converted if not matrices and _converts(x, weights) else [])]
 
 
 def _gradients(
@@ -225,15 +212,15 @@ _gradients_operator = opaque("diffnet::mlp_backward", _gradients, _gradients_fak
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    call = _Call(*inputs)
-    parts, layers = len(call.inputs), len(call.weights)
-    hidden, matrices = output[1:layers], output[layers:] or call.matrices or [w.contiguous() for w in call.weights]
-    ctx.save_for_backward(*call.inputs, *matrices, *hidden)
-    ctx.counts = parts, layers, len(call.matrices)
-    ctx.weight_dtypes = [weight.dtype for weight in call.weights]
-    ctx.need_inputs = any(x.requires_grad for x in call.inputs)
-    ctx.bias_dtypes = [bias.dtype for bias in call.biases]
-    ctx.residual, ctx.skip, ctx.dropout = call.residual is not None, call.skip, call.dropout
+    parts, weights, given, biases, residual, ctx.skip, ctx.dropout, _, _ = inputs
+    layers = len(weights)
+    hidden, matrices = output[1:layers], output[layers:] or given or [w.contiguous() for w in weights]
+    ctx.save_for_backward(*parts, *matrices, *hidden)
+    ctx.counts = len(parts), layers, len(given)
+    ctx.weight_dtypes = [weight.dtype for weight in weights]
+    ctx.need_inputs = any(x.requires_grad for x in parts)
+    ctx.bias_dtypes = [bias.dtype for bias in biases]
+    ctx.residual = residual is not None
     ctx.set_materialize_grads(False)
 
 

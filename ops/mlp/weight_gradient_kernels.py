@@ -19,24 +19,11 @@ from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed, choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.common.tiling import (
-    SIZES,
-    Tiling,
-    cdiv,
-    has_large_shared_memory,
-    interpreted,
-    planned,
-    processors,
-    tile,
-)
+from diffnet.ops.common.tiling import SIZES, Tiling, cdiv, planned, processors, small_tiling, tile
 
 
 def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     """Return the tiling of a gradient dyᵀ x (H, C): k of its rows and c of its columns."""
-    if interpreted(grad):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(grad):
-        return Tiling(32, tile(h, 32), tile(c, 32), 4, 2, 4)
     if grad.dtype != torch.float32:
         return Tiling(64, tile(h, 128), tile(c, 128), 8, 4, 1)
     if precision == "bf16x3":
@@ -110,7 +97,7 @@ def mlp_backward_weights_kernel(
         matrix = tl.where(pair < PAIRS, matrix, projected + index.to(tl.int64) * (h_size * c_size))
     tl.store(matrix + (h[:, None] * row_size + c[None, :]), total, mask=inside)
     if which % columns == 0 and pair >= PARTS - 1 and pair < PAIRS:
-        at = (pair * 0 + PAIRS).to(tl.int64) * c_size + (pair - (PARTS - 1))
+        at = tl.cast(PAIRS, tl.int64) * c_size + (pair - (PARTS - 1))
         tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
 
 
@@ -128,7 +115,7 @@ def _plan(
 
     meshes: of the projection, 0 without one
     """
-    t = weight_tiling(grad, h, c, precision)
+    t = small_tiling(grad, h, c) or weight_tiling(grad, h, c, precision)
     tiles = cdiv(h, t.k) * cdiv(c, t.c)
     every = tiles * (pairs + (meshes > 0))
     span = choose_span(rows, t.v, processors(grad) * t.programs // max(every, 1))

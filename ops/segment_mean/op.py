@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
-from diffnet.ops.segment_mean.reference import weighted_sums
+from diffnet.ops.common.checks import check_ptr, check_tensor
+from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.spectral.op import project_operator
 
 
@@ -37,7 +37,7 @@ def segment_mean(
     tensor([[2.],
             [5.]])
     """
-    check_rank("x", x, "(V, C)", 2)
+    check_tensor("x", x, ("V", "C"))
     check_tensor("weights", weights, (x.shape[0],), x.device)
     ptr = check_ptr(ptr, x.shape[0], lengths, x.device)
     if use_kernels(backend, x, weights) and len(ptr) > 2:
@@ -46,7 +46,18 @@ def segment_mean(
         total = project_operator(x.float(), ones, weights, ptr)[:, 0]
         weight = project_operator(weights.float()[:, None], ones, None, ptr)[:, 0, 0]
     else:
-        total, weight = weighted_sums(x, weights, ptr, lengths)
+        total, weight = _plain_sums(x, weights, ptr, lengths)
     # `where` passes a gradient to both branches, so the division must be finite in both.
     mean: Tensor = total / torch.where(weight > 0, weight, 1.0)[:, None]
     return mean.to(x.dtype)
+
+
+def _plain_sums(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """The sums over each mesh of weights · x, (B, C), and of the weights, (B,), in the dtype of x."""
+    weights = weights.to(x.dtype)
+    if len(ptr) <= 2:
+        meshes = len(ptr) - 1
+        return (weights @ x)[None][:meshes], weights.sum()[None][:meshes]
+    sizes = row_lengths(ptr, lengths)
+    pieces = list(zip(torch.split(weights, sizes), torch.split(x, sizes), strict=True))
+    return torch.stack([w @ rows for w, rows in pieces]), torch.stack([w.sum() for w, _ in pieces])

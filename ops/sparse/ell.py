@@ -19,8 +19,7 @@ from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.checks import check_ell, check_operand
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern
-from diffnet.ops.sparse.scores import check_broadcast
-from diffnet.ops.sparse.softmax import sparse_softmax
+from diffnet.ops.sparse.softmax import check_broadcast, sparse_softmax
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.cpu import row_chunks, without_autocast
+from diffnet.ops.common.cpu import row_chunks
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.precision import in_dtype
+from diffnet.ops.common.precision import in_dtype, sum_dtype, without_autocast
 from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
 
@@ -27,13 +27,13 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     """
     indptr, indices, *_ = csr
     sets, (rows, columns) = len(values), (len(indptr) - 1, x.shape[1])
-    sum_dtype, apart = _sum_dtype(x.dtype), len(x) > 1
+    dtype, apart = sum_dtype(x), len(x) > 1
     # On the CPU, one product with the matrices side by side is the sum. Its speed on a GPU is not measured.
     side_by_side = reduce and apart and not x.is_cuda
     # cuSPARSE ignores the stride of values. The gradient of a sum has stride 0.
     flat, dense = (
-        (values.T if side_by_side else values).to(sum_dtype).reshape(-1).contiguous(),
-        x.to(sum_dtype).flatten(0, 1),
+        (values.T if side_by_side else values).to(dtype).reshape(-1).contiguous(),
+        x.to(dtype).flatten(0, 1),
     )
     if side_by_side:
         shape, ends = (rows, sets * columns), sets * (indptr.long() if len(flat) > MAX_INT32 else indptr)
@@ -55,7 +55,7 @@ def _csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, sha
     if x.is_cpu and x.dtype == torch.float32:
         return csr_product(indptr, indices, values, x)
     matrix = csr_tensor(indptr, indices, values, shape)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         # `matrix @ x` would fill zeros and copy its result once more.
         product = x.new_zeros(shape[0], x.shape[1])
         return torch.addmm(product, matrix, x, beta=0, out=product)
@@ -84,27 +84,27 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     entries = csr.indices.shape[0]
     if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:  # type: ignore[no-untyped-call]
         return _sampled(csr, a, b)
-    dtype, sum_dtype, rows = a.dtype, _sum_dtype(a.dtype), row_of_each(csr.indptr, csr.indices)
+    dtype, rows = sum_dtype(a), row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
         rows = csr.row_order[rows]
     out = a.new_empty(max(len(a), len(b)), entries)
     for chunk in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
-        products = a[:, rows[chunk]].to(sum_dtype) * b[:, csr.indices[chunk]].to(sum_dtype)
-        out[:, chunk] = products.sum(-1).to(dtype)
+        products = a[:, rows[chunk]].to(dtype) * b[:, csr.indices[chunk]].to(dtype)
+        out[:, chunk] = products.sum(-1).to(a.dtype)
     return out
 
 
 def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Return what `sddmm` does without gathering rows. On the CPU, PyTorch needs MKL for this."""
-    sum_dtype, sets_a, sets_b = _sum_dtype(a.dtype), a.shape[0], b.shape[0]
-    out = a.new_zeros(max(sets_a, sets_b), csr.indices.shape[0], dtype=sum_dtype)
+    dtype, sets_a, sets_b = sum_dtype(a), a.shape[0], b.shape[0]
+    out = a.new_zeros(max(sets_a, sets_b), csr.indices.shape[0], dtype=dtype)
     ordered, shape = csr.row_order.shape[0] > 0, (a.shape[1], b.shape[1])
-    with without_autocast():
+    with without_autocast(a):
         for s, values in enumerate(out.unbind()):
             if s < sets_a:  # otherwise all sets share one factor
-                left = in_dtype(a[s, csr.row_order] if ordered else a[s], sum_dtype)
+                left = in_dtype(a[s, csr.row_order] if ordered else a[s], dtype)
             if s < sets_b:
-                right = in_dtype(b[s], sum_dtype).mT
+                right = in_dtype(b[s], dtype).mT
             matrix = csr_tensor(csr.indptr, csr.indices, values, shape)  # shares the memory of `out`
             torch.sparse.sampled_addmm(matrix, left, right, beta=0, out=matrix)
     return in_dtype(out, a.dtype)
@@ -121,7 +121,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
     If the sum is NaN, all visible entries of the row are NaN.
     """
     rows, count = row_of_each(csr.indptr, csr.indices).long(), csr.indptr.shape[0] - 1
-    scaled = scores.to(_sum_dtype(scores.dtype)) * scale
+    scaled = scores.to(sum_dtype(scores)) * scale
     if mask is not None:
         scaled = scaled.masked_fill(~mask, -torch.inf)
     top = scaled.new_full((len(scores), count), -torch.inf)
@@ -136,7 +136,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row: p, g (S, nnz) → (S, nnz)."""
     rows, count = row_of_each(csr.indptr, csr.indices).long(), csr.indptr.shape[0] - 1
-    p, g = out.to(_sum_dtype(out.dtype)), grad.to(_sum_dtype(out.dtype))
+    p, g = out.to(sum_dtype(out)), grad.to(sum_dtype(out))
     total = p.new_zeros(len(p), count).index_add(1, rows, p * g)
     return (scale * p * (g - total[:, rows])).to(out.dtype)
 
@@ -157,7 +157,3 @@ def _use_up_warning() -> None:
 
 
 _LOCK = threading.Lock()  # catch_warnings isn't safe in several threads at once
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

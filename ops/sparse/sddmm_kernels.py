@@ -1,4 +1,4 @@
-"""The Triton kernels of dense times dense at the entries of a pattern, see `row_kernels` and `spmm_kernels`."""
+"""The Triton kernels of dense times dense at the entries of a pattern, see `spmm_kernels`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.tiling import cdiv, power_of_2
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
-from diffnet.ops.sparse.row_kernels import (
+from diffnet.ops.sparse.spmm_kernels import (
     MAX_CHANNELS,
     PIECE_ENTRIES,
     has_second,

@@ -1,9 +1,10 @@
-"""Softmax over the entries of each row."""
+"""Softmax over the entries of each row, and the scale and the bias of attention scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.foreign import MatrixLike, pattern_and_values, pattern_of
 from diffnet.ops.sparse.pattern import Pattern, csr_arrays
-from diffnet.ops.sparse.scores import check_broadcast, checked_number, scaled_and_biased
 
 
 def sparse_softmax(
@@ -93,6 +94,28 @@ def _scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | Non
         check_operand("bias", bias, scores.shape[-1:], scores.device, floating=True)
         check_broadcast("bias", bias.shape, scores.shape)
     return scaled_and_biased(scores, scale, bias)
+
+
+def checked_number(name: str, number: Any) -> float:
+    """Return an argument that isn't a tensor if it is a real number, such as a NumPy scalar. Raises TypeError."""
+    if isinstance(number, (float, int, torch.SymFloat)):
+        return number  # type: ignore[return-value]
+    if not isinstance(number, Real):
+        raise TypeError(f"{name} should be a number or a tensor, got {type(number).__name__}")
+    return float(number)
+
+
+def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> None:
+    """Check that a tensor of the given shape broadcasts to this shape. Raises ValueError."""
+    if len(given) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False)):
+        raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(given)}")
+
+
+def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
+    """Return scale · scores + bias in float32 or wider, by PyTorch operations, which differentiate for all three."""
+    dtype = sum_dtype(scores)
+    scores = scores.to(dtype) * (scale.to(dtype) if isinstance(scale, Tensor) else scale)
+    return scores if bias is None else scores + bias.to(dtype)
 
 
 def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:

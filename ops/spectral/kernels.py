@@ -17,11 +17,10 @@ from diffnet.ops.common.tiling import (
     SIZES,
     Tiling,
     cdiv,
-    has_large_shared_memory,
-    interpreted,
     planned,
     processors,
     row_major,
+    small_tiling,
     starts_early,
     tile,
 )
@@ -33,10 +32,6 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     Small meshes have fewer tiles than there are multiprocessors, so they get smaller tiles. Medium meshes get half the
     channels: this reads the evecs twice, mostly from the cache, but halves the partial sums, which cost more there.
     """
-    if interpreted(evecs):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(evecs):
-        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         if evecs.shape[0] < 128 * processors(evecs):
             return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
@@ -50,10 +45,6 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 
 def evaluate_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
-    if interpreted(evecs):
-        return Tiling(16, 16, 16, 4, 1, 1)
-    if not has_large_shared_memory(evecs):
-        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8) if c <= 64 else Tiling(64, tile(k, 128), 128, 8, 3, 2)
     if precision == "bf16x6" and k > 128:  # registers would spill otherwise
@@ -108,7 +99,7 @@ def _plan_projection(
     evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str
 ) -> tuple[Tiling, int, int, int]:
     """The tiling, the rows of a span, the number of spans, and the tiles of the result of one span."""
-    t = project_tiling(evecs, k, c, precision)
+    t = small_tiling(evecs, k, c) or project_tiling(evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
@@ -207,7 +198,7 @@ def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.const
 @planned
 def _plan_evaluation(evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str) -> tuple[Tiling, int, int]:
     """The tiling, the rows of a span, and the number of programs."""
-    t = evaluate_tiling(evecs, k, c, precision)
+    t = small_tiling(evecs, k, c) or evaluate_tiling(evecs, k, c, precision)
     columns = cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
     return t, span, span_count(rows, meshes, span) * columns

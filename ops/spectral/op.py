@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.spectral import reference
@@ -54,9 +54,9 @@ def to_spectral(
              [2., 2.],
              [3., 3.]]])
     """
-    check_rank("x", x, "(V, C)", 2)
+    check_tensor("x", x, ("V", "C"))
     rows, device = x.shape[0], x.device
-    check_matrix("evecs", evecs, rows, "K", device)
+    check_tensor("evecs", evecs, (rows, "K"), device)
     check_tensor("mass", mass, (rows,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
     if use_kernels(backend, x, evecs, mass, matrix=True):
@@ -92,7 +92,7 @@ def from_spectral(
     tensor([[3.],
             [7.]])
     """
-    check_rank("evecs", evecs, "(V, K)", 2)
+    check_tensor("evecs", evecs, ("V", "K"))
     ptr = check_ptr(ptr, evecs.shape[0], lengths, evecs.device)
     check_coefficients(coefficients, evecs, ptr)
     if use_kernels(backend, coefficients, evecs, matrix=True):
@@ -103,9 +103,7 @@ def from_spectral(
 
 def check_coefficients(coefficients: Tensor, evecs: Tensor, ptr: Tensor) -> None:
     """Check the shape (B, K, C), dtype and device of coefficients, given evecs (…, K) and a checked ptr."""
-    check_rank("coefficients", coefficients, "(B, K, C)", 3)
-    shape = len(ptr) - 1, evecs.shape[-1], coefficients.shape[2]
-    check_tensor("coefficients", coefficients, shape, evecs.device)
+    check_tensor("coefficients", coefficients, (len(ptr) - 1, evecs.shape[-1], "C"), evecs.device)
 
 
 def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "auto") -> Tensor:
@@ -130,7 +128,7 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     tensor([[[1.0000],
              [0.6065]]])
     """
-    check_rank("spectrum", spectrum, "(B, K, C)", 3)
+    check_tensor("spectrum", spectrum, ("B", "K", "C"))
     check_tensor("evals", evals, spectrum.shape[:2], spectrum.device)
     check_tensor("time", time, spectrum.shape[2:], spectrum.device)
     if use_kernels(backend, spectrum, evals, time):

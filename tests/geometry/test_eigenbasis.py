@@ -18,7 +18,7 @@ from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_ma
 from diffnet.geometry.eigen import checks as eigenpair_checks
 from diffnet.geometry.eigen import cpu, lanczos
 from diffnet.geometry.eigen import problem as eigenproblem
-from diffnet.geometry.eigen.dense import smallest_pairs
+from diffnet.geometry.eigen.cpu import smallest_pairs
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
 from diffnet.geometry.eigen.gpu.lanczos import largest_pairs
 from diffnet.geometry.eigen.lanczos import KrylovSpace

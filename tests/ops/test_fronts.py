@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffnet.ops.fronts import reference
-from diffnet.ops.fronts.level import FrontLevel
+from diffnet.ops.fronts.reference import FrontLevel
 
 pytest.importorskip("triton")
 

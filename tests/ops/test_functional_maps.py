@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from diffnet import ops
-from diffnet.ops.functional_maps import chunks, kernels, nearest, reference, rows
+from diffnet.ops.functional_maps import kernels, nearest, reference, rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -203,7 +203,7 @@ def test_no_pairs_and_no_features() -> None:
         ({"gamma": 0.0}, "gamma should be finite and above 0, got 0"),
         ({"k_a": [4]}, r"k_a should be 2 integers from 1 to 3, got \[4\]"),
         ({"k_b": [0, 4]}, r"k_b should be 2 integers from 1 to 4, got \[0, 4\]"),
-        ({"b": torch.zeros(2, 4, 6).double()}, r"b should have shape \(2, 4, 5\), shape is \(2, 4, 6\)"),
+        ({"b": torch.zeros(2, 4, 6).double()}, r"b should have shape \(2, K_b, 5\), shape is \(2, 4, 6\)"),
         ({"evals_a": torch.zeros(3).double()}, r"evals_a should have shape \(2, 3\), shape is \(3,\)"),
         ({"a": torch.full((2, 3, 5), torch.nan).double()}, r"a should be finite, got nan at index \[0, 0, 0\]"),
         ({"a": torch.zeros(2, 3, 5).double(), "weight": 0.0}, "row 0 of functional map 0: its system is singular"),
@@ -236,8 +236,8 @@ def test_memory_of_32_pairs() -> None:
 def points(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Queries (N, C), keys (M, C) and values (M, K), of which several chunks are needed."""
     n, m, c, k = request.param
-    monkeypatch.setattr(chunks, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
-    monkeypatch.setattr(chunks, "MIN_ROWS", {"cuda": 32, "cpu": 32})
+    monkeypatch.setattr(nearest, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
+    monkeypatch.setattr(nearest, "MIN_ROWS", {"cuda": 32, "cpu": 32})
     return [random(n, c), random(m, c, seed=1), random(m, k, seed=2)]
 
 
@@ -283,8 +283,8 @@ def test_low_precision_is_computed_in_float32() -> None:
 
 def test_soft_maps_store_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor of both passes is a chunk."""
-    monkeypatch.setattr(chunks, "MAX_ENTRIES", {"cpu": 0})
-    monkeypatch.setattr(chunks, "MIN_ROWS", {"cpu": 16})
+    monkeypatch.setattr(nearest, "MAX_ENTRIES", {"cpu": 0})
+    monkeypatch.setattr(nearest, "MIN_ROWS", {"cpu": 16})
     largest = LargestTensor()
     queries, keys, values = (random(n, 4, seed=n).requires_grad_() for n in (500, 400, 400))
     with largest:
@@ -326,7 +326,7 @@ def test_features_whose_products_overflow() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_nearest_neighbors(dimensions: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also far from the origin, where inner products lose digits."""
-    monkeypatch.setattr(chunks, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
+    monkeypatch.setattr(nearest, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
     queries, candidates = (random(n, dimensions, seed=n).to(dtype) + 100 for n in (150, 63))
     found = ops.nearest_neighbors(queries.to(device), candidates.to(device))
     assert found.dtype == torch.int64

@@ -12,7 +12,6 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from diffnet.ops import Pattern
-from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
 from diffnet.ops.gradient_features import kernels as gradient_features
 from diffnet.ops.gradient_features.coefficient_kernels import table
 from diffnet.ops.implicit.kernels import iteration
@@ -20,6 +19,7 @@ from diffnet.ops.implicit.reference import System
 from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
 from diffnet.ops.sparse.pattern import csr_arrays
 from diffnet.ops.spectral import kernels as spectral
+from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

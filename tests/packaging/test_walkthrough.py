@@ -78,7 +78,7 @@ def test_the_new_op_in_a_copy_of_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "ops/scale_rows").mkdir()
     for name, text in zip(new, [*files, benchmark], strict=True):
         (tmp_path / name).write_text(text)
-    exported = 'from diffnet.ops.scale_rows import scale_rows\n\n__all__ = ["scale_rows",'
+    exported = 'from diffnet.ops.scale_rows.op import scale_rows\n\n__all__ = ["scale_rows",'
     replace(tmp_path / "ops/__init__.py", "__all__ = [", exported)
     # Launches of a few rows, in the interpreter.
     small = "_empty = lambda *shape, dtype: torch.zeros(2, *shape[1:], dtype=dtype)"

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from diffnet.geometry.eigen.by_component import Pick, select_pairs, warn_of_rounding
-from diffnet.geometry.eigen.checks import checked_pairs
+from diffnet.geometry.eigen.checks import PAIRS_CHECKED, checked_pairs, deviation_fault, rounding_fault
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.gpu.lanczos import Map, largest_pairs
 from diffnet.geometry.eigen.gpu.packed import PackedProblem, connected_components, packed
@@ -39,7 +39,6 @@ from diffnet.geometry.eigen.problem import (
     expected_shift,
     is_small,
 )
-from diffnet.geometry.eigen.resolution import PAIRS_CHECKED, deviation_fault, rounding_fault
 from diffnet.geometry.transfer import to_host
 
 Indices: TypeAlias = NDArray[np.int64]

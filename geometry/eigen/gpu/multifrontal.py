@@ -18,7 +18,7 @@ from diffnet.geometry.eigen.gpu.nested_dissection import Dissection, nested_diss
 from diffnet.ops.common.backend import HAS_TRITON
 from diffnet.ops.common.cuda_graph import replayed
 from diffnet.ops.fronts import reference
-from diffnet.ops.fronts.level import FrontLevel
+from diffnet.ops.fronts.reference import FrontLevel
 
 MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
 
