@@ -237,7 +237,7 @@ def _reason(test: int, mesh: Mesh, used: int, kind: str) -> str | None:
     return (
         f"none of the {len(mesh.faces)} faces has three distinct corners",
         f"all {used} vertices lie in one point",
-        "the surface has no area, its vertices lie on a line or all its faces do",
+        None,  # the host names the farthest vertex
         None,
         f"the {kind} Laplacian has entries that are not finite",
         "the surface has no area",

@@ -436,7 +436,7 @@ def test_parsed_files(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(mesh, field), getattr(fresh, field))
         assert (mesh.polygon_count, mesh.name) == (1, str(tmp_path / name))
         assert len(entries(folder)) == 1
-    flipped(entry(folder), 0.9)
+    flipped(entry(folder), 0.99)
     with pytest.warns(UserWarning, match="can't be read"):
         np.testing.assert_array_equal(load_mesh(tmp_path / "a.off", folder).verts, fresh.verts)
     (tmp_path / "a.off").write_text(quads)
