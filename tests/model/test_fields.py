@@ -89,7 +89,7 @@ class ReadsFields(nn.Module):
         y: Tensor = self.linear(x)
         if operators.quality is not None:
             y = y * operators.quality[:, None]
-        return y + y[operators.opposite]
+        return (y + y[operators.opposite]) / len(operators)
 
 
 def test_an_added_field_is_read_under_graphs(meshes: list[Any]) -> None:
