@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import trimesh
+from float64 import DEVICE
+from shapes import ellipsoid
 from torch import Tensor
 
 from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, block, collate, precompute
@@ -238,3 +241,88 @@ def test_initial_times(diffusion: str) -> None:
 def test_unknown_choices_are_refused(name: str, choices: str) -> None:
     with pytest.raises(ValueError, match=f"{name} should be one of {choices}, got 'dense'"):
         network(**{name: "dense"})
+
+
+# ---- several forward passes before one backward pass, as siamese networks need them ----
+
+
+@pytest.fixture(scope="module")
+def operators() -> Operators:
+    batch = collate([precompute(trimesh.creation.icosphere(0), k=8) for _ in range(2)])
+    return batch.with_gradient_evecs().to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [
+        pytest.param({}, "torch", id="spectral-torch"),
+        pytest.param({}, "triton", id="spectral-triton"),
+        pytest.param({"gradient": "sparse"}, "torch", id="sparse-gradient-torch"),
+        pytest.param({"gradient": "sparse"}, "triton", id="sparse-gradient-triton"),
+        pytest.param({"diffusion": "implicit"}, "torch", id="implicit-torch"),
+        pytest.param({"diffusion": "implicit"}, "triton", id="implicit-triton", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_of_two_forwards_add_up(operators: Operators, options: dict[str, Any], backend: Any) -> None:
+    """One backward of a sum of two losses gives the sum of the gradients of two backwards, in training mode."""
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 4, width=8, blocks=1, dropout=0.0, backend=backend, **options).to(DEVICE)
+    x = torch.randn(operators.num_vertices, 3, device=DEVICE)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.diffusion.time.copy_(torch.linspace(-0.1, 0.1, 8))  # the first forward sets some times to 0
+    (model(x, operators).mean() + model(x, operators).square().mean()).backward()
+    together = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x, operators).mean().backward()
+    model(x, operators).square().mean().backward()
+    for grad, parameter in zip(together, model.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-6)
+    assert all((block.diffusion.time >= 0).all() for block in model.blocks)
+
+
+def test_two_compiled_forwards(operators: Operators) -> None:
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 4, width=8, blocks=1, dropout=0.0, backend="torch").to(DEVICE)
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.randn(operators.num_vertices, 3, device=DEVICE)
+    (compiled(x, operators).mean() + compiled(x, operators).square().mean()).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# ---- blocks that are computed again in the backward pass ----
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def step(network: DiffusionNet, features: Tensor, operators: Operators) -> tuple[list[Tensor], int]:
+    """The outputs and all gradients, and the bytes that the backward pass keeps."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    torch.manual_seed(0)  # of dropout
+    network.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = network(features, operators)
+    outputs.square().mean().backward()
+    return [outputs.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)], sum(kept.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
+def test_steps_are_the_same_and_keep_less(diffusion: str, dropout: float, device: str) -> None:
+    operators = precompute(ellipsoid(0, 3), k=16).to(device)
+    network = DiffusionNet(3, 4, width=32, blocks=4, dropout=dropout, diffusion=diffusion).to(device)
+    features = torch.randn(operators.num_vertices, 3, device=device)
+    expected, much = step(network, features, operators)
+    network.recompute_activations = True
+    found, little = step(network, features, operators)
+    assert little < 0.6 * much
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)

@@ -5,14 +5,29 @@ Without a GPU, kernels run in Triton's interpreter at small sizes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from float64 import DEVICE, TOLERANCE, check, random, relative
-from sparse_cases import PIECE, Shape, backends, cases, dense_of, name_of, pattern_of, random_mask, shape_id
+from sparse_cases import (
+    PIECE,
+    Shape,
+    backends,
+    cases,
+    dense_of,
+    ints,
+    name_of,
+    pattern_of,
+    random_mask,
+    random_pattern,
+    shape_id,
+)
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffnet.ops import Backend, Pattern, diagonal, row_sum, sddmm, sparse_softmax, spmm
+from diffnet.ops import Backend, Pattern, SparseMatrix, diagonal, row_sum, sddmm, sparse_softmax, spmm
 from diffnet.ops.sparse import pattern as pattern_module
 from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
 
@@ -254,3 +269,140 @@ def test_a_product_without_gradients_sorts_no_transpose() -> None:
     assert pattern.prepare(backward=False)._transpose is None
     assert torch.equal(spmm(pattern, values, x.requires_grad_()), found)
     assert pattern._transpose is not None
+
+
+# ---- sddmm ----
+
+
+@cases
+def test_sddmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.dtype) -> None:
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask, index)
+    moved = pattern.to(DEVICE)
+    rows, columns = pattern.row_indices.long(), pattern.column_indices.long()
+    check(
+        lambda a, b: sddmm(moved, a, b, backend=backend),
+        lambda a, b: (a @ b.mT)[..., rows, columns],
+        [random(3, mask.shape[0], channels), random(mask.shape[1], channels, seed=1)],
+        dtype,
+    )
+
+
+@backends
+@pytest.mark.parametrize(
+    ("shape", "a", "b"),
+    [
+        pytest.param("skewed", (), (), id="one set"),
+        pytest.param("skewed", (), (3,), id="one a, 3 b"),
+        pytest.param((9, 6, 3), (2,), (), id="2 a, one b"),
+        pytest.param((9, 6, 3), (3,), (3,), id="3 a, 3 b"),
+        pytest.param((9, 6, 3), (2, 3), (2, 3), id="2x3 sets"),
+        pytest.param((9, 6, 3), (2, 1), (3,), id="batches broadcast"),
+    ],
+)
+def test_sddmm_over_sets(shape: Shape, a: tuple[int, ...], b: tuple[int, ...], backend: Backend) -> None:
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask)
+    moved = pattern.to(DEVICE)
+    check(
+        lambda a, b: sddmm(moved, a, b, backend=backend),
+        lambda a, b: (a @ b.mT)[..., pattern.row_indices, pattern.column_indices],
+        [random(*a, mask.shape[0], channels), random(*b, mask.shape[1], channels, seed=1)],
+        torch.float32,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mkl", [True, False], ids=["mkl", "no mkl"])
+def test_on_the_cpu_without_gathering_all_rows(mkl: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch samples entries if it has MKL. Otherwise rows are gathered in chunks, so memory stays small, too."""
+    if mkl and not torch.backends.mkl.is_available():
+        pytest.skip("this PyTorch has no MKL")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = op(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.layout == torch.strided:
+                largest = max(largest, out.numel())
+            return out
+
+    rows, channels, entries = 300, 64, 300 * 50
+    indices = torch.arange(50, dtype=torch.int32).repeat(rows)
+    pattern = Pattern.from_row_lengths(torch.full((rows,), 50), indices, 60)
+    ordered, order = pattern.with_row_order(torch.randperm(rows))
+    a, b = random(2, rows, channels).to(dtype), random(60, channels, seed=1).to(dtype)
+    exact = (a.double() @ b.double().mT)[:, pattern.row_indices, pattern.column_indices]
+    with Sizes():
+        out = sddmm(pattern, a, b)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
+    torch.testing.assert_close(sddmm(ordered, a, b), out[:, order])
+    assert largest < entries * channels
+
+
+def test_sddmm_gradcheck() -> None:
+    pattern = random_pattern()
+    a, b = random(2, 9, 3, seed=2).requires_grad_(), random(6, 3, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: sddmm(pattern, a, b), (a, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda a, b: sddmm(pattern, a, b), (a, b), fast_mode=True)
+
+
+# ---- under torch.compile ----
+
+
+def test_compiles_to_one_graph() -> None:
+    """Checks and promoted dtypes don't break the graph."""
+    torch._dynamo.reset()
+    backend: Backend = "triton"
+    pattern = random_pattern().prepare().to(DEVICE)
+    adjacency = torch.ones(pattern.nnz, dtype=torch.bool, device=DEVICE)
+
+    def loss(pattern: Pattern, values: Tensor, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        scores = sddmm(pattern, spmm(pattern, values, x, backend=backend), x, backend=backend)
+        weights = sparse_softmax(pattern, scores, scale=scale, bias=bias, mask=adjacency, backend=backend)
+        out = spmm(pattern, weights, x, backend=backend) + spmm(pattern, adjacency, x, backend=backend)
+        return out.square().sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        leaves = [random(2, pattern.nnz), random(6, 3, seed=1), random(2, seed=2), random(pattern.nnz, seed=3)]
+        leaves = [t.float().to(DEVICE).requires_grad_() for t in leaves]
+        out = function(pattern, *leaves)
+        results.append([out, *torch.autograd.grad(out, leaves)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_pattern_of_strided_arrays_is_made_inside() -> None:
+    torch._dynamo.reset()
+    edges = torch.stack([ints(0, 0, 1), ints(0, 2, 1)], dim=1)
+
+    def product(edges: Tensor, values: Tensor) -> Tensor:
+        pattern = Pattern(ints(0, 2, 3), edges[:, 1], 3, check=False)
+        assert pattern.indices.is_contiguous()
+        return values * pattern.indices
+
+    values = random(3)
+    compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(edges, values), product(edges, values))
+
+
+def test_matrices_of_sparse_tensors() -> None:
+    """One is converted inside, where the graph breaks, and one before. Gradients reach the sparse tensor."""
+    torch._dynamo.reset()
+    plain, x = random(3, 3).to_sparse_csr(), random(3, 2, seed=2)
+    before = SparseMatrix.from_torch(plain)
+    assert before.values.data_ptr() == plain.values().data_ptr()
+
+    def product(matrix: Tensor, before: SparseMatrix, x: Tensor) -> Tensor:
+        return SparseMatrix.from_torch(matrix) @ (before @ x)
+
+    results = []
+    for function in (torch.compile(product, backend="eager"), product):
+        matrix = random(4, 3, seed=1).to_sparse_csr().requires_grad_()
+        out = function(matrix, before, x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), matrix)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
