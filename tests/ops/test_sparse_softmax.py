@@ -9,22 +9,13 @@ import numpy as np
 import pytest
 import torch
 from float64 import DEVICE, check, random
-from sparse_cases import Shape, backends, cases, dense_of, pattern_of, random_mask, random_pattern
+from sparse_cases import Shape, backends, cases, dense_softmax, pattern_of, random_mask, random_pattern
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 
 from diffnet.ops import Backend, Pattern, sparse_softmax
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
-
-
-def dense_softmax(pattern: Pattern, scores: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    there = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
-    there = dense_of(pattern, there.double()) > 0
-    full = torch.where(there, scale * dense_of(pattern, scores), -torch.inf)
-    weights = torch.exp(full - full.amax(-1, keepdim=True).clamp(min=-1e300)).masked_fill(~there, 0)
-    probabilities = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-    return probabilities[..., pattern.row_indices, pattern.column_indices]
 
 
 @cases
