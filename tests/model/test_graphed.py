@@ -86,17 +86,6 @@ def test_training_with_graphs_equals_training_without(meshes: list[Operators], d
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_several_forward_passes_before_one_backward_pass(meshes: list[Operators], device: str) -> None:
-    plain = network().to(device)
-    captured = with_graphs(plain, device)
-    for _ in range(2):
-        for model in (plain, captured):
-            pairs = [(features(o.to(device)), o.to(device)) for o in (*meshes, meshes[0])]
-            sum(model(x, o).square().mean() for x, o in pairs).backward()
-        assert_same_gradients(plain, captured)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_interleaved_backward_passes_and_an_exception(meshes: list[Operators], device: str) -> None:
     plain = network().to(device)
     captured = with_graphs(plain, device)
@@ -183,22 +172,15 @@ def test_a_changed_parameter_is_an_error_as_without_graphs(meshes: list[Operator
         out.sum().backward()
 
 
-def test_eval_frozen_and_replaced_parts_are_recorded_anew(meshes: list[Operators]) -> None:
+def test_eval_and_inference_mode_are_recorded_anew(meshes: list[Operators]) -> None:
     plain, x = network(dropout=0.5), features(meshes[1])
     model = with_graphs(plain, "cpu")
     model(x, meshes[1])
     model.eval()
-    plain.eval()
-    torch.testing.assert_close(model(x, meshes[1]), plain(x, meshes[1]))
+    expected = plain.eval()(x, meshes[1])
+    torch.testing.assert_close(model(x, meshes[1]), expected)
     with torch.inference_mode():
-        torch.testing.assert_close(model(x, meshes[1]), plain(x, meshes[1]))
-    for each in (model, plain):
-        torch.manual_seed(1)
-        each.last = nn.Linear(8, 5)
-        each.first.requires_grad_(False)
-        each(x, meshes[1]).sum().backward()
-        assert each.first.weight.grad is None
-    torch.testing.assert_close(model.last.weight.grad, plain.last.weight.grad)
+        torch.testing.assert_close(model(x, meshes[1]), expected)
 
 
 def test_the_first_visits_run_without_graphs(meshes: list[Operators]) -> None:
