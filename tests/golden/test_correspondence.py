@@ -1,4 +1,4 @@
-"""Agreement with published correspondence networks, on the operators in `../shared/golden/correspondence.npz`."""
+"""Agreement with published correspondence networks and their functional maps, stored in `../shared/golden`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from diffnet import DiffusionNet, Operators
 from diffnet.checkpoints.original import our_names
 from diffnet.data import PairSample, collate_pairs
 from diffnet.geometry import make_mesh
-from diffnet.ops import functional_map
+from diffnet.ops import Regularizer, functional_map, functional_map_from_points, nearest_neighbors, to_spectral
 from diffnet.train import load_matching_network, match_meshes
 from diffnet.train.commands.predicting import described_input
 from diffnet.train.correspondence.maps import pair_maps
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GOLDEN = SHARED / "golden"
 FILES = {"fmnet": GOLDEN / "faust_hks.pth", "ulrssm": GOLDEN / "ulrssm_smal.pth"}
@@ -36,6 +38,10 @@ def stored() -> dict[str, np.ndarray]:
         pytest.skip(f"reference file is absent ({path})")
     with np.load(path) as file:
         return {key: file[key] for key in file.files}
+
+
+def tensors() -> dict[str, Tensor]:
+    return {key: torch.from_numpy(values) for key, values in stored().items()}
 
 
 def operators_of(figure: int) -> Operators:
@@ -126,3 +132,44 @@ def test_maps_of_match_from_raw_meshes(name: str, tmp_path: Path) -> None:
     found = match_meshes(*meshes, model, cache_dir=tmp_path)
     assert found.matches.shape == (len(meshes[1].verts),)
     assert 0 <= found.matches.min() <= found.matches.max() < len(meshes[0].verts)
+
+
+# ---- functional maps of the original's network and of the unsupervised line ----
+
+
+def mapped(features: str, first: int, second: int, k: int, regularizer: Regularizer) -> Tensor:
+    """The map (k, k) from one figure to the other, by features of the file in float32."""
+    golden = tensors()
+
+    def coefficients(i: int) -> Tensor:
+        x, evecs, mass = golden[f"{features}{i}"], golden[f"evecs{i}"], golden[f"mass{i}"]
+        return to_spectral(x, evecs[:, :k], mass, torch.tensor([0, len(x)]))
+
+    evals = [golden[f"evals{i}"][None, :k] for i in (first, second)]
+    return functional_map(coefficients(first), coefficients(second), *evals, regularizer=regularizer)[0]
+
+
+def test_map_of_the_original() -> None:
+    """The squared difference, with the default weight."""
+    expected = tensors()["fmnet_C"][0]
+    out = mapped("fmnet_features", 0, 1, 30, "squared_difference")
+    assert torch.linalg.norm(out - expected) < 1e-4 * torch.linalg.norm(expected)
+    assert (out - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("name", "first"), [("ulrssm_Cxy", 0), ("ulrssm_Cyx", 1)])
+def test_maps_of_the_unsupervised_line(name: str, first: int) -> None:
+    """The resolvent, with the default weight and gamma."""
+    expected = tensors()[name]
+    out = mapped("ulrssm_features", first, 1 - first, 50, "resolvent")
+    assert (out - expected).abs().max() < 1e-4
+
+
+def test_direction() -> None:
+    """The maps are close to those of points nearest in features: "Cxy" goes from figure 0 to figure 1."""
+    golden = tensors()
+    matches = nearest_neighbors(golden["ulrssm_features1"], golden["ulrssm_features0"])
+    evecs = [golden[f"evecs{i}"][:, :50] for i in (0, 1)]
+    of_points = functional_map_from_points(matches, *evecs, golden["mass1"])
+    right, wrong = (torch.linalg.norm(golden[name] - of_points) for name in ("ulrssm_Cxy", "ulrssm_Cyx"))
+    assert right < 0.8 * wrong
