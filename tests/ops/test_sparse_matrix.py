@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diffnet.geometry import nearest_pattern
 from diffnet.ops import (
+    Backend,
     EllPattern,
     HybridPattern,
     Pattern,
