@@ -20,6 +20,12 @@ pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels aren't checked, as on a GPU."""
+    monkeypatch.setattr(import_module("diffnet.ops.cross_entropy.op"), "readable", lambda labels: False)
+
+
 @pytest.mark.parametrize("ignored", [-1, 2], ids=["ignored-1", "ignored2"])
 def test_cross_entropy(place: Place, ignored: int) -> None:
     large = [(70, 260), (3, 5000)] if place.device == "cuda" else [(3, 260)]
@@ -91,12 +97,15 @@ def test_bad_class_weights(backend: str) -> None:
         cross_entropy(logits, labels, backend=backend, weights=torch.ones(3).long())
 
 
-@pytest.mark.gpu
-@BACKENDS
-def test_labels_out_of_range_are_nan_on_a_gpu(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss and its gradient. In debug mode they raise."""
-    logits = normal(4, 7).float().cuda().requires_grad_()
-    labels = torch.tensor([0, 7, -1, -5], device="cuda")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's, about the logarithm of 0
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [("cpu", "triton"), *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ("torch", "triton"))],
+)
+def test_labels_out_of_range_are_nan_without_checks(device: str, backend: str, unchecked: None) -> None:
+    """The loss and its gradient. On a GPU, labels are not checked; in debug mode they are."""
+    logits = normal(4, 7).float().to(device).requires_grad_()
+    labels = torch.tensor([0, 7, -1, -5], device=device)
     loss = cross_entropy(logits, labels, backend=backend)
     assert loss.isnan().tolist() == [False, True, False, True]
     assert loss[2] == 0
@@ -104,24 +113,14 @@ def test_labels_out_of_range_are_nan_on_a_gpu(backend: str, monkeypatch: pytest.
     assert grad.isnan().all(1).tolist() == [False, True, False, True]
     assert (grad[2] == 0).all()
     assert cross_entropy(logits[:, :0], labels, backend=backend).isnan().tolist() == [True, True, False, True]
+
+
+@pytest.mark.gpu
+@BACKENDS
+def test_labels_out_of_range_raise_in_debug_mode(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffnet.ops.common.checks.DEBUG", True)
     with pytest.raises(IndexError, match="got 7"):
-        cross_entropy(logits, labels, backend=backend)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's, about the logarithm of 0
-def test_the_kernel_gives_nan_for_labels_out_of_range() -> None:
-    """As it does on a GPU, where the labels are not checked. So this calls the functions behind the operator."""
-    from diffnet.ops.cross_entropy.kernels import cross_entropy, cross_entropy_backward
-
-    logits, labels = normal(4, 7).float(), torch.tensor([0, 7, -1, -5])
-    loss = cross_entropy(logits, labels, -1)
-    assert loss.isnan().tolist() == [False, True, False, True]
-    assert loss[2] == 0
-    assert cross_entropy(logits[:, :0], labels, -1).isnan().tolist() == [True, True, False, True]
-    grad = cross_entropy_backward(torch.ones(4), logits, labels, -1)
-    assert grad.isnan().all(1).tolist() == [False, True, False, True]
-    assert (grad[2] == 0).all()
+        cross_entropy(torch.zeros(1, 7, device="cuda"), torch.tensor([7], device="cuda"), backend=backend)
 
 
 # ---- label smoothing ----
@@ -370,20 +369,13 @@ def test_wrong_arguments(loss: Loss, changed: dict[str, Any], error: type[Except
         loss(**{"logits": torch.zeros(2, 3), "labels": torch.zeros(2).long(), **changed})
 
 
-@pytest.mark.gpu
 @LOSSES
-def test_losses_of_labels_out_of_range_are_nan_on_a_gpu(loss: Loss) -> None:
-    logits = torch.randn(4, 7, device="cuda", requires_grad=True)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_labels_out_of_range_are_nan(loss: Loss, device: str, unchecked: None) -> None:
+    """The kernel gives the cross-entropies on the CPU, too."""
+    chosen = {"backend": "triton"} if loss is focal_loss else {}
+    logits = torch.randn(4, 7, device=device, requires_grad=True)
     for wrong in ([0, 7, -1, 2], [-5, -5, -1, -1]):
-        found = loss(logits, torch.tensor(wrong, device="cuda"))
+        found = loss(logits, torch.tensor(wrong, device=device), **chosen)
         assert found.isnan()
         assert torch.autograd.grad(found, logits)[0].isnan().any()
-
-
-@LOSSES
-def test_labels_out_of_range_are_nan_without_checks(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where labels aren't checked. The kernel gives the cross-entropies there."""
-    monkeypatch.setattr(import_module("diffnet.ops.cross_entropy.op"), "readable", lambda labels: False)
-    chosen = {"backend": "triton"} if loss is focal_loss else {}
-    assert loss(torch.randn(4, 7), torch.tensor([0, 7, -1, 2]), **chosen).isnan()
-    assert cross_entropy(torch.randn(1, 7), torch.tensor([7]), backend="triton").isnan()
