@@ -13,6 +13,7 @@ import scipy.linalg
 import scipy.sparse
 import torch
 import trimesh
+from operator_checks import relative
 from torch import Tensor
 
 from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
@@ -478,10 +479,6 @@ def test_small_eigenvalues_of_stiff_problems_are_exact() -> None:
     # A private name, for the solve that rounding spoils.
     spoiled, _ = cpu._pairs_of_dense(eigenproblem.Component(laplacian, mass, 7))
     assert relative(spoiled, expected[1:]) > 1e-3
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def test_eigenvalues_that_rounding_spoils_are_reported() -> None:

@@ -121,20 +121,6 @@ def test_a_second_backward_pass_has_the_dropout_of_the_first(meshes: list[Operat
         assert torch.equal(random_state(), expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_gradients_accumulate_and_reach_the_features(meshes: list[Operators], device: str) -> None:
-    plain = network().to(device)
-    captured = with_graphs(plain, device)
-    found = []
-    for model in (plain, captured):
-        x = features(meshes[2].to(device)).requires_grad_()
-        for _ in range(3):
-            model(x, meshes[2].to(device)).square().mean().backward()
-        found.append(x.grad)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
-    assert_same_gradients(plain, captured)
-
-
 def test_a_lane_is_free_again_when_its_output_is_gone(meshes: list[Operators]) -> None:
     model = with_graphs(network(), "cpu")
     x = features(meshes[0])

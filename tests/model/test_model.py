@@ -14,7 +14,7 @@ from float64 import DEVICE
 from shapes import ellipsoid
 from torch import Tensor
 
-from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, block, collate, precompute
+from diffnet import DiffusionNet, ImplicitDiffusion, LearnedTimeDiffusion, Operators, block, collate, precompute
 from diffnet.ops import SparseMatrix
 
 MODES = ("sparse", "spectral")
@@ -104,10 +104,11 @@ def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -
         assert torch.allclose(model(x, plain), model(x, mirrored), atol=1e-5) is same
 
 
-def test_diffusion_conserves_the_mean_and_smooths(meshes: list[Operators]) -> None:
+@pytest.mark.parametrize(("kind", "time"), [(LearnedTimeDiffusion, 0.2), (ImplicitDiffusion, 0.5)])
+def test_diffusion_conserves_the_mean_and_smooths(meshes: list[Operators], kind: Any, time: float) -> None:
     operators = meshes[0]
-    diffusion = LearnedTimeDiffusion(3).eval()
-    torch.nn.init.constant_(diffusion.time, 0.2)
+    diffusion = kind(3).eval()
+    torch.nn.init.constant_(diffusion.time, time)
     x = features(operators)
     out = diffusion(x, operators)
     torch.testing.assert_close(operators.mass @ out, operators.mass @ x, rtol=1e-4, atol=1e-4)

@@ -502,21 +502,3 @@ def test_from_pattern_refuses_other_arguments() -> None:
 def test_wrong_hybrid_patterns_are_refused(pattern: Any, widths: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         HybridPattern(pattern, widths)
-
-
-@on_kernels
-@backends
-@pytest.mark.parametrize(("rows", "columns", "channels"), [(0, 4, 3), (4, 0, 3), (4, 4, 0), (0, 0, 0)])
-def test_empty_operands(rows: int, columns: int, channels: int, backend: Backend) -> None:
-    pattern = Pattern(torch.zeros(rows + 1, dtype=torch.int64), ints(), columns).to(DEVICE)
-    for form, values in (
-        (EllPattern.from_pattern(pattern)[0], zeros(2, rows, 0)),
-        (EllPattern.from_pattern(pattern, 3)[0], zeros(2, rows, 3)),
-        (HybridPattern.from_pattern(pattern), zeros(2, 0)),
-    ):
-        a, x = zeros(rows, channels), zeros(columns, channels)
-        assert torch.equal(form.matmul(values, x, backend=backend), zeros(2, rows, channels))
-        assert torch.equal(form.matmul(values, a, transpose=True, backend=backend), zeros(2, columns, channels))
-        assert torch.equal(form.sddmm(a, x, backend=backend), values[0])
-        assert torch.equal(form.softmax(values, backend=backend), values)
-        assert form.transpose[0].shape == (columns, rows)
