@@ -89,6 +89,17 @@ def test_to_converts_real_fields_only() -> None:
         assert getattr(wide, name).pattern.indices.dtype == torch.int32
     assert wide.lengths == operators.lengths
     assert_same(wide.to(dtype=torch.float32), operators)
+    assert_same(operators.to(torch.float64), wide)
+    assert operators.to(torch.float32) is operators
+    both = operators.to("meta", torch.float64)
+    assert (both.device.type, both.mass.dtype) == ("meta", torch.float64)
+    single = operators.laplacian.to(torch.float64)
+    assert (single.values.dtype, single.pattern.column_indices.dtype) == (torch.float64, torch.int32)
+    with pytest.raises(TypeError, match=r"floating point, got torch\.int64"):
+        operators.to(torch.int64)
+    for wrong in (operators, operators.laplacian):
+        with pytest.raises(TypeError, match=r"one dtype, got torch\.float16 and torch\.float64"):
+            wrong.to(torch.float16, torch.float64)  # type: ignore[arg-type]
     assert operators.to("meta").device.type == "meta"
     assert operators.device.type == "cpu"
 

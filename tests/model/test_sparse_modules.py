@@ -553,7 +553,7 @@ def test_bad_arguments_of_mesh_attention(surfaces: list[Operators]) -> None:
 
 
 def test_network_with_attention(surfaces: list[Operators]) -> None:
-    """A batch of surfaces with different neighborhoods agrees with the surfaces one by one."""
+    """A batch of meshes with different neighborhoods agrees with the meshes one by one."""
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=C, blocks=2, attention_heads=HEADS).eval()
     each = [with_k_ring(surfaces[0], 2), surfaces[1], with_nearest(surfaces[2], torch.randn(42, 3), 4)]
