@@ -508,12 +508,7 @@ def scattered(mesh: trimesh.Trimesh, missing: int = 0) -> tuple[Tensor, Tensor]:
 
 CLOSED = scattered(trimesh.creation.icosphere(1))
 OPEN = scattered(trimesh.creation.torus(2, 0.5, major_sections=8, minor_sections=5), missing=7)
-# Vertex 5 has no face, one face has a repeated corner, one has no area, and slivers raise the smaller eigenvalue of
-# the normal equations of the gradient.
-POOR = (
-    torch.tensor([[0, 0, 0], [1, 0, 0], [0, 0.02, 0], [1, 0.03, 0.01], [0.5, 0, 0], [9, 9, 9.0]]).double(),
-    torch.tensor([[0, 1, 2], [1, 3, 2], [0, 4, 1], [2, 2, 1]]),
-)
+POOR = tuple(map(torch.from_numpy, MESHES["slivers"]))
 SURFACES = {"closed": CLOSED, "open": OPEN, "poor": POOR}
 
 

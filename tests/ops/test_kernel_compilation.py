@@ -64,7 +64,8 @@ ONE_WIDTH = {"mlp_forward_kernel", "mlp_backward_kernel"}  # an MLP in one kerne
 DENSE_TYPES = {"bfloat16 ieee", "float16 ieee", "float32 bf16x3", "float32 bf16x6"}
 SPARSE_TYPES = {f"{dtype} {index}" for dtype in ("float32", "bfloat16", "float16") for index in ("int32", "int64")}
 SPILLED = {"spmm_forward_rows_kernel": 64}  # bytes for each thread
-PROCESS = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+PROCESS = os.environ | {"PYTHONPATH": PATHS, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
 EVERY_STEP = {
     "evaluate_forward_kernel",
     "mlp_backward_weights_kernel",
@@ -155,15 +156,9 @@ BLOCKS = 4
 
 
 @pytest.fixture(scope="module")
-def costs() -> dict[str, Any]:
-    """What step_costs.py prints, in a process without the interpreter."""
-    pytest.importorskip("triton")
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    env = os.environ | {"PYTHONPATH": paths, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("step_costs.py"))]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+def costs(triton_cache: Path) -> dict[str, Any]:
+    """What step_costs.py prints."""
+    found: dict[str, Any] = json.loads(run("step_costs.py", triton_cache))
     return found
 
 

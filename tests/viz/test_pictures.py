@@ -30,9 +30,11 @@ from diffnet.viz.view import default_view
 SQUARE = ([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
 
 
-def ball(subdivisions: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    mesh = trimesh.creation.icosphere(subdivisions=subdivisions)
-    return np.asarray(mesh.vertices), np.asarray(mesh.faces)
+def sphere(
+    radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
+    mesh = trimesh.creation.icosphere(subdivisions=subdivisions, radius=radius)
+    return np.asarray(mesh.vertices) + center, np.asarray(mesh.faces)
 
 
 def flat(mesh: Any, size: tuple[int, int] = (60, 60), **given: Any) -> np.ndarray:
@@ -103,7 +105,7 @@ def test_tensors(dtype: torch.dtype) -> None:
 
 
 def test_every_kind_of_mesh(tmp_path: Path) -> None:
-    verts, faces = ball()
+    verts, faces = sphere(subdivisions=2)
     height = verts[:, 1]
     expected = flat((verts, faces), scalars=height)
     trimesh.Trimesh(verts, faces, process=False).export(tmp_path / "ball.ply")
@@ -119,7 +121,7 @@ def test_every_kind_of_mesh(tmp_path: Path) -> None:
 
 
 def test_tangent_vectors() -> None:
-    verts, faces = ball()
+    verts, faces = sphere(subdivisions=2)
     operators = precompute((verts, faces), k=4)
     tangent = torch.tensor([[1.0, 2.0]]).expand(len(verts), 2)
     frames = operators.frames.numpy()
@@ -133,7 +135,7 @@ def test_tangent_vectors() -> None:
 
 
 def test_arrows() -> None:
-    verts, faces = ball(4)
+    verts, faces = sphere(subdivisions=4)
     surface = make_surface(verts, faces)
     arrows = vector_arrows(surface, np.cross(verts, [0, 0, 1.0]))
     count = len(arrows.verts) // 24
@@ -150,14 +152,14 @@ def test_arrows() -> None:
 
 
 def test_arrows_are_not_cut_off() -> None:
-    verts, faces = ball(2)
+    verts, faces = sphere(subdivisions=2)
     image = picture((verts, faces), vectors=verts, size=(150, 150)).pixels
     border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
     np.testing.assert_array_equal(border, np.broadcast_to(BACKGROUND, border.shape))
 
 
 def test_several_shapes_share_one_scale() -> None:
-    verts, faces = ball()
+    verts, faces = sphere(subdivisions=2)
     meshes = [(verts, faces)] * 5
     several = picture(meshes, scalars=[verts[:, 1] * i for i in range(5)], titles=list("abcde"), size=(50, 40)).pixels
     assert several.shape[0] > 2 * 40  # two rows, with titles
@@ -172,7 +174,7 @@ def test_several_shapes_share_one_scale() -> None:
 
 
 def test_legends() -> None:
-    verts, faces = ball(1)
+    verts, faces = sphere(subdivisions=1)
     size = (200, 160)
     labels = np.arange(len(verts)) % 3 - 1
     with_names = picture((verts, faces), labels=labels, label_names=["one", "two"], size=size).pixels
@@ -205,7 +207,7 @@ def test_a_picture_is_saved_and_shown(tmp_path: Path) -> None:
 
 
 def test_views() -> None:
-    verts, faces = ball()
+    verts, faces = sphere(subdivisions=2)
     mesh = (verts * [1, 2, 3], faces)
     chosen = picture(mesh, size=(60, 60), view=(20, 30)).pixels
     np.testing.assert_array_equal(chosen, picture(mesh, size=(60, 60), view=View("z", 20, 30)).pixels)
@@ -340,13 +342,6 @@ def test_titles_and_legends_of_long_names_differ() -> None:
 
 RED, BLUE = np.array([[220, 30, 30], [30, 60, 220]], np.uint8)
 COLORS = np.stack([RED, BLUE])
-
-
-def sphere(
-    radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3
-) -> tuple[np.ndarray, np.ndarray]:
-    mesh = trimesh.creation.icosphere(subdivisions=subdivisions, radius=radius)
-    return np.asarray(mesh.vertices) + center, np.asarray(mesh.faces)
 
 
 def render(
