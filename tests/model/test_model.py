@@ -586,7 +586,7 @@ def test_dropout_differs_between_replays(packed: Operators) -> None:
 def compiled_networks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The networks whose kernels were compiled."""
     found: list[Any] = []
-    # A private name, because compiling needs a GPU.
+    # Compiling needs a GPU, and nothing public tells that it is wanted.
     monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))
     return found
 

@@ -167,6 +167,23 @@ def test_to_spectral_of_large_meshes(c: int) -> None:
     assert relative(spectrum, expected.cpu()) <= 1e-2
 
 
+@pytest.mark.gpu
+def test_offsets_beyond_two_to_the_31() -> None:
+    """V·C and V·K are 2.2e9 elements. Rows at the end are as right as rows at the start."""
+    v, k, c, tail = 17_000_000, 128, 128, 1000
+    x = torch.zeros(v, c, device="cuda", dtype=torch.bfloat16)
+    evecs = torch.zeros(v, k, device="cuda", dtype=torch.bfloat16)
+    x[-tail:].normal_()
+    evecs[-tail:].normal_()
+    ptr, mass = torch.tensor([0, v], device="cuda"), torch.ones(v, device="cuda")
+    spectrum = to_spectral(x, evecs, mass, ptr, backend="triton")
+    expected = evecs[-tail:].double().T @ x[-tail:].double()
+    assert relative(spectrum[0], expected.cpu()) < 1e-2
+    out = from_spectral(spectrum, evecs, ptr, backend="triton")
+    assert relative(out[-tail:], (evecs[-tail:].double() @ expected).cpu()) < 1e-2
+    assert (out[:-tail] == 0).all()
+
+
 # ---- means, offsets, and the operations of a block together ----
 
 
