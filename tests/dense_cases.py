@@ -87,8 +87,8 @@ def cases(device: str = "cpu") -> dict[str, Case]:
 
 
 def wrong_shapes(x: Tensor) -> list[Tensor]:
-    """One more, one fewer, and a single one in each dimension, another dimension, and none."""
+    """One more, one fewer, and a single one in each dimension, one dimension more, one fewer, and none."""
     found = []
     for d, size in enumerate(x.shape):
         found += [torch.cat([x, x.narrow(d, 0, 1)], d), x.narrow(d, 0, size - 1), x.narrow(d, 0, 1)]
-    return [*found, x[None], x[..., None], x.flatten()[0]]
+    return [*found, x[None], x[..., None], *([x[0]] if x.ndim > 1 else []), x.flatten()[0]]

@@ -113,3 +113,11 @@ def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
     place = pattern.row_indices.long() * pattern.columns + pattern.column_indices.long()
     flat = values.new_zeros(*values.shape[:-1], pattern.shape[0] * pattern.columns)
     return flat.index_add(-1, place, values).reshape(*values.shape[:-1], *pattern.shape)
+
+
+def dense_softmax(pattern: Pattern, scores: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """Softmax over the rows of a dense matrix. Returns the entries, (…, nnz)."""
+    visible = torch.ones_like(scores) if mask is None else mask.to(scores).expand_as(scores)
+    hidden = dense_of(pattern, visible) == 0
+    weights = torch.softmax((scale * dense_of(pattern, scores)).masked_fill(hidden, -1e300), -1).masked_fill(hidden, 0)
+    return weights[..., pattern.row_indices.long(), pattern.column_indices.long()]

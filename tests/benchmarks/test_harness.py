@@ -1,20 +1,42 @@
-"""Timing, arithmetics, sweeps and peers."""
+"""The command `diffnet bench` and its files; timing, arithmetics, sweeps and peers; the benchmarks at tiny sizes."""
 
 from __future__ import annotations
 
+import gc
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
+from rich.console import Console
 
-from diffnet.benchmarks import Case, Options, Unavailable, benchmark
-from diffnet.benchmarks.harness import timing
+from diffnet import DiffusionNet, collate
+from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.cases import preprocessing, shards
+from diffnet.benchmarks.catalog import PEERS, catalog
+from diffnet.benchmarks.harness import run, timing
 from diffnet.benchmarks.harness.arithmetic import arithmetic, floor_ms
 from diffnet.benchmarks.harness.peers import both_passes, first_made, where_implemented
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.harness.sweep import sweep
+from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.harness.timing import Failure, Measurement, measure
+from diffnet.benchmarks.loops import command, exported, inference, peers, train_step, training_loop, workload
+from diffnet.benchmarks.original.network import original_meshes, original_network
+from diffnet.train.commands.console import console
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 
@@ -149,9 +171,9 @@ def test_both_passes_compute_the_outputs_and_the_gradients() -> None:
 
 def test_kernels_are_unavailable_on_the_cpu_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for _, peers in both_passes(CPU, {"triton": lambda: torch.ones(1)}, []):
+    for _, found in both_passes(CPU, {"triton": lambda: torch.ones(1)}, []):
         with pytest.raises(Unavailable, match=r"need a GPU|isn't installed"):
-            peers["triton"]()
+            found["triton"]()
 
 
 def test_a_peer_is_made_once_and_only_if_it_is_called() -> None:
@@ -173,3 +195,299 @@ def test_only_missing_implementations_are_unavailable() -> None:
         where_implemented(missing)()
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         where_implemented(broken)()
+
+
+# ---- the benchmarks themselves, at tiny sizes ----
+
+
+TINY = Options(CPU, vertices=(12,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
+KERNELS = [
+    "to-spectral",
+    "gradient-features",
+    "direct-gradient-features",
+    "mlp",
+    "train-step",
+    "inference",
+    "training-loop",
+]
+
+no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+
+
+SLOW = ["data-set"]  # starts processes several times
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    for name in sorted(BENCHMARKS)
+    if name != "command"
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a GPU, kernels run in Triton's interpreter."""
+    gc.freeze()  # each measurement collects garbage, which takes 0.1 s with the objects of the imports
+    monkeypatch.setattr(preprocessing, "MESHES", 2)
+    monkeypatch.setattr(preprocessing, "TORUS", 40)
+    monkeypatch.setattr(preprocessing, "SET", 16)
+    monkeypatch.setattr(preprocessing, "SMALL", 2)
+    monkeypatch.setattr(shards, "MESHES", 2)
+    monkeypatch.setattr(training_loop, "MESHES", 2)
+    monkeypatch.setattr(training_loop, "BATCH", 2)
+    monkeypatch.setattr(training_loop, "PASSES", 2)
+    monkeypatch.setattr(train_step, "STEPS", 1)
+    monkeypatch.setattr(inference, "CALLS", 1)
+    monkeypatch.setattr(exported, "CALLS", 1)
+    monkeypatch.setattr(workload, "BLOCKS", 1)
+    # Plots take longer than these benchmarks. `test_files_of_a_run` looks at one.
+    monkeypatch.setattr(run, "plot", lambda *arguments: None)
+    assert run.run_benchmarks([name], TINY, tmp_path, Console(quiet=True)) == []
+    table = read_csv(tmp_path / f"{name}.csv")
+    assert any(row["median_ms"] for row in table)
+    if name in ("spmm", "sddmm"):
+        assert all(row["median_ms"] for row in table if row["peer"] == "diffnet")
+        assert "diffnet" in {row["peer"] for row in table}
+    if name in KERNELS:
+        assert {row["error"] for row in table} <= {"", "CUDA graphs need a GPU"}
+        assert all(row["error"] == "" for row in table if row["peer"] in ("original", "plain", "diffnet"))
+
+
+@no_compiler
+@pytest.mark.slow
+def test_compiled_peers(tmp_path: Path) -> None:
+    options = replace(TINY, compile=True, peers="eager,compiled")
+    assert run.run_benchmarks(["to-spectral"], options, tmp_path, Console(quiet=True)) == []
+    table = read_csv(tmp_path / "to-spectral.csv")
+    assert [(row["pass"], row["peer"], row["error"]) for row in table] == [
+        (step, peer, "") for step in ("forward", "backward") for peer in ("eager", "compiled")
+    ]
+
+
+def test_the_original_form_computes_the_same_outputs_as_the_network() -> None:
+    operators = collate([synthetic_operators(v, 6, CPU) for v in (30, 25)])
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=8, blocks=2, backend="torch").eval()
+    for block in model.blocks:
+        torch.nn.init.uniform_(block.diffusion.time, 0.01, 0.1)
+    x = torch.randn(55, 3)
+    expected = model(x, operators)
+    out = original_network(model, x, original_meshes(operators), [30, 25])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_loops_train_on_the_same_meshes(rotates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses of three steps, with the same weights and rotations. Dropout draws other numbers."""
+    monkeypatch.setattr(workload, "BLOCKS", 1)
+    monkeypatch.setattr(workload, "DiffusionNet", partial(DiffusionNet, dropout=0.0))
+    (size,) = sweep(replace(TINY, vertices=(60,)))
+    work = workload.mixed_meshes(size, 6, 4, rotates=rotates)
+    losses = []
+    for make in (peers.original, partial(peers.loop, backend="torch")):
+        torch.manual_seed(1)
+        step = make(work)
+        losses.append([step().item() for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(set(losses[0])) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_are_measured_on_the_gpu(bench: Callable[..., int], tmp_path: Path, name: str) -> None:
+    sizes = ["--vertices", 300, "--widths", 32, "--k", 48, "--seconds", 0, "--no-compile"]
+    assert bench(name, "--out", tmp_path, *sizes, device="cuda") == 0
+    # Tiles for K = 128 may not fit the shared memory of a program at other sizes. A graph for each mesh serves no
+    # batches. Everything else should run.
+    errors = [row["error"] for row in read_csv(tmp_path / f"{name}.csv") if row["error"]]
+    assert all("OutOfResources" in e or "batches of one mesh" in e for e in errors)
+
+
+def test_preprocessing_finds_compressed_meshes(tmp_path: Path) -> None:
+    mesh = preprocessing.bumpy_torus(60)
+    off = f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n"
+    off += "".join(f"{x} {y} {z}\n" for x, y, z in mesh.verts) + "".join(f"3 {a} {b} {c}\n" for a, b, c in mesh.faces)
+    (tmp_path / "torus.off.gz").write_bytes(gzip.compress(off.encode()))
+    (tmp_path / "notes.txt.gz").write_bytes(gzip.compress(b"not a mesh"))
+    case = next(iter(preprocessing.precompute_cases(replace(TINY, meshes=tmp_path))))
+    assert case.parameters["vertices"] == len(mesh.verts)
+
+
+# ---- the command: its options, and the files it writes ----
+
+
+def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Path) -> None:
+    held: list[str] = []
+
+    def absent() -> None:
+        raise Unavailable("no, really")
+
+    @benchmark("mine", metrics=("TFLOP/s",))
+    def cases(options: Options) -> Iterator[Case]:
+        """Something of mine.
+
+        More about it.
+        """
+        for v in options.vertices or (10, 100):
+            held.append("in")
+            peers = {"sleep": lambda: time.sleep(0.001), "absent": absent}
+            yield Case({"vertices": v}, peers, flops=2e6, bytes=1e6, executed_flops={"sleep": 4e6})
+            held.append("out")
+
+    out = tmp_path / "a" / "b"
+    assert registry["mine"].summary == "Something of mine."
+    assert bench("mine", "--out", out, "--seconds", 0.1, "--vertices", "1_000,7") == 0
+    assert held == ["in", "out"] * 2
+    table = read_csv(out / "mine.csv")
+    assert [(r["vertices"], r["peer"]) for r in table] == [
+        ("1000", "sleep"),
+        ("1000", "absent"),
+        ("7", "sleep"),
+        ("7", "absent"),
+    ]
+    ms = float(table[0]["median_ms"])
+    assert float(table[0]["q1_ms"]) <= ms <= float(table[0]["q3_ms"])
+    assert ms >= 1
+    assert float(table[0]["tflops"]) == pytest.approx(2e6 / ms / 1e9, rel=1e-3)
+    assert float(table[0]["executed_tflops"]) == pytest.approx(4e6 / ms / 1e9, rel=1e-3)
+    assert float(table[0]["gbps"]) == pytest.approx(1e6 / ms / 1e6, rel=1e-3)
+    assert 5 <= int(table[0]["runs"]) <= 200
+    assert table[1]["error"] == "no, really"
+    assert table[1]["median_ms"] == ""
+    with Image.open(out / "mine.png") as picture:
+        assert picture.width > 100
+    run = json.loads((out / "run.json").read_text())
+    assert run["benchmarks"] == ["mine"]
+    assert run["command"][:3] == ["diffnet", "bench", "mine"]
+    assert run["options"]["vertices"] == [1000, 7]
+    assert run["versions"]["torch"] == torch.__version__
+
+
+@pytest.fixture
+def commas(registry: dict) -> None:
+    """A benchmark "mine" with a comma in the name of a peer."""
+
+    @benchmark("mine")
+    def cases(options: Options) -> Iterator[Case]:
+        yield Case({"vertices": 1}, dict.fromkeys(("one", "one, two", "two"), lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("one, two", ["one, two"]),
+        ("one,two", ["one", "two"]),
+        ("two,one, two, one", ["two", "one, two", "one"]),
+    ],
+)
+def test_names_of_peers_may_contain_commas(
+    asked: str, expected: list[str], commas: None, bench: Callable[..., int], tmp_path: Path
+) -> None:
+    assert bench("mine", "--out", tmp_path, "--seconds", 0, "--peers", asked) == 0
+    assert [row["peer"] for row in read_csv(tmp_path / "mine.csv")] == expected
+
+
+@pytest.mark.parametrize(("asked", "unknown"), [("one,three", "'three'"), ("one two", "'one two'"), ("", "''")])
+def test_unknown_peers(
+    asked: str,
+    unknown: str,
+    commas: None,
+    bench: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bench("mine", "--out", tmp_path, "--peers", asked) == 1
+    assert f"no peer is called {unknown}" in capsys.readouterr().err
+
+
+def test_a_broken_peer_fails_the_run_at_its_end(
+    registry: dict, bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @benchmark("mine")
+    def cases(options: Options) -> Iterator[Case]:
+        yield Case({"vertices": 1}, {"broken": lambda: {}["x"], "fine": lambda: None})
+        yield Case({"vertices": 2}, {"fine": lambda: None})
+
+    assert bench("mine", "--out", tmp_path, "--seconds", 0) == 1
+    assert "mine, vertices 1, broken: KeyError: 'x'" in capsys.readouterr().err
+    assert [bool(r["error"]) for r in read_csv(tmp_path / "mine.csv")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["nothing"], "'nothing'", id="benchmark"),
+        pytest.param(["to-spectral"], "--out", id="out"),
+        pytest.param(["to-spectral", "--out", ".", "--vertices", "1e3"], "'1e3'", id="vertices"),
+        pytest.param(["to-spectral", "--out", ".", "--dtypes", "int8"], "'int8'", id="dtypes"),
+        pytest.param(["to-spectral", "--out", ".", "--vertices", "9", "--peers", "nobody"], "'nobody'", id="peers"),
+    ],
+)
+def test_bad_arguments(
+    arguments: list[str],
+    message: str,
+    bench: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench(*arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_list(bench: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_width", 200)
+    assert bench("--list") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*BENCHMARKS, *PEERS))
+
+
+def test_the_catalog_agrees_with_the_registry() -> None:
+    expected = {name: (b.summary, b.metrics) for name, b in BENCHMARKS.items()}
+    assert {name: (entry.summary, entry.metrics) for name, entry in catalog().items()} == expected
+
+
+def test_the_list_loads_no_pytorch() -> None:
+    code = "import sys; from diffnet.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "bench", "--list"], env=environment, capture_output=True, text=True
+    )
+    assert "train-step" in ran.stdout
+    assert ran.stdout.endswith("False\n")
+
+
+def test_the_command_needs_data(bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("command", "--out", tmp_path) == 1
+    assert "needs --data" in capsys.readouterr().err
+
+
+def test_whole_commands(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of a recipe share their caches, and each writes its own folder. A failed run says why."""
+    started = []
+
+    def run(command: list[str], env: dict[str, str], **options: object) -> SimpleNamespace:
+        given = dict(zip(command[5::2], command[6::2], strict=False))
+        started.append((given["--out"], given["--cache"], env["TRITON_CACHE_DIR"]))
+        if "xyz" in command:
+            return SimpleNamespace(returncode=1, stderr="diffnet: no such folder")
+        Path(given["--out"]).mkdir(parents=True)
+        results = {"preprocessing_seconds": 1.5, "training_seconds": 2.5, "test_accuracy": 0.75, "more": 1}
+        (Path(given["--out"]) / "results.json").write_text(json.dumps(results))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(command, "subprocess", SimpleNamespace(run=run))
+    assert bench("command", "--out", tmp_path, "--data", tmp_path) == 1
+    assert "exit code 1: diffnet: no such folder" in capsys.readouterr().err
+    table = read_csv(tmp_path / "command.csv")
+    assert [(r["options"], r["peer"], r["training_seconds"], r["test_accuracy"]) for r in table] == [
+        ("--recipe original", "cold caches", "2.5", "0.75"),
+        ("--recipe original", "warm caches", "2.5", "0.75"),
+        ("--recipe original --batch-meshes 4", "warm caches", "2.5", "0.75"),
+        ("--recipe original --features xyz", "warm caches", "", ""),
+        ("none", "cold caches", "2.5", "0.75"),
+        ("none", "warm caches", "2.5", "0.75"),
+    ]
+    outs, caches, triton = (set(values) for values in zip(*started, strict=True))
+    assert (len(outs), len(caches), len(triton)) == (6, 2, 2)

@@ -25,7 +25,6 @@ from diffnet import geometry
 from diffnet.data import Preprocessing, fill_cache
 from diffnet.geometry import MeshError, cache, file_state, load_mesh, precompute
 from diffnet.geometry.discretize import vertex_order
-from diffnet.geometry.files import write_atomically
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
 from diffnet.geometry.processes import WorkerPool
@@ -478,22 +477,6 @@ def test_entries_in_memory_are_not_open_files(tmp_path: Path) -> None:
     assert again["large"][-1] == 99_999
     del kept, first, again
     assert maps() == 0
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.txt"
-    write_atomically(path, "old é")
-
-    def full(self: Path, content: bytes) -> None:
-        with open(self, "wb") as file:
-            file.write(content[:2])
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
-    assert path.read_text(encoding="utf-8") == "old é"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")

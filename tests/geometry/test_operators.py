@@ -1,15 +1,23 @@
-"""Batches of operators: packing, splitting, moving."""
+"""Batches of operators: packing, splitting, moving; samples as batches; operators as trees of tensors and in files."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import trimesh
 from operator_checks import assert_same, matrix, relative, tiny_operators
 from shapes import TETRAHEDRON
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
+from diffnet.data import MeshBatches
 from diffnet.geometry import Operators, collate, precompute, transfer, with_k_ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,6 +89,17 @@ def test_to_converts_real_fields_only() -> None:
         assert getattr(wide, name).pattern.indices.dtype == torch.int32
     assert wide.lengths == operators.lengths
     assert_same(wide.to(dtype=torch.float32), operators)
+    assert_same(operators.to(torch.float64), wide)
+    assert operators.to(torch.float32) is operators
+    both = operators.to("meta", torch.float64)
+    assert (both.device.type, both.mass.dtype) == ("meta", torch.float64)
+    single = operators.laplacian.to(torch.float64)
+    assert (single.values.dtype, single.pattern.column_indices.dtype) == (torch.float64, torch.int32)
+    with pytest.raises(TypeError, match=r"floating point, got torch\.int64"):
+        operators.to(torch.int64)
+    for wrong in (operators, operators.laplacian):
+        with pytest.raises(TypeError, match=r"one dtype, got torch\.float16 and torch\.float64"):
+            wrong.to(torch.float16, torch.float64)  # type: ignore[arg-type]
     assert operators.to("meta").device.type == "meta"
     assert operators.device.type == "cpu"
 
@@ -153,3 +172,228 @@ def test_meta_operators_say_what_they_cannot_do() -> None:
         meta.edges  # noqa: B018
     with pytest.raises(ValueError, match=r"read \.lengths before"):
         replace(meta).lengths  # noqa: B018, the copy doesn't know them
+
+
+# ---- samples of tensors, labels and operators as one batch ----
+
+
+class Pair(NamedTuple):
+    features: Tensor
+    operators: Operators
+
+
+def features(operators: Operators, channels: int = 3) -> Tensor:
+    return torch.arange(float(operators.num_vertices * channels)).reshape(-1, channels)
+
+
+def test_tuples_of_tensors_and_labels() -> None:
+    each = tiny_operators()
+    x, o, labels, share = collate([(features(m), m, i, i / 2) for i, m in enumerate(each)])
+    assert torch.equal(x, torch.cat([features(m) for m in each]))
+    assert isinstance(o, Operators)
+    assert o.lengths == (42, 4, 8, 30)
+    assert torch.equal(labels, torch.arange(4))
+    assert torch.equal(share, torch.tensor([0, 0.5, 1, 1.5]))
+    *_, single = collate([(features(each[0]), each[0], 7)])
+    assert torch.equal(single, torch.tensor([7]))
+
+
+def test_rows_decide_how_tensors_are_packed() -> None:
+    each = tiny_operators()[:3]
+    samples = [
+        {
+            "operators": m,
+            "labels": torch.full((m.num_vertices,), i),
+            "of faces": torch.full((len(m.faces), 2), i),
+            "of edges": np.full(len(m.edges), i),
+            "of mesh": torch.full((2,), i),
+            "matrix": np.full((3, 3), float(i)),
+            "number": torch.tensor(i),
+            "numpy": np.float64(i),
+            "flag": i > 0,
+        }
+        for i, m in enumerate(each)
+    ]
+    for count in (1, 3):
+        batch = collate(samples[:count])
+        assert list(batch) == list(samples[0])
+        for name, lengths in (
+            ("labels", batch["operators"].lengths),
+            ("of faces", batch["operators"].face_lengths),
+            ("of edges", batch["operators"].edge_lengths),
+        ):
+            parts = batch[name].split(lengths)
+            assert all((part == i).all() for i, part in enumerate(parts)), name
+        assert batch["of mesh"].tolist() == [[i, i] for i in range(count)]
+        assert batch["matrix"].shape == (count, 3, 3)
+        assert batch["matrix"].dtype == torch.float64
+        for name, dtype in (("number", torch.int64), ("numpy", torch.float64), ("flag", torch.bool)):
+            assert batch[name].shape == (count,), name
+            assert batch[name].dtype == dtype, name
+
+
+def test_nested_samples() -> None:
+    """Pairs of meshes, as siamese networks take them. A label may stand outside of the part with its operators."""
+    a, b, c, d = tiny_operators()
+    samples = [
+        {"pair": (Pair(features(x), x), [features(y, 2), y]), "labels": torch.zeros(y.num_vertices), "name": name}
+        for x, y, name in ((a, b, "one"), (c, d, "two"))
+    ]
+    batch = collate(samples)
+    first, second = batch["pair"]
+    assert isinstance(first, Pair)
+    assert isinstance(second, list)
+    assert first.operators.lengths == (42, 8)
+    assert first.features.shape == (50, 3)
+    assert second[0].shape == (34, 2)
+    assert batch["labels"].shape == (34,)
+    assert batch["name"] == ["one", "two"]
+    assert collate([(a, None, Path("x")), (b, None, Path("y"))])[1:] == ([None, None], [Path("x"), Path("y")])
+
+
+def test_tensors_of_packed_operators() -> None:
+    """A sample may hold a packed batch."""
+    each = tiny_operators()
+    x, o = collate([(features(collate(each[:2])), collate(each[:2])), (features(each[2]), each[2])])
+    assert x.shape == (54, 3)
+    assert o.lengths == (42, 4, 8)
+    (again,) = collate([(collate(each),)])
+    assert again.lengths == collate(collate(each)).lengths == (42, 4, 8, 30)  # type: ignore[arg-type]
+
+
+def test_samples_that_cannot_be_packed() -> None:
+    a, b, *_ = tiny_operators()
+
+    def refused(samples: list[Any], error: type[Exception], words: str) -> None:
+        with pytest.raises(error, match=words):
+            collate(samples)
+
+    refused([], ValueError, "empty")
+    refused([(a, torch.zeros(5)), (b, torch.zeros(7))], ValueError, r"sample\[1\] .* \[\(5,\), \(7,\)\].*\[\[42, 4\]\]")
+    refused([(a, torch.zeros(42)), (b, torch.tensor(0.0))], ValueError, r"shapes are \[\(42,\), \(\)\]")
+    refused([(torch.zeros(42),), (torch.zeros(4),)], ValueError, "numbers of vertices are ")
+    refused([(a, 1), (b, "1")], TypeError, r"sample\[1\] should have one type in all samples, got int, str")
+    refused([a, (b,)], TypeError, "sample should have one type in all samples, got Operators, tuple")
+    refused([(a, 1), (b,)], TypeError, "sample should have the same length, 2")
+    refused([{"x": a}, {"y": b}], TypeError, r"same keys, \['x'\]")
+    refused([{"x": a}, (b,)], TypeError, "one type in all samples, got dict, tuple")
+    refused([(a, object()), (b, object())], TypeError, r"sample\[1\] is of type object")
+    refused([{"x": (a, 1)}, {"x": (b, None)}], TypeError, r"sample\['x'\]\[1\] should have one type")
+    refused([(a, 1), (a.to("meta"), 1)], ValueError, "different device")
+
+
+class Clouds(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        operators = tiny_operators()[index]
+        return {"x": features(operators), "mesh": (operators, index)}
+
+
+def test_loaders_with_workers() -> None:
+    data = Clouds()
+    batches = MeshBatches([o.num_vertices for o in tiny_operators()], max_vertices=50)
+    loader = DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=1)
+    found = list(loader)
+    assert [batch["mesh"][1].tolist() for batch in found] == [[0, 1], [2, 3]]
+    for batch, part in zip(found, (tiny_operators()[:2], tiny_operators()[2:]), strict=True):
+        operators, expected = batch["mesh"][0], collate(part)
+        assert torch.equal(batch["x"], torch.cat([features(o) for o in part]))
+        assert operators.lengths == expected.lengths
+        assert torch.equal(operators.evecs, expected.evecs)
+        x = torch.randn(operators.num_vertices, 2)
+        torch.testing.assert_close(operators.gradient @ x, expected.gradient @ x)
+
+
+def test_pinned_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a loader with pin_memory=True does with a batch. Copies stand for pinned memory."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(Tensor, "pin_memory", lambda x, device=None: x.clone())
+    batch = collate([Clouds()[i] for i in range(4)])
+    pinned = pin_memory(batch)
+    assert pinned["x"].data_ptr() != batch["x"].data_ptr()
+    operators, labels = pinned["mesh"]
+    assert operators.evecs.data_ptr() != batch["mesh"][0].evecs.data_ptr()
+    assert torch.equal(operators.evecs, batch["mesh"][0].evecs)
+    assert labels.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.gpu
+def test_loaders_with_pinned_memory() -> None:
+    loader = DataLoader(Clouds(), batch_size=2, collate_fn=collate, num_workers=1, pin_memory=True)
+    for batch in loader:
+        operators, labels = batch["mesh"]
+        assert batch["x"].is_pinned()
+        assert labels.is_pinned()
+        assert operators.evecs.is_pinned()
+        there = operators.to("cuda", non_blocking=True)
+        assert torch.equal(there.evecs.cpu(), operators.evecs)
+    moved = [{"x": s["x"].cuda(), "mesh": (s["mesh"][0].cuda(), s["mesh"][1])} for s in (Clouds()[0], Clouds()[1])]
+    assert collate(moved)["mesh"][1].is_cuda
+
+
+# ---- trees of tensors, and files of torch.save ----
+
+
+@pytest.mark.parametrize("kind", ["mesh", "batch", "all fields", "row order"])
+def test_leaves_are_all_tensors(kind: str) -> None:
+    mesh, *others = tiny_operators()
+    order = torch.arange(mesh.num_vertices - 1, -1, -1)
+    operators = {
+        "mesh": mesh,
+        "batch": collate([mesh, *others]),
+        "all fields": with_k_ring(mesh.with_gradient_evecs(), 2),
+        "row order": replace(mesh, laplacian=mesh.laplacian.with_row_order(order)),
+    }[kind]
+    leaves, structure = pytree.tree_flatten(operators)
+    assert_same(pytree.tree_unflatten(leaves, structure), operators)
+    assert_same(pytree.tree_map_only(torch.Tensor, torch.clone, operators), operators)
+    shapes = pytree.tree_map_only(torch.Tensor, lambda x: x.shape, operators)  # no tensors
+    assert shapes.mass == operators.mass.shape
+    if kind != "all fields":  # other meshes have another structure only if they have other fields
+        assert structure == pytree.tree_structure(precompute(trimesh.creation.box(), k=2))
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(operators)[0]]
+    assert {".mass", ".laplacian['values']", ".gradient['indptr']"} <= set(paths)
+
+
+def test_edges_stay_known() -> None:
+    mesh = tiny_operators()[0]
+    assert torch.equal(pytree.tree_map(lambda x: x, mesh).edges, mesh.edges)
+    edges = pytree.tree_leaves(mesh)[-1]
+    assert torch.equal(edges, mesh.edges)
+
+
+def test_saved_operators_load_as_weights(tmp_path: Path) -> None:
+    batch = collate(tiny_operators()[:3])
+    _ = batch.edges
+    torch.save({"operators": batch}, tmp_path / "operators.pt")
+    loaded = torch.load(tmp_path / "operators.pt", weights_only=True)["operators"]
+    assert_same(loaded, batch)
+    assert torch.equal(loaded.edges, batch.edges)
+
+
+def test_without_diffnet_the_error_says_what_to_import(tmp_path: Path) -> None:
+    torch.save(tiny_operators()[0], tmp_path / "operators.pt")
+    known = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()  # as in a process that has not imported diffnet
+    try:
+        with pytest.raises(pickle.UnpicklingError, match=r"diffnet\.geometry\.operators\.Operators"):
+            torch.load(tmp_path / "operators.pt", weights_only=True)
+    finally:
+        torch.serialization.add_safe_globals(known)
+
+
+def test_original_tuple_and_back() -> None:
+    for kind in ("diffnet", "original"):
+        operators = precompute(trimesh.creation.icosphere(2), k=12, operators=kind)
+        parts = operators.to_reference()
+        assert [tuple(part.shape) for part in parts] == [(162, 3, 3), (162,), (162, 162), (12,), (162, 12)] + [
+            (162, 162)
+        ] * 2
+        assert all(parts[i].layout == torch.sparse_coo and parts[i].is_coalesced() for i in (2, 5, 6))
+        assert_same(Operators.from_reference(parts, operators.faces), operators)
+    with pytest.raises(ValueError, match=r"holds one mesh, got 2; write \[o\.to_reference\(\) for o in operators\]"):
+        collate([operators, operators]).to_reference()

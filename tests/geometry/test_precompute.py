@@ -1,7 +1,8 @@
-"""`precompute`: its laws, options, warnings and determinism, and point clouds."""
+"""`precompute`: its laws, options, warnings and determinism, point clouds, and broken and random meshes."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ import scipy.sparse
 import torch
 import trimesh
 from conftest import random_rotation
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from operator_checks import assert_sound, gradient, gram, matrix, relative
-from shapes import TETRAHEDRON, arrays, cloud_of, soup
+from shapes import TETRAHEDRON, arrays, cloud_of, degraded_sphere, ellipsoid, moebius, soup, strip_on_a_line
 
+from diffnet.benchmarks.original.preprocessing import original_precompute
 from diffnet.geometry import (
     LAPLACIANS,
     MeshError,
+    Operators,
     eigenbasis,
     laplacian_and_mass,
     load_mesh,
@@ -29,6 +34,8 @@ from diffnet.geometry import (
     precompute_all,
     with_k_ring,
 )
+from diffnet.geometry.discretize.original import original_parts
+from diffnet.geometry.eigen.shifted import shifted_pairs
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import SparseMatrix
 
@@ -87,14 +94,14 @@ def test_vertices_and_faces_as_two_arguments(sphere: trimesh.Trimesh) -> None:
 
 def test_faces_beside_a_whole_mesh(sphere: trimesh.Trimesh) -> None:
     verts, faces = arrays(sphere)
-    for mesh, given in (
+    for mesh, words in (
         ("a.off", "the path 'a.off'"),
         (Path("a.off"), "the path 'a.off'"),
         (sphere, "Trimesh"),
         ((verts, faces), r"a tuple \(verts, faces\)"),
         (load_mesh(sphere), "Mesh"),
     ):
-        with pytest.raises(MeshError, match=f"faces were given beside {given}, which has its own"):
+        with pytest.raises(MeshError, match=f"faces were given beside {words}, which has its own"):
             precompute(mesh, faces)
     for wrong, hint in ((64, "; write k=64"), (np.int64(64), "; write k=64"), ("cotan", "")):
         with pytest.raises(MeshError, match=rf"faces should be an array \(F, 3\) or None, got .*{hint}$"):
@@ -342,3 +349,348 @@ def test_dense_point_clouds_keep_their_area() -> None:
     assert mass.sum() == pytest.approx(4 * np.pi, rel=0.01)
     for f in points.T:  # the coordinates are eigenfunctions with the eigenvalue 2
         assert f @ (laplacian @ f) / (f @ (mass * f)) == pytest.approx(2, rel=0.06)
+
+
+# ---- broken and random meshes: the operators are sound, or the mesh is refused ----
+
+
+@KINDS
+def test_hard_meshes(shared: Path, kind: Any) -> None:
+    paths = sorted((shared / "data" / "hard_meshes").iterdir())
+    assert len(paths) == 12
+    for path in paths:
+        mesh = load_mesh(path)
+        operators = precompute(mesh, k=16, laplacian=kind)
+        assert_sound(operators, 16)
+        used = np.unique(mesh.faces[[len(set(f)) == 3 for f in mesh.faces.tolist()]])
+        assert (operators.mass > 0).sum() == len(used), path
+
+
+def test_degenerate_faces_do_not_hide_the_spectrum(shared: Path) -> None:
+    """The capsule has 200 faces of zero area with cotangents above 10⁷. Both Laplacians still find its spectrum."""
+    path = shared / "data" / "hard_meshes" / "capsule.obj"
+    robust, cotan = precompute(path, k=40, laplacian="robust"), precompute(path, k=40, laplacian="cotan")
+    np.testing.assert_allclose(cotan.evals, robust.evals, rtol=1e-3, atol=1e-5)
+
+
+@KINDS
+def test_moebius_strip(kind: Any) -> None:
+    operators = precompute(moebius(), k=10, laplacian=kind)
+    assert_sound(operators, 10)
+    assert (operators.evals[0] < 1e-4).sum() == 1
+
+
+@KINDS
+def test_non_manifold_fan(kind: Any) -> None:
+    """Five half discs around one common diameter."""
+    verts = [[0.0, 0, 0], [0, 0, 1]] + [[np.cos(a), np.sin(a), 0.5] for a in range(5)]
+    operators = precompute((verts, [[0, 1, i] for i in range(2, 7)]), k=7, laplacian=kind)
+    assert_sound(operators, 7)
+    assert float(operators.mass.sum()) == pytest.approx(2.5, rel=1e-3)
+
+
+@KINDS
+def test_unreferenced_vertices_change_nothing(sphere: trimesh.Trimesh, kind: Any) -> None:
+    """The vertices may lie anywhere. Faces with a repeated corner change nothing either."""
+    verts, faces = arrays(sphere)
+    far = np.array([[100.0, -50, 3], [0, 0, 0], [1e5, 0, 0]])
+    more = np.concatenate([far[:1], verts, far[1:]])
+    more_faces = np.concatenate([faces + 1, [[0, 0, 5], [643, 643, 643]]])
+    clean, padded = (
+        precompute((verts, faces), k=12, laplacian=kind),
+        precompute((more, more_faces), k=12, laplacian=kind),
+    )
+    assert_sound(padded, 12)
+    rest = slice(1, 643)
+    np.testing.assert_allclose(padded.mass[rest], clean.mass, rtol=1e-5)
+    np.testing.assert_allclose(padded.evals, clean.evals, atol=1e-4)
+    np.testing.assert_allclose(padded.frames[rest, 2], clean.frames[:, 2], atol=1e-5)
+    a, b = matrix(padded.laplacian), matrix(clean.laplacian)
+    assert abs(a[rest, rest] - b).max() < 1e-4
+    assert abs(a).sum() == pytest.approx(abs(b).sum())  # no other entries
+    np.testing.assert_allclose(padded.evecs[rest, :1], clean.evecs[:, :1], atol=1e-6)
+    f = np.concatenate([[7.0], verts[:, 0], [8.0, 9]])
+    assert relative(gradient(padded, f)[rest], gradient(clean, verts[:, 0])) < 1e-5
+    for unused in (0, 643, 644):
+        assert padded.mass[unused] == 0
+        assert (padded.evecs[unused] == 0).all()
+        assert (gradient(padded, f)[unused] == 0).all()
+
+
+@KINDS
+def test_faulty_faces(plane: tuple[np.ndarray, np.ndarray], kind: Any) -> None:
+    verts, faces = plane
+    repeated = [[0, 1, 0], [2, 2, 2]]  # faces without area
+    assert_sound(precompute((verts, np.concatenate([faces, repeated])), k=8, laplacian=kind), 8)
+    assert_sound(precompute((verts, np.concatenate([faces, faces[:20], faces[:5, ::-1]])), k=8, laplacian=kind), 8)
+    flat = np.concatenate([verts, (verts[:1] + verts[1:2]) / 2])  # a face of zero area on an edge
+    operators = precompute((flat, np.concatenate([faces, [[0, 1, 121]]])), k=8, laplacian=kind)
+    assert_sound(operators, 8)
+    assert operators.mass[121] > 0
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("k", "zeros"), [(40, 40), (110, 100), (410, 100)], ids=["fewer-pairs", "more-pairs", "too-few-vertices"]
+)
+def test_a_hundred_components(kind: Any, k: int, zeros: int) -> None:
+    verts, faces = TETRAHEDRON
+    many = (
+        np.concatenate([verts + np.array([3 * i, 0, 0]) for i in range(100)]),
+        np.concatenate([faces + 4 * i for i in range(100)]),
+    )
+    operators = precompute(many, k=k, laplacian=kind)
+    assert_sound(operators, k)
+    assert (operators.evals[0, :zeros] == 0).all()
+    assert (operators.evals[0, zeros:] > 0.1).all()
+    if k > 400:
+        assert (operators.evecs[:, 400:] == 0).all()
+        assert (operators.evals[0, 400:] == operators.evals[0, 399]).all()
+
+
+WITHOUT_SURFACE: dict[str, tuple[Any, str]] = {
+    "triangle in one point": ((np.ones((5, 3)), [[0, 1, 2]]), "one point"),
+    "cloud in one point": ((np.ones((5, 3)), None), "at least 4 different points, this has 1"),
+    "repeated corners": ((np.eye(3), [[0, 0, 1], [2, 2, 2]]), "none of the 2 faces"),
+    "strip along x": (strip_on_a_line((1, 0, 0)), "no area"),
+    "strip askew": (strip_on_a_line((1, 2, 3)), "no area"),
+    "cloud on a line": ((strip_on_a_line((1, 2, 3))[0], None), "no area"),
+    "triangle on a line": ((np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0.0]]), [[0, 1, 2]]), "no area"),
+    "three points": ((np.eye(3), None), "at least 4 different points, this has 3"),
+    "too large": ((1e39 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
+    "too small": ((1e-30 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("case", WITHOUT_SURFACE)
+def test_meshes_without_surface_are_refused(case: str, kind: Any) -> None:
+    source, message = WITHOUT_SURFACE[case]
+    with pytest.raises(MeshError, match=f"^arrays: .*{message}"):
+        precompute(source, k=4, laplacian=kind)
+
+
+def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["diffnet.geometry.discretize.laplacian"]
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("assertion in C++")
+
+    monkeypatch.setattr(module.robust_laplacian, "mesh_laplacian", fail)
+    monkeypatch.setattr(module.potpourri3d, "cotan_laplacian", fail)
+    for kind in LAPLACIANS:
+        with pytest.raises(MeshError, match=r"arrays: .*assertion in C\+\+"):
+            precompute((TETRAHEDRON[0], TETRAHEDRON[1][:3]), k=4, laplacian=kind)
+
+
+@st.composite
+def random_mesh(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    vertices = draw(st.integers(1, 10))
+    coordinate = st.integers(0, draw(st.integers(1, 3)))
+    verts = draw(st.lists(st.tuples(coordinate, coordinate, coordinate), min_size=vertices, max_size=vertices))
+    corner = st.integers(0, vertices - 1)
+    faces = draw(st.lists(st.tuples(corner, corner, corner), max_size=14))
+    faces += faces[: draw(st.integers(0, 3))]
+    return np.array(verts, np.float64), np.array(faces, np.int64).reshape(-1, 3)
+
+
+FLAT_TWICE = (  # a face of zero area beside a face that occurs twice
+    np.array([[0, 0, 2], [0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 2], [0, 1, 0.0]]),
+    np.array([[0, 2, 4], [0, 2, 5], [0, 2, 4]]),
+)
+
+
+@KINDS
+@given(source=random_mesh(), k=st.integers(0, 12))
+@example(source=FLAT_TWICE, k=4)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray, np.ndarray], k: int) -> None:
+    operators, message = None, "arrays: "
+    try:
+        operators = precompute(source, k=k, laplacian=kind)
+    except MeshError as e:
+        message = str(e)
+    assert message.startswith("arrays: ")
+    if operators is not None:
+        assert_sound(operators, k)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.slow)], ids=["5-seeds", "45-more-seeds"]
+)
+@pytest.mark.filterwarnings("ignore:block Lanczos failed")
+def test_degraded_meshes_are_sound_or_refused(kind: Any, seeds: range) -> None:
+    """These meshes are large enough for the Lanczos iteration. At most 2 % may have too little surface left."""
+    refused = 0
+    for seed in seeds:
+        try:
+            assert_sound(precompute(degraded_sphere(seed), k=40, laplacian=kind), 40)
+        except MeshError:
+            refused += 1
+    assert refused <= 0.02 * len(seeds)
+
+
+# ---- the original's operators, and normalization by area ----
+
+
+def test_the_recipe_of_the_original() -> None:
+    """Against a loop over the vertices and SciPy's eigenpairs of L + 1e-8 I."""
+    mesh = ellipsoid(0, 2)
+    mesh.verts[:] = mesh.verts.astype(np.float32)
+    ours, theirs = precompute(mesh, k=20, operators="original"), original_precompute(mesh.verts, mesh.faces, 20)
+    assert relative(ours.mass, theirs["mass"]) < 1e-6
+    assert abs(matrix(ours.laplacian) - theirs["laplacian"]).max() < 1e-6
+    np.testing.assert_allclose(ours.frames, theirs["frames"], atol=1e-6)
+    f = np.random.default_rng(0).standard_normal(len(mesh.verts))
+    found = matrix(ours.gradient, 0) @ f + 1j * (matrix(ours.gradient, 1) @ f)
+    assert relative(found, theirs["gradient"] @ f) < 1e-6
+    np.testing.assert_allclose(ours.evals[0], theirs["evals"], rtol=1e-5, atol=1e-9)
+
+
+def test_eigenpairs_of_the_shifted_laplacian() -> None:
+    """With two components, and with lone vertices whose pairs are among the others."""
+    ball = trimesh.creation.icosphere(1)
+    verts = np.concatenate([ball.vertices, 0.6 * ball.vertices + 3, [[9.0, 0, 0], [8.0, 0, 0]]])
+    parts = original_parts(load_mesh((verts, np.concatenate([ball.faces, ball.faces + len(ball.vertices)]))))
+    assert np.flatnonzero(parts.lone_mass).tolist() == [84, 85]
+    shift, live = 1e-4, parts.lone_mass == 0
+    lone = np.where(live, 0, [shift / 2.5] * 84 + [shift / 2.5, shift / 40])
+    mass = np.where(live, parts.mass, lone)
+    root = 1 / np.sqrt(mass)
+    all_pairs = np.linalg.eigh(root[:, None] * parts.laplacian.toarray() * root + np.diag(shift * root**2))
+
+    inner = np.linalg.eigh((root[:, None] * parts.laplacian.toarray() * root)[:84, :84])
+    vectors = np.zeros((86, 84))
+    vectors[:84] = root[:84, None] * inner[1]
+    evals, evecs = shifted_pairs((inner[0][:10], vectors[:, :10]), lone, shift)
+    np.testing.assert_allclose(evals, all_pairs[0][:10], atol=1e-6)
+    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(10), atol=1e-10)
+    assert np.abs(evecs[84]).max() == pytest.approx(1 / np.sqrt(lone[84]))
+    assert np.abs(evecs[85]).max() == 0  # its eigenvalue is 40
+    # More pairs than there are: values repeat the last one, vectors are 0.
+    padded = shifted_pairs((np.array([0.0, 2.0, 2.0]), np.eye(4)[:, :3] * [1, 1, 0]), np.zeros(4), shift)
+    assert padded[0].tolist() == [shift, 2 + shift, 2 + shift]
+    assert not padded[1][:, 2].any()
+
+
+def test_the_result_depends_on_the_size() -> None:
+    mesh = ellipsoid(1, 2)
+    small = precompute((mesh.verts * 1e-3, mesh.faces), k=4, operators="original")
+    large = precompute((mesh.verts, mesh.faces), k=4, operators="original")
+    ratio = np.linalg.norm(small.gradient.values) / np.linalg.norm(large.gradient.values)
+    assert ratio < 100  # 1000 without the regularizer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_broken_meshes(seed: int) -> None:
+    verts, faces = degraded_sphere(seed)
+    operators = precompute((verts, faces), k=8, operators="original", normalize=True)
+    for values in (operators.mass, operators.evecs, operators.frames, operators.gradient.values):
+        assert values.isfinite().all()
+    assert (operators.mass > 0).all()
+    assert (operators.evals.diff() >= 0).all()
+
+
+def test_vertices_without_faces() -> None:
+    verts, faces = arrays(trimesh.creation.icosphere(2))
+    with_others = np.concatenate([verts, verts[:3] * 2])
+    plain, operators = (precompute(v, faces, k=8, operators="original") for v in (verts, with_others))
+    assert relative(operators.evals, plain.evals) < 1e-6
+    assert operators.mass[-1] == pytest.approx(1e-8 * float(operators.mass.mean()), rel=1e-4)
+    assert not operators.gradient.values[:, -1].any()
+    assert torch.equal(operators.evecs[-3:], torch.zeros(3, 8))
+
+
+def test_point_clouds(sphere: trimesh.Trimesh) -> None:
+    """The robust Laplacian, and gradients from the 30 nearest neighbors."""
+    cloud = precompute(cloud_of(sphere), k=9, operators="original")
+    assert np.diff(cloud.gradient.pattern.indptr).tolist() == [31] * len(sphere.vertices)
+    np.testing.assert_allclose(cloud.evals[0], precompute(sphere, k=9).evals[0], rtol=0.1, atol=1e-4)
+    normals = cloud.frames[:, 2].double().numpy()
+    assert np.abs((normals * sphere.vertices).sum(1)).min() > 0.99
+    along = gradient(cloud, np.array(sphere.vertices)[:, 0])
+    expected = np.array([1.0, 0, 0]) - normals[:, :1] * normals
+    assert relative(along, expected) < 0.05
+    with pytest.raises(MeshError, match='more than 30 points, this cloud has 30; use operators="diffnet"'):
+        precompute((np.random.default_rng(0).random((30, 3)), None), k=4, operators="original")
+
+
+def test_given_normals(sphere: trimesh.Trimesh) -> None:
+    normals = np.random.default_rng(0).standard_normal(sphere.vertices.shape)
+    for mesh in (sphere, cloud_of(sphere)):
+        frames = precompute(mesh, k=2, operators="original", normals=normals).frames.double().numpy()
+        np.testing.assert_allclose(frames[:, 2], normals / np.linalg.norm(normals, axis=1)[:, None], atol=1e-6)
+        np.testing.assert_allclose(frames @ frames.transpose(0, 2, 1), np.tile(np.eye(3), (642, 1, 1)), atol=1e-5)
+
+
+def test_joined_vertices() -> None:
+    """None by default, as in the original. `join` decides otherwise."""
+    verts, faces = arrays(trimesh.creation.icosphere(1))
+    broken = soup((verts, faces))
+    with pytest.warns(UserWarning, match="every eigenvalue is 0"):
+        assert precompute(broken, k=5, operators="original").joined is None
+    joined = precompute(broken, k=5, operators="original", join="always")
+    assert joined.joined is not None
+    assert relative(joined.evals, precompute(verts, faces, k=5, operators="original").evals) < 1e-4
+
+
+def test_options(tmp_path: Path) -> None:
+    mesh = ellipsoid(2)
+
+    def entries() -> int:
+        return len(list(tmp_path.rglob("*.operators.safetensors")))
+
+    def computed(**options: str) -> Operators:
+        return precompute(mesh, k=4, cache_dir=tmp_path, **options)  # type: ignore[arg-type]
+
+    original = computed(operators="original")
+    assert entries() == 1
+    for options in ({}, {"laplacian": "cotan"}):
+        assert not torch.equal(computed(**options).gradient.values, original.gradient.values)
+    assert entries() == 3
+    again = computed(operators="original", laplacian="cotan")
+    (listed,) = precompute_all([mesh], 4, cache_dir=tmp_path, operators="original")
+    assert entries() == 3
+    for found in (again, listed):
+        assert torch.equal(found.gradient.values, original.gradient.values)
+    with pytest.raises(OptionError, match="the original's operators have the cotangent Laplacian; leave out laplacian"):
+        computed(operators="original", laplacian="robust")
+    with pytest.raises(OptionError, match="operators should be one of diffnet, original, got 'Original'"):
+        computed(operators="Original")
+
+
+# ---- normalization by area ----
+
+
+def area_of(verts: np.ndarray, faces: np.ndarray) -> float:
+    return float(trimesh.Trimesh(verts, faces, process=False).area)
+
+
+def test_positions_of_area_1() -> None:
+    mesh = ellipsoid(3)
+    moved = 7 * mesh.verts + 100
+    scaled = normalize_positions(moved, mesh.faces, "area")
+    assert area_of(scaled, mesh.faces) == pytest.approx(1)
+    np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-12)
+    as_tensor = normalize_positions(torch.from_numpy(moved), torch.from_numpy(mesh.faces), "area")
+    np.testing.assert_allclose(as_tensor, scaled, atol=1e-12)
+    np.testing.assert_array_equal(normalize_positions(np.ones((3, 3)), np.array([[0, 1, 2]]), "area"), np.zeros((3, 3)))
+    for normalize in (True, "radius"):
+        assert precompute(mesh, k=2, normalize=normalize).mass.sum() > 2  # type: ignore[arg-type]
+    unit = precompute((moved, mesh.faces), k=2, normalize="area")
+    (listed,) = precompute_all([(moved, mesh.faces)], 2, normalize="area")
+    assert float(unit.mass.sum()) == pytest.approx(1, rel=1e-5)
+    assert torch.equal(listed.mass, unit.mass)
+
+
+def test_unusable_normalization() -> None:
+    cloud = np.random.default_rng(0).random((40, 3)), None
+    with pytest.raises(MeshError, match='no area to normalize; use normalize="radius"'):
+        precompute(cloud, k=2, normalize="area")
+    with pytest.raises(OptionError, match=r'scale="area" needs faces \(F, 3\)'):
+        normalize_positions(cloud[0], scale="area")
+    with pytest.raises(OptionError, match=r'normalize should be True, False, "radius", .* or "all-area", got \'bbox\''):
+        precompute(cloud, k=2, normalize="bbox")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="normalize should be"):
+        precompute_all([cloud], 2, normalize=1)

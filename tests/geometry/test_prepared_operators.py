@@ -1,4 +1,4 @@
-"""What operators remember: prepared bases, fields that are packed later, lengths and edges. None of it is stale."""
+"""What operators remember, and how they move: none of it is stale. Flat buffers, and copies to a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from operator_checks import tiny_operators
 
 from diffnet import DiffusionNet, DiffusionNetBlock
-from diffnet.geometry import Operators, collate, operators
+from diffnet.geometry import Operators, collate, operators, transfer
+from diffnet.geometry.preprocessing.flat import ALIGNMENT, layout
 from diffnet.ops import Pattern
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -236,3 +238,218 @@ def test_a_compiled_network_uses_what_is_remembered(remembering: None) -> None:
         torch.testing.assert_close(compiled(x, batch), network(x, replace(batch)))
         assert ("spmm" in graphs[-1]) == products
         batch.prepared(torch.float32)
+
+
+# ---- flat buffers: their layout, writing them in pieces, and reading tensors from them ----
+
+
+def mixed_tensors() -> list[torch.Tensor]:
+    """All dtypes of operators, odd sizes, an empty tensor, and one that is not contiguous."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(5, 7, generator=generator),
+        torch.arange(3),
+        torch.empty(0, 3, dtype=torch.int64),
+        torch.arange(1001, dtype=torch.int32),
+        torch.randn(4, 6, generator=generator).mT,
+        torch.randn(3, generator=generator).bfloat16(),
+        torch.eye(3).expand(11, 3, 3),
+        torch.tensor(2.5, dtype=torch.float64),
+    ]
+
+
+def assert_equal(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    for copied, x in zip(copies, tensors, strict=True):
+        assert copied.is_contiguous()
+        assert copied.dtype == x.dtype
+        assert copied.device == x.device
+        assert torch.equal(copied, x)
+
+
+@pytest.mark.parametrize("in_main_thread", [True, False])
+@pytest.mark.parametrize("piece", [1, 700, 10**6])
+def test_tensors_survive_a_flat_buffer(piece: int, in_main_thread: bool) -> None:
+    tensors = [x.contiguous() for x in mixed_tensors()]
+    offsets, size = layout(x.nbytes for x in tensors)
+    assert all(offset % ALIGNMENT == 0 for offset in offsets)
+    flat = torch.full((size,), 255, dtype=torch.uint8)
+    arrays = [x.view(-1).view(torch.uint8) for x in tensors]
+    step = max(piece, size // 50)  # about 50 pieces at most
+    with ThreadPoolExecutor(1) as pool:
+        for first in range(0, size, step):
+            part = arrays, offsets, first, flat[first : first + step]
+            if in_main_thread:
+                transfer.write(*part)
+            else:
+                pool.submit(transfer.write, *part).result()
+    assert_equal(transfer.views(flat, tensors, offsets), tensors)
+
+
+def test_views_of_a_buffer_have_their_own_versions() -> None:
+    """Otherwise writing to one field would spoil what autograd has saved of another."""
+    tensors = [torch.zeros(3), torch.zeros(4)]
+    offsets, size = layout(x.nbytes for x in tensors)
+    a, b = transfer.views(torch.zeros(size, dtype=torch.uint8), tensors, offsets)
+    a.add_(1)
+    # PyTorch has no public name for the counter that autograd compares.
+    assert (a._version, b._version) == (1, 0)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary memory in place of pinned memory, so that the same code copies from the CPU to the CPU."""
+    monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_pinned_buffer_is_copied_at_once(no_gpu: None, mode: type) -> None:
+    tensors = mixed_tensors()
+    outside, with_gradient = torch.zeros(3), torch.zeros(2, requires_grad=True)
+    with mode():
+        buffer, sources = transfer.pinned([*tensors, with_gradient.detach()])
+        assert_equal(sources[:-1], tensors)
+        copy_of = transfer.copies_of(buffer, torch.device("cpu"))
+        copies = [copy_of(x) for x in sources]
+        assert_equal(copies[:-1], tensors)
+        assert copy_of(outside) is outside  # it is on that device already
+    assert len(buffer) == layout(x.nbytes for x in [*tensors, with_gradient])[1]
+    (of_sources,) = {x.untyped_storage().data_ptr() for x in sources}
+    (of_copies,) = {x.untyped_storage().data_ptr() for x in copies}
+    assert of_sources == buffer.data_ptr() != of_copies
+    if mode is not torch.inference_mode:
+        assert copy_of(sources[-1].requires_grad_()).requires_grad
+
+
+def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a tensor has been found or replaced since. Operators derived from them are copied as others are."""
+    source = collate(tiny_operators())
+    pinned = source.pin_memory()
+    pinned.edges  # noqa: B018, found after `pin_memory`
+    pinned.mass.mul_(2)
+    pinned.evals.data = pinned.evals * 3
+    buffers: list[torch.Tensor] = []
+
+    def copies_of(buffer: torch.Tensor, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+        buffers.append(buffer)
+        return transfer.copies_of(buffer, torch.device("cpu"))
+
+    monkeypatch.setattr(operators, "existing_device", torch.device)
+    monkeypatch.setattr(operators, "copies_of", copies_of)
+    monkeypatch.setattr(operators, "to_gpu", lambda tensors, device, dtype, non_blocking: tensors)
+    moved = pinned.to("cuda", non_blocking=True)
+    assert len(buffers) == 1
+    assert torch.equal(moved.mass, 2 * source.mass)
+    assert torch.equal(moved.evals, 3 * source.evals)
+    for name in ("evecs", "frames", "faces", "ptr", "edges"):
+        assert torch.equal(getattr(moved, name), getattr(source, name))
+    for name in ("laplacian", "gradient"):
+        ours, theirs = getattr(moved, name), getattr(source, name)
+        assert torch.equal(ours.values, theirs.values)
+        assert torch.equal(ours.pattern.indices, theirs.pattern.indices)
+        assert torch.equal(ours.pattern.transpose[1], theirs.pattern.transpose[1])
+    assert moved.lengths == source.lengths
+    for other in (replace(pinned), pinned.with_gradient_evecs(), copy.copy(pinned), moved):
+        other.to("cuda", non_blocking=True)
+    pinned.to("cuda", torch.float64, non_blocking=True)
+    assert len(buffers) == 1
+
+
+@pytest.mark.parametrize("largest", [1000, 5000])
+def test_copies_without_a_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """The same code with the CPU in place of the GPU, in several pieces."""
+    monkeypatch.setattr(transfer, "MIN_PIECE", 1000)
+    monkeypatch.setattr(transfer, "MAX_PIECE", largest)
+    tensors, cpu = mixed_tensors(), torch.device("cpu")
+    copies = transfer.to_gpu(tensors, cpu, non_blocking=True)
+    assert_equal(copies, tensors)
+    assert len({x.untyped_storage().data_ptr() for x in copies}) == 1
+    assert copies[0].data_ptr() != tensors[0].data_ptr()
+    doubled = transfer.to_gpu(tensors, cpu, torch.float64, non_blocking=True)
+    assert_equal(doubled, [x.double() if x.is_floating_point() else x for x in tensors])
+
+
+@pytest.fixture
+def without_waiting() -> Iterator[None]:
+    """Every wait for the GPU is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def same_on_gpu(moved: Operators, source: Operators) -> bool:
+    pairs = [(moved.evecs, source.evecs), (moved.frames, source.frames), (moved.ptr, source.ptr)]
+    for name in ("laplacian", "gradient"):
+        ours, theirs = getattr(moved, name), getattr(source, name)
+        pairs += [(ours.values, theirs.values), (ours.pattern.indices, theirs.pattern.indices)]
+        pairs += [(ours.pattern.transpose[1], theirs.pattern.transpose[1])]
+    return all(a.is_cuda and torch.equal(a.cpu(), b) for a, b in pairs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_operators_on_a_gpu_share_one_buffer(monkeypatch: pytest.MonkeyPatch, pin: bool, non_blocking: bool) -> None:
+    monkeypatch.setattr(transfer, "MIN_PIECE", 5000)
+    packed = collate(tiny_operators())
+    moved = (packed.pin_memory() if pin else packed).to("cuda", non_blocking=non_blocking)
+    assert len({x.untyped_storage().data_ptr() for x in (moved.mass, moved.evecs, moved.frames)}) == 1
+    assert moved.evecs.data_ptr() % ALIGNMENT == 0
+    assert same_on_gpu(moved, packed)
+    wide = packed.to("cuda", torch.float64)
+    assert wide.evecs.dtype == wide.laplacian.values.dtype == torch.float64
+    assert wide.faces.dtype == torch.int64
+
+
+@pytest.mark.gpu
+def test_pinned_memory_is_not_reused_too_early() -> None:
+    """Many copies in a row, while the GPU is busy."""
+    sources = [[torch.full((300_000,), float(i)), torch.full((7,), i)] for i in range(40)]
+    torch.cuda._sleep(50_000_000)
+    moved = [transfer.to_gpu(x, torch.device("cuda"), non_blocking=True) for x in sources]
+    for i, (a, b) in enumerate(moved):
+        assert (a == i).all()
+        assert (b == i).all()
+
+
+@pytest.mark.gpu
+def test_transfers_and_batches_do_not_wait(without_waiting: None) -> None:
+    each = [o.to("cuda", non_blocking=True) for o in tiny_operators()]
+    for o in each:
+        o.prepared(torch.bfloat16)
+    batch = collate(each)
+    for name in ("evecs", "laplacian", "gradient", "frames", "faces"):
+        getattr(batch, name)
+    batch.prepared(torch.bfloat16)
+
+
+@pytest.mark.gpu
+def test_a_gpu_prepares_once() -> None:
+    each = [o.to("cuda") for o in tiny_operators()]
+    model = DiffusionNet(3, 2, width=16, blocks=2, dropout=0.0).cuda()
+    batch, x = collate(each), torch.randn(84, 3, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        out = model(x, batch)
+    # The private attribute shows that the network has prepared the batch. `prepared` would do it now.
+    assert set(batch._preparations) == {torch.bfloat16}
+    found = batch.prepared(torch.bfloat16)
+    assert batch.prepared(torch.bfloat16) is found
+    with torch.autocast("cuda", torch.bfloat16):
+        again = model(x, batch.with_gradient_evecs().with_basis_dtype(torch.bfloat16))
+    assert torch.equal(out, again)
+    assert batch.evecs.dtype == torch.float32
+    # All meshes have the preparation, so the next batch starts with it.
+    for o in each:
+        o.prepared(torch.bfloat16)
+    torch.testing.assert_close(collate(each).prepared(torch.bfloat16).gradient_evecs, found.gradient_evecs)
+
+
+@pytest.mark.gpu
+def test_nothing_is_remembered_while_a_graph_is_recorded() -> None:
+    (o, *_) = (o.to("cuda") for o in tiny_operators())
+    expected = o.with_gradient_evecs().with_basis_dtype(torch.bfloat16)  # also compiles the kernel
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        recorded = o.prepared(torch.bfloat16)
+    assert o.prepared(torch.bfloat16) is not recorded
+    assert torch.equal(o.prepared(torch.bfloat16).gradient_evecs, expected.gradient_evecs)

@@ -1,19 +1,45 @@
-"""`DiffusionNet` in plain PyTorch: shapes, batches, modes, precisions, compilation."""
+"""`DiffusionNet`: shapes, batches, modes, precisions, compilation, in plain PyTorch and on the Triton kernels.
+
+Without a GPU the kernels run in Triton's interpreter.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import trimesh
-from torch import Tensor
+from float64 import DEVICE
+from kernel_accuracy import relative as relative_error
+from shapes import ellipsoid
+from torch import Tensor, nn
 
-from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, block, collate, precompute
+from diffnet import (
+    DiffusionNet,
+    ImplicitDiffusion,
+    LearnedTimeDiffusion,
+    Operators,
+    block,
+    collate,
+    first_call,
+    graphed,
+    precompute,
+)
+from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.ops import SparseMatrix
+from diffnet.ops.common import launcher
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 MODES = ("sparse", "spectral")
 
 
@@ -28,7 +54,9 @@ def meshes() -> list[Operators]:
 
 
 def features(operators: Operators, channels: int = 3, seed: int = 0) -> Tensor:
-    return torch.randn(operators.num_vertices, channels, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(operators.num_vertices, channels, generator=torch.Generator().manual_seed(seed)).to(
+        operators.device
+    )
 
 
 def network(**options: object) -> DiffusionNet:
@@ -101,10 +129,11 @@ def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -
         assert torch.allclose(model(x, plain), model(x, mirrored), atol=1e-5) is same
 
 
-def test_diffusion_conserves_the_mean_and_smooths(meshes: list[Operators]) -> None:
+@pytest.mark.parametrize(("kind", "time"), [(LearnedTimeDiffusion, 0.2), (ImplicitDiffusion, 0.5)])
+def test_diffusion_conserves_the_mean_and_smooths(meshes: list[Operators], kind: Any, time: float) -> None:
     operators = meshes[0]
-    diffusion = LearnedTimeDiffusion(3).eval()
-    torch.nn.init.constant_(diffusion.time, 0.2)
+    diffusion = kind(3).eval()
+    torch.nn.init.constant_(diffusion.time, time)
     x = features(operators)
     out = diffusion(x, operators)
     torch.testing.assert_close(operators.mass @ out, operators.mass @ x, rtol=1e-4, atol=1e-4)
@@ -238,3 +267,432 @@ def test_initial_times(diffusion: str) -> None:
 def test_unknown_choices_are_refused(name: str, choices: str) -> None:
     with pytest.raises(ValueError, match=f"{name} should be one of {choices}, got 'dense'"):
         network(**{name: "dense"})
+
+
+# ---- several forward passes before one backward pass, as siamese networks need them ----
+
+
+@pytest.fixture(scope="module")
+def operators() -> Operators:
+    batch = collate([precompute(trimesh.creation.icosphere(0), k=8) for _ in range(2)])
+    return batch.with_gradient_evecs().to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [
+        pytest.param({}, "torch", id="spectral-torch"),
+        pytest.param({}, "triton", id="spectral-triton"),
+        pytest.param({"gradient": "sparse"}, "torch", id="sparse-gradient-torch"),
+        pytest.param({"gradient": "sparse"}, "triton", id="sparse-gradient-triton"),
+        pytest.param({"diffusion": "implicit"}, "torch", id="implicit-torch"),
+        pytest.param({"diffusion": "implicit"}, "triton", id="implicit-triton", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_of_two_forwards_add_up(operators: Operators, options: dict[str, Any], backend: Any) -> None:
+    """One backward of a sum of two losses gives the sum of the gradients of two backwards, in training mode."""
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 4, width=8, blocks=1, dropout=0.0, backend=backend, **options).to(DEVICE)
+    x = torch.randn(operators.num_vertices, 3, device=DEVICE)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.diffusion.time.copy_(torch.linspace(-0.1, 0.1, 8))  # the first forward sets some times to 0
+    (model(x, operators).mean() + model(x, operators).square().mean()).backward()
+    together = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x, operators).mean().backward()
+    model(x, operators).square().mean().backward()
+    for grad, parameter in zip(together, model.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-6)
+    assert all((block.diffusion.time >= 0).all() for block in model.blocks)
+
+
+def test_two_compiled_forwards(operators: Operators) -> None:
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 4, width=8, blocks=1, dropout=0.0, backend="torch").to(DEVICE)
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.randn(operators.num_vertices, 3, device=DEVICE)
+    (compiled(x, operators).mean() + compiled(x, operators).square().mean()).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# ---- blocks that are computed again in the backward pass ----
+
+
+def step(network: DiffusionNet, features: Tensor, operators: Operators) -> tuple[list[Tensor], int]:
+    """The outputs and all gradients, and the bytes that the backward pass keeps."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    torch.manual_seed(0)  # of dropout
+    network.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = network(features, operators)
+    outputs.square().mean().backward()
+    return [outputs.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)], sum(kept.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
+def test_steps_are_the_same_and_keep_less(diffusion: str, dropout: float, device: str) -> None:
+    operators = precompute(ellipsoid(0, 3), k=16).to(device)
+    network = DiffusionNet(3, 4, width=32, blocks=4, dropout=dropout, diffusion=diffusion).to(device)
+    features = torch.randn(operators.num_vertices, 3, device=device)
+    expected, much = step(network, features, operators)
+    network.recompute_activations = True
+    found, little = step(network, features, operators)
+    assert little < 0.6 * much
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+# ---- kernels ----
+
+
+@pytest.fixture(scope="module")
+def packed() -> Operators:
+    """A sphere of 42 vertices and a point cloud of 12."""
+    sphere, cloud = trimesh.creation.icosphere(1), trimesh.creation.icosahedron().vertices
+    return collate([precompute(sphere, k=10), precompute((cloud, None), k=10)])
+
+
+small = partial(network, width=8, blocks=1)
+
+
+def loss_and_gradients(model: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
+    out = model(x, operators)
+    return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    return float(torch.linalg.norm(a - b) / torch.linalg.norm(b))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(
+            {"gradient": mode, **options}
+            for mode in MODES
+            for options in ({}, {"gradient_rotation": False}, {"gradient_rotation": "swapped"}, {"mlp_hidden": []})
+        ),
+        {"gradient_features": False},
+        {"blocks": 2},
+    ],
+    ids=str,
+)
+def test_kernels_agree(packed: Operators, options: dict[str, Any], device: str) -> None:
+    plain = small(backend="torch", **options).eval().double()
+    expected = loss_and_gradients(plain, features(packed).double(), packed.to(dtype=torch.float64))
+    fused = small(backend="triton", **options).eval()
+    fused.load_state_dict(plain.state_dict())
+    got = loss_and_gradients(fused.to(device), features(packed).to(device), packed.to(device))
+    for a, b in zip(got, expected, strict=True):
+        assert relative(a, b) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float16),
+        *(pytest.param("cuda", d, marks=pytest.mark.gpu) for d in (torch.float16, torch.bfloat16)),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.dtype) -> None:
+    plain = with_decided_relus(small(backend="torch", gradient=mode)).eval().double()
+    expected = loss_and_gradients(plain, features(packed).double(), packed.to(dtype=torch.float64))
+    fused = with_decided_relus(small(backend="triton", gradient=mode)).eval().to(device)
+    with torch.autocast(device, dtype):
+        got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
+    assert got[0].dtype == dtype
+    assert all(g.dtype == torch.float32 for g in got[1:])
+    for a, b in zip(got, expected, strict=True):
+        assert relative(a, b) < 0.05
+
+
+def with_decided_relus(model: DiffusionNet) -> DiffusionNet:
+    """Move all sums away from 0, where rounding could flip a ReLU and change gradients by more than the rounding."""
+    with torch.no_grad():
+        for block in model.blocks:
+            for layer in block.mlp.layers[:2]:
+                layer.bias.copy_(torch.tensor([4.0, -4.0]).repeat(4))
+    return model
+
+
+def test_the_basis_is_rounded_once(packed: Operators) -> None:
+    """Rounding the basis beforehand and rounding it in the network give bitwise equal outputs."""
+    fused = small(backend="triton", gradient="spectral").eval()
+    pushed = packed.with_gradient_evecs()
+    rounded = pushed.with_basis_dtype(torch.float16)
+    assert rounded.evecs.dtype == rounded.gradient_evecs.dtype == torch.float16
+    assert rounded.mass.dtype == rounded.evals.dtype == torch.float32
+    assert rounded.with_basis_dtype(torch.float16) is rounded
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(fused(features(packed), pushed), fused(features(packed), rounded))
+
+
+class TanhMLP(nn.Module):
+    """A network for a block that the kernels do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, inputs: Sequence[Tensor], residual: Tensor) -> Tensor:
+        return self.layers(torch.cat(list(inputs), -1)) + residual
+
+
+def test_a_block_with_another_mlp(packed: Operators) -> None:
+    """A module assigned to `block.mlp` replaces the MLP on every backend."""
+    plain, fused = (
+        small(backend="torch", gradient="spectral").eval(),
+        small(backend="triton", gradient="spectral").eval(),
+    )
+    before = fused(features(packed), packed)
+    for plain_block, fused_block in zip(plain.blocks, fused.blocks, strict=True):
+        plain_block.mlp = fused_block.mlp = TanhMLP()
+    after = fused(features(packed), packed)
+    assert relative(after, before) > 1e-2
+    assert relative(after, plain(features(packed), packed)) < 1e-5
+
+
+def test_dropout_of_the_fused_layers(packed: Operators) -> None:
+    """Dropout acts in training only, with other zeros in every step. A seed repeats them."""
+    model = small(backend="triton", gradient="spectral", dropout=0.5)
+    x = features(packed)
+    torch.manual_seed(3)
+    first = model(x, packed)
+    assert not torch.equal(model(x, packed), first)
+    torch.manual_seed(3)
+    assert torch.equal(model(x, packed), first)
+    model.eval()
+    assert torch.equal(model(x, packed), model(x, packed))
+
+
+@pytest.mark.parametrize(
+    ("device", "compiler"), [("cpu", "aot_eager"), pytest.param("cuda", "inductor", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, device: str, compiler: str) -> None:
+    """torch.compile traces one graph that contains our operators, and its gradients agree."""
+    torch._dynamo.reset()
+    seen: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        seen.update(str(node.target) for node in graph.graph.nodes if "diffnet" in str(node.target))
+        compiled: Callable[..., Any] = torch._dynamo.lookup_backend(compiler)(graph, inputs)  # type: ignore[attr-defined]
+        return compiled
+
+    model = small(backend="triton", gradient=mode, dropout=0.0).to(device)
+    x, operators = features(packed).to(device), packed.to(device)
+    expected = loss_and_gradients(model, x, operators)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for a, b in zip(loss_and_gradients(compiled, x, operators), expected, strict=True):  # type: ignore[arg-type]
+        assert relative(a, b) < 1e-5
+    if mode == "spectral":
+        # On a GPU, the operators remember the gradients of the basis from the call before.
+        prepares = {"spmm"} if device == "cpu" else set()
+        assert {name.split(".")[1] for name in seen} == {"diffusion_features", "mlp"} | prepares
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_outputs_change_in_place(layers: int, backend: str, device: str) -> None:
+    """Of a network and of a block. Gradients are those of new tensors."""
+    operators = precompute(trimesh.creation.icosahedron(), k=4).to(device)
+    options: Any = {"backend": backend, "gradient": "spectral", "dropout": 0.0, "mlp_hidden": [8] * (layers - 1)}
+    model = DiffusionNet(3, 5, width=8, blocks=1, **options).to(device)
+    x, parameters = features(operators), list(model.parameters())
+    out = model(x, operators)
+    positive = out > 0
+    expected = torch.autograd.grad((out / 2).masked_fill(positive, 1.0).square().sum(), parameters, retain_graph=True)
+    out /= 2
+    out[positive] = 1.0
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), expected)
+    hidden = model.blocks[0](torch.randn(12, 8, device=device), operators)
+    hidden += 1
+    hidden.sum().backward()
+
+
+def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable[[], Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x, operators).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
+    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
+    step = train_step(small(backend="auto", gradient=mode).to("cuda"), features(operators), operators)
+    step()  # compiles kernels and sorts the pattern's transpose
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_a_captured_step_trains_as_an_eager_step_does(packed: Operators, mode: str) -> None:
+    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
+    losses = []
+    for wrap in (lambda step: step, CapturedStep):
+        model = small(backend="auto", gradient=mode, dropout=0.0).to("cuda")
+        step = wrap(train_step(model, features(operators), operators))
+        losses.append([step().item() for _ in range(6)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert len(set(losses[1])) == 6
+
+
+@pytest.mark.gpu
+def test_dropout_differs_between_replays(packed: Operators) -> None:
+    operators = packed.to("cuda").with_gradient_evecs()
+    model, x = small(backend="auto", gradient="spectral", dropout=0.5).to("cuda"), features(operators)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        model(x, operators)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(x, operators)
+    outputs = []
+    for _ in range(2):
+        graph.replay()
+        outputs.append(out.clone())
+    assert not torch.equal(*outputs)
+
+
+# ---- before the first call of a network on a GPU, its kernels are compiled ----
+
+
+@pytest.fixture
+def compiled_networks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The networks whose kernels were compiled."""
+    found: list[Any] = []
+    # Compiling needs a GPU, and nothing public tells that it is wanted.
+    monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))
+    return found
+
+
+@pytest.fixture(scope="module")
+def sphere() -> Operators:
+    return precompute(trimesh.creation.icosphere(1), k=4)
+
+
+def call(network: DiffusionNet, operators: Operators, **changes: Any) -> None:
+    values = {"is_cuda": True, "requires_grad": False, "dtype": torch.float32, "device": torch.device("cuda", 0)}
+    first_call.compile_before_first_call(network, SimpleNamespace(**(values | changes)), operators)  # type: ignore[arg-type]
+
+
+def test_kernels_are_compiled_once_for_each_kind_of_call(compiled_networks: list[Any], sphere: Operators) -> None:
+    network, other = DiffusionNet(3, 2, width=8, blocks=1), DiffusionNet(3, 2, width=8, blocks=1)
+    for each in (network, network, other, network):
+        call(each, sphere)
+    assert compiled_networks == [network, other]
+    network.eval()
+    call(network, sphere)
+    with torch.no_grad():
+        call(network, sphere)
+    call(network, sphere)
+    assert compiled_networks == [network, other, network, network]
+
+
+def test_nothing_is_compiled_on_the_cpu(compiled_networks: list[Any], sphere: Operators) -> None:
+    call(DiffusionNet(3, 2, width=8, blocks=1), sphere, is_cuda=False)
+    assert compiled_networks == []
+
+
+def test_nothing_is_compiled_with_hooks_inside(compiled_networks: list[Any], sphere: Operators) -> None:
+    network = DiffusionNet(3, 2, width=8, blocks=1)
+    network.blocks[0].register_forward_hook(lambda *arguments: None)
+    call(network, sphere)
+    assert compiled_networks == []
+
+
+def test_nothing_is_compiled_while_kernels_are_compiled_already(
+    compiled_networks: list[Any], sphere: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = DiffusionNet(3, 2, width=8, blocks=1)
+    monkeypatch.setattr(first_call, "compiles_only", lambda: True)
+    call(network, sphere)
+    monkeypatch.setattr(first_call, "compiles_only", launcher.compiles_only)
+    call(network, sphere)
+    assert compiled_networks == []
+
+
+@pytest.mark.gpu
+def test_the_first_step_is_like_others(sphere: Operators) -> None:
+    """Compiling before the first call changes no gradients, no random numbers and no values."""
+    torch.manual_seed(0)
+    network = DiffusionNet(3, 2, width=16, blocks=1).cuda()
+    moved, outs = sphere.to("cuda"), []
+    for _ in range(2):
+        torch.manual_seed(1)
+        out = network(moved.frames[:, 2], moved)
+        assert all(p.grad is None for p in network.parameters())
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+# ---- another GPU than the current one ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(
+    ("options", "with_graphs"),
+    [
+        pytest.param({}, False, id="eager"),
+        pytest.param({}, True, id="graphed"),
+        pytest.param({"gradient": "sparse"}, False, id="sparse-eager"),
+        pytest.param({"gradient": "sparse"}, True, id="sparse-graphed"),
+        pytest.param({"diffusion": "implicit"}, False, id="implicit"),
+        pytest.param({"attention_heads": 2}, False, id="attention"),
+    ],
+)
+def test_training_steps_on_another_gpu_than_the_current_one(options: dict[str, Any], with_graphs: bool) -> None:
+    """They give what plain PyTorch gives on the CPU, and leave the current device as it is.
+
+    The second step launches kernels that the first one has compiled.
+    """
+    meshes = [trimesh.creation.icosphere(n) for n in (1, 2)]
+    operators = collate([precompute(mesh, k=16) for mesh in meshes])
+    features = torch.randn(operators.num_vertices, 3)
+    plain = DiffusionNet(3, 5, width=16, blocks=2, dropout=0.0, initial_times="spread", backend="torch", **options)
+    model = DiffusionNet(**plain.architecture | {"backend": "auto"})
+    model.load_state_dict(copy.deepcopy(plain.state_dict()))
+    model.to("cuda:1")
+    if with_graphs:
+        graphed(model, first_visits=0)
+    expected = plain(features, operators)
+    expected.square().mean().backward()
+    with torch.cuda.device(0):
+        there, x = operators.to("cuda:1"), features.to("cuda:1")
+        for _ in range(2):
+            model.zero_grad()
+            out = model(x, there)
+            out.square().mean().backward()
+            assert torch.cuda.current_device() == 0
+            assert relative_error(out.cpu(), expected.detach().double()) <= 1e-4
+            for (name, found), reference in zip(model.named_parameters(), plain.parameters(), strict=True):
+                assert found.grad is not None
+                assert found.grad.device == torch.device("cuda:1")
+                assert reference.grad is not None
+                assert relative_error(found.grad.cpu(), reference.grad.double()) <= 1e-4, name

@@ -104,20 +104,6 @@ def compiled(module: nn.Module, calls: Calls) -> None:
     module._compiled_call_impl = counted
 
 
-class LowRank(nn.Linear):
-    """LoRA: a layer plus a product of two small matrices."""
-
-    def __init__(self, layer: nn.Module, calls: Calls) -> None:
-        assert isinstance(layer, nn.Linear)
-        super().__init__(layer.in_features, layer.out_features)
-        self.calls = calls
-        self.down, self.up = (nn.Parameter(torch.randn(*s)) for s in ((self.in_features, 2), (2, self.out_features)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.append(None)
-        return super().forward(x) + x @ self.down @ self.up
-
-
 def learned(module: nn.Module) -> str:
     """The name of a parameter."""
     return {nn.Linear: "weight", LearnedTimeDiffusion: "time", SpatialGradientFeatures: "a_re"}[type(module)]
@@ -142,10 +128,6 @@ def spectral_norm(module: nn.Module, calls: Calls) -> None:
     parametrizations.spectral_norm(module)
 
 
-def parametrized_weight_norm(module: nn.Module, calls: Calls) -> None:
-    parametrizations.weight_norm(module)
-
-
 def hooked_weight_norm(module: nn.Module, calls: Calls) -> None:
     with pytest.warns(FutureWarning, match="deprecated"):
         weight_norm(module)
@@ -157,8 +139,8 @@ def pruned(module: nn.Module, calls: Calls) -> None:
 
 ANYWHERE: list[Change] = [*HOOKS, patched_forward, subclass, Wrapper, compiled]
 OF_PARAMETERS: list[Change] = [parametrization, pruned]
-OF_WEIGHTS: list[Change] = [LowRank, spectral_norm, parametrized_weight_norm, hooked_weight_norm]
-UNCOUNTED = (spectral_norm, parametrized_weight_norm, hooked_weight_norm, pruned)
+OF_WEIGHTS: list[Change] = [spectral_norm, hooked_weight_norm]
+UNCOUNTED = (spectral_norm, hooked_weight_norm, pruned)
 CASES = [
     *((place, change) for place in PLACES for change in ANYWHERE),
     *((place, change) for place in (*LINEAR, *LEARNED) for change in OF_PARAMETERS),

@@ -1,18 +1,33 @@
-"""Layers on sparse matrices without blocks against dense layers of PyTorch."""
+"""Layers and attention on sparse and block-sparse matrices and on meshes, against dense modules."""
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import trimesh
 from float64 import DEVICE, random
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from diffnet import SparseLinear, SparseMultiheadAttention
+from diffnet import (
+    BlockSparseAttention,
+    BlockSparseConv2d,
+    BlockSparseLinear,
+    DiffusionNet,
+    MeshAttention,
+    Operators,
+    SparseLinear,
+    SparseMultiheadAttention,
+    collate,
+    precompute,
+)
+from diffnet.geometry import patches, with_k_ring, with_nearest
 from diffnet.ops import BlockPattern, Pattern, SparseMatrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,9 +42,15 @@ def mask_of(rows: int, columns: int, seed: int = 0) -> Tensor:
     return mask
 
 
-def assert_same(results: list[Tensor], expected: list[Tensor]) -> None:
-    for a, b in zip(results, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+def assert_same(ours: Tensor, expected: Tensor, leaves: list[Tensor], others: list[Tensor] | None = None) -> None:
+    """Compare values, and gradients for the leaves. `others` are those of the expected result if it has its own."""
+    weights = random(*expected.shape, seed=9)
+    results = [
+        [out, *torch.autograd.grad((out * weights).sum(), inputs)]
+        for out, inputs in ((ours, leaves), (expected, others or leaves))
+    ]
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -40,14 +61,7 @@ def test_linear_against_dense(bias: bool) -> None:
     for shape in ((7, 5), (2, 3, 5), (5,), (0, 5)):
         x = random(*shape).requires_grad_()
         dense = torch.zeros(9, 5).double().index_put((pattern.row_indices, pattern.column_indices), layer.weight)
-        weights = random(*shape[:-1], 9, seed=1)
-        leaves = [x, *parameters]
-        out, expected = layer(x), F.linear(x, dense, layer.bias)
-        assert_same([out], [expected])
-        assert_same(
-            list(torch.autograd.grad((out * weights).sum(), leaves)),
-            list(torch.autograd.grad((expected * weights).sum(), leaves)),
-        )
+        assert_same(layer(x), F.linear(x, dense, layer.bias), [x, *parameters])
     with pytest.raises(ValueError, match=r"5 features, shape is \(7, 6\)"):
         layer(torch.zeros(7, 6))
     with pytest.raises(TypeError, match=r"got Tensor; write for example Pattern\.from_mask\(mask\)"):
@@ -158,14 +172,8 @@ def test_attention_against_the_dense_module(kind: str, masks: dict[str, Any]) ->
         padding = torch.zeros(padding.shape).double().masked_fill(padding, -torch.inf)  # of the dtype of the mask
     expected, _ = dense(*inputs, attn_mask=combined, key_padding_mask=padding)
     found = sparse(*inputs, pattern, **given)
-    weights = random(*expected.shape, seed=9)
-    assert_same([found], [expected])
-    names = [name for name, _ in dense.named_parameters()]
-    assert names == [name for name, _ in sparse.named_parameters()]
-    assert_same(
-        list(torch.autograd.grad((found * weights).sum(), [*leaves, *sparse.parameters()])),
-        list(torch.autograd.grad((expected * weights).sum(), [*leaves, *dense.parameters()])),
-    )
+    assert_same(found, expected, [*leaves, *sparse.parameters()], [*leaves, *dense.parameters()])
+    assert [name for name, _ in dense.named_parameters()] == [name for name, _ in sparse.named_parameters()]
 
 
 def test_masks_at_the_entries() -> None:
@@ -176,10 +184,11 @@ def test_masks_at_the_entries() -> None:
     entries = dense[pattern.row_indices, pattern.column_indices]
     expected = attention(x, x, x, pattern, attn_mask=dense)
     for mask in (entries, entries.expand(H, -1), entries.expand(B, H, -1)):
-        assert_same([attention(x, x, x, pattern, attn_mask=mask)], [expected])
+        torch.testing.assert_close(attention(x, x, x, pattern, attn_mask=mask), expected, rtol=1e-9, atol=1e-11)
     hidden = entries > 0
     seen = SparseMatrix(pattern, (~hidden).double()).to_torch().to_dense() > 0
-    assert_same([attention(x, x, x, pattern, attn_mask=hidden)], [attention(x, x, x, Pattern.from_mask(seen))])
+    found, expected = attention(x, x, x, pattern, attn_mask=hidden), attention(x, x, x, Pattern.from_mask(seen))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_rows_without_keys_and_dropout() -> None:
@@ -226,3 +235,412 @@ def test_on_a_gpu() -> None:
     x = x.to(DEVICE)
     found = layer.to(DEVICE)(attention.to(DEVICE)(x, x, x, pattern.to(DEVICE)))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+# ---- blocks ----
+
+
+def layout(*shape: int, seed: int = 0) -> Tensor:
+    """A random mask of blocks. No input reaches the second row of outputs."""
+    mask = random(*shape, seed=seed) > -0.3
+    mask[..., 1, :] = False
+    return mask
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_block_sparse_linear(bias: bool) -> None:
+    torch.manual_seed(0)
+    module = BlockSparseLinear(40, 50, layout(4, 3), block=16, bias=bias).double()
+    if bias:
+        nn.init.normal_(module.bias)
+    for shape in ((7, 40), (2, 3, 40), (40,), (0, 40)):
+        x = random(*shape).requires_grad_()
+        dense = module.pattern.to_dense(module.weight)[0]
+        assert_same(module(x), F.linear(x, dense, module.bias), [x, *module.parameters()])
+    with pytest.raises(ValueError, match=r"40 features, shape is \(7, 41\)"):
+        module(torch.zeros(7, 41))
+
+
+def test_initial_weights_are_distributed_as_in_a_linear_layer() -> None:
+    torch.manual_seed(0)
+    module = BlockSparseLinear(512, 512, torch.ones(16, 16, dtype=torch.bool))
+    dense = nn.Linear(512, 512)
+    assert module.weight.abs().max() <= 512**-0.5
+    assert module.weight.detach().std() == pytest.approx(dense.weight.std().item(), rel=0.02)
+    half = torch.ones(16, 16, dtype=torch.bool).tril()
+    out = BlockSparseLinear(512, 512, half)(torch.randn(2000, 512)).detach()
+    expected = dense(torch.randn(2000, 512)).std().item()
+    assert out.std() == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "mask_per_tap"),
+    [(3, 1, 1, 1, False), ((3, 2), 2, 0, 1, True), (1, 1, 0, 1, False), (3, (1, 2), (2, 1), 2, True)],
+    ids=["padded", "strided", "one_by_one", "dilated"],
+)
+def test_conv2d(kernel: object, stride: object, padding: object, dilation: object, mask_per_tap: bool) -> None:
+    torch.manual_seed(0)
+    height, width = (kernel, kernel) if isinstance(kernel, int) else kernel  # type: ignore[misc]
+    mask = layout(height, width, 3, 2) if mask_per_tap else layout(3, 2)
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    module = BlockSparseConv2d(20, 33, kernel, mask, block=16, **options).double()  # type: ignore[arg-type]
+    nn.init.normal_(module.bias)
+    x = random(2, 20, 9, 8).requires_grad_()
+    weight = module.pattern.to_dense(module.weight)[0].unflatten(1, (height, width, 32))[..., :20].permute(0, 3, 1, 2)
+    there = mask.expand(height, width, 3, 2).permute(2, 3, 0, 1).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.equal(weight != 0, there[:33, :20])
+    expected = F.conv2d(x, weight, module.bias, **options)  # type: ignore[arg-type]
+    assert_same(module(x), expected, [x, *module.parameters()])
+
+
+def test_convolution_arguments_of_a_wrong_shape() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 2\) or \(3, 3, 3, 2\), shape is \(2, 2\)"):
+        BlockSparseConv2d(20, 33, 3, layout(2, 2), block=16)
+    module = BlockSparseConv2d(20, 33, 3, layout(3, 2), block=16)
+    with pytest.raises(ValueError, match=r"\(N, 20, …, …\), shape is \(20, 9, 9\)"):
+        module(torch.zeros(20, 9, 9))
+
+
+def dense_attention(module: BlockSparseAttention, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+    projected = module.query_key_value(x).unflatten(-1, (3, module.heads, -1)).movedim(-3, 0).transpose(-2, -3)
+    query, key, value = projected
+    extra = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(~mask, -torch.inf)
+    mixed = F.scaled_dot_product_attention(query, key, value, extra if bias is None else extra + bias)
+    return module.out(mixed.transpose(-2, -3).flatten(-2))
+
+
+@pytest.mark.parametrize("mask_per_head", [False, True], ids=["shared_mask", "mask_per_head"])
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "bias_and_masks"])
+def test_block_sparse_attention(mask_per_head: bool, extras: bool) -> None:
+    torch.manual_seed(0)
+    n = 37
+    mask = random(*((2,) if mask_per_head else ()), 3, 3) > -0.5
+    mask[..., 0] = True
+    pattern = BlockPattern.from_mask(mask, 16, n, n)
+    module = BlockSparseAttention(8, 2, length=n if extras else None).double()
+    x = random(3, n, 8).requires_grad_()
+    there = pattern.to_dense(torch.ones(pattern.values_shape)) > 0
+    if not extras:
+        assert_same(module(x, pattern), dense_attention(module, x, there), [x, *module.parameters()])
+        return
+    assert module.relative_bias is not None
+    nn.init.normal_(module.relative_bias)
+    keys, attention = random(3, n, seed=2) > -1, random(n, n, seed=3) > -1
+    keys[:, 0], attention[:, 0] = True, True
+    for given in (attention, pattern.sample(attention[None])):
+        bias = module.relative_bias[:, torch.arange(n) - torch.arange(n)[:, None] + n - 1]
+        expected = dense_attention(module, x, there & attention & keys[:, None, None, :], bias)
+        ours = module(x, pattern, key_padding_mask=keys, attention_mask=given)
+        assert_same(ours, expected, [x, *module.parameters()])
+
+
+@pytest.mark.parametrize("length", [None, 37], ids=["no table", "relative bias"])
+@pytest.mark.parametrize("heads", [1, 2], ids=["shared mask", "mask per head"])
+def test_attention_bias(heads: int, length: int | None) -> None:
+    """Dense or as values of the pattern, with gradients, beside a relative bias."""
+    torch.manual_seed(0)
+    n = 37
+    mask = (random(heads, 3, 3) > 0) | torch.eye(3, dtype=torch.bool)
+    pattern = BlockPattern.from_mask(mask, 16, n, n)
+    module = BlockSparseAttention(8, 2, length=length).double()
+    x = random(3, n, 8)
+    there = pattern.to_dense(torch.ones(pattern.values_shape)) > 0
+    whole = pattern if heads == 2 else pattern.expand_heads(2)
+    for bias in (random(n, n, seed=2), random(2, n, n, seed=2), random(*pattern.values_shape, seed=2)):
+        bias.requires_grad_()
+        dense = bias if bias.shape[-1] == n else pattern.to_dense(bias)
+        table = 0 if length is None else module.relative_bias[:, torch.arange(n) - torch.arange(n)[:, None] + n - 1]
+        expected = dense_attention(module, x, there, dense + table)
+        assert_same(module(x, pattern, bias=bias), expected, [bias, *module.parameters()])
+    bias = random(*whole.values_shape, seed=3).requires_grad_()
+    if length is None:
+        expected = dense_attention(module, x, there, whole.to_dense(bias))
+        assert_same(module(x, whole, bias=bias), expected, [bias, *module.parameters()])
+
+
+def test_kernels_agree(surfaces: list[Operators]) -> None:
+    ring = surfaces[0].gradient.pattern.to(DEVICE)
+    pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16, 20, 20).to(DEVICE)
+    for build, x, more in (
+        (lambda backend: BlockSparseLinear(20, 33, layout(3, 2), block=16, backend=backend), torch.randn(5, 20), ()),
+        (
+            lambda backend: BlockSparseConv2d(20, 33, 3, layout(3, 2), block=16, backend=backend),
+            torch.randn(1, 20, 4, 4),
+            (),
+        ),
+        (lambda backend: MeshAttention(C, HEADS, backend=backend), torch.randn(42, C), (ring,)),
+        (lambda backend: BlockSparseAttention(8, 2, backend=backend), torch.randn(20, 8), (pattern,)),
+        (lambda backend: BlockSparseAttention(8, 2, length=20, backend=backend), torch.randn(20, 8), (pattern,)),
+    ):
+        on_kernels, plain = build("triton").to(DEVICE), build("torch").to(DEVICE)
+        plain.load_state_dict(on_kernels.state_dict())
+        x = x.to(DEVICE)
+        torch.testing.assert_close(on_kernels(x, *more), plain(x, *more), rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_of_weights(surfaces: list[Operators]) -> None:
+    """The remaining weights are scaled up, so the mean over many draws is the output without dropout."""
+    torch.manual_seed(0)
+    blocks = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16)
+    for attention, pattern in ((MeshAttention, surfaces[0].gradient.pattern), (BlockSparseAttention, blocks)):
+        module = attention(8, 2, dropout=0.5)
+        x = torch.randn(pattern.shape[-1], 8)
+        with torch.no_grad():
+            dropped = torch.stack([module(x, pattern) for _ in range(500)])
+            exact = module.eval()(x, pattern)
+            assert not torch.equal(dropped[0], dropped[1])
+            assert torch.equal(exact, module(x, pattern))
+            assert torch.linalg.norm(dropped.mean(0) - exact) < 0.1 * torch.linalg.norm(exact)
+
+
+def test_attention_arguments_of_a_wrong_shape() -> None:
+    with pytest.raises(ValueError, match="8 channels, got 3"):
+        BlockSparseAttention(8, 3)
+    pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16)
+    with pytest.raises(ValueError, match=r"\(4, 30, 30\) or \(1, 30, 30\), shape is \(1, 32, 32\)"):
+        BlockSparseAttention(8)(torch.zeros(30, 8), pattern)
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Operators:
+    return collate([precompute(m, k=0) for m in (trimesh.creation.icosphere(1), trimesh.creation.torus(1, 0.2, 40, 6))])
+
+
+def test_attention_over_patches(meshes: Operators) -> None:
+    """A vertex sees its own patch and the adjacent ones within its mesh, which include its one-ring."""
+    found = patches(meshes, 16)
+    v = meshes.num_vertices
+    assert torch.equal(found.order[found.places], torch.arange(v))
+    sees = (found.pattern.to_dense(found.mask.float())[0] > 0)[found.places][:, found.places]
+    ring = meshes.gradient.pattern
+    assert sees[ring.row_indices.long(), ring.column_indices.long()].all()
+    mesh = torch.arange(v) >= meshes.lengths[0]
+    assert not sees[mesh[:, None] != mesh].any()
+    assert sees.float().mean() < 0.5 * (mesh[:, None] == mesh).float().mean()
+    torch.manual_seed(0)
+    module = BlockSparseAttention(8, 2).double()
+    x = random(v, 8).requires_grad_()
+    ours = module(x[found.order], found.pattern, attention_mask=found.mask)[found.places]
+    assert_same(ours, dense_attention(module, x, sees), [x, *module.parameters()])
+
+
+def test_modules_train_move_and_load() -> None:
+    torch.manual_seed(0)
+    mask = layout(2, 2)
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(
+            BlockSparseConv2d(3, 24, 3, mask[:, :1], block=16, padding=1), nn.Flatten(), BlockSparseLinear(
+                24 * 16, 20, layout(2, 24), block=16
+            )
+        )  # fmt: skip
+
+    model = build().to(DEVICE)
+    x, y = torch.randn(12, 3, 4, 4, device=DEVICE), torch.arange(12, device=DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    again = build().to(DEVICE)
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x))
+    meta = build().to("meta")
+    assert meta[0].pattern.device.type == "meta"
+    with torch.autocast(DEVICE, torch.bfloat16):
+        rounded = model(x)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.linalg.norm(rounded.float() - model(x)) < 0.05 * torch.linalg.norm(model(x))
+
+
+# ---- attention over the neighborhoods of meshes ----
+
+
+C, HEADS = 8, 2
+
+
+@pytest.fixture(scope="module")
+def surfaces() -> list[Operators]:
+    """A sphere, a torus with a vertex that no face uses, and a point cloud."""
+    torus = trimesh.creation.torus(1, 0.4, 6, 4)
+    loose = np.concatenate([[[5.0, 0, 0]], torus.vertices]), torus.faces + 1
+    cloud = trimesh.creation.icosphere(1).vertices * [1, 0.7, 0.5]
+    return [precompute(m, k=6) for m in (trimesh.creation.icosphere(1), loose, (cloud, None))]
+
+
+def dense_mask(pattern: Pattern) -> Tensor:
+    mask = torch.zeros(pattern.shape, dtype=torch.bool)
+    mask[pattern.row_indices.long(), pattern.column_indices.long()] = True
+    return mask
+
+
+def dense_mesh_attention(module: MeshAttention, x: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = module.query_key_value(x).reshape(len(x), 3, HEADS, C // HEADS).permute(1, 2, 0, 3)
+    mixed = F.scaled_dot_product_attention(query, key, value, mask)
+    return module.out(mixed.transpose(0, 1).reshape(len(x), C))
+
+
+def test_agrees_with_dense_attention(surfaces: list[Operators]) -> None:
+    """Compares values, and gradients for the features and all parameters."""
+    torch.manual_seed(0)
+    module = MeshAttention(C, HEADS).double()
+    for operators in (*surfaces, with_k_ring(surfaces[0], 2), collate(surfaces)):
+        pattern = operators.neighborhood or operators.gradient.pattern
+        x = random(operators.num_vertices, C).requires_grad_()
+        expected = dense_mesh_attention(module, x, dense_mask(pattern))
+        assert_same(module(x, pattern), expected, [x, *module.parameters()])
+
+
+@pytest.mark.parametrize("heads", [(), (HEADS,)], ids=["shared", "per head"])
+def test_bias_of_mesh_attention(heads: tuple[int, ...], surfaces: list[Operators]) -> None:
+    """Values and gradients, also for the bias."""
+    torch.manual_seed(0)
+    module = MeshAttention(C, HEADS).double()
+    pattern = surfaces[0].gradient.pattern
+    x = random(surfaces[0].num_vertices, C)
+    bias = random(*heads, pattern.nnz, seed=1).requires_grad_()
+    dense = torch.full((*heads, *pattern.shape), -torch.inf, dtype=torch.float64)
+    dense[..., pattern.row_indices.long(), pattern.column_indices.long()] = bias
+    expected = dense_mesh_attention(module, x, dense)
+    assert_same(module(x, pattern, bias=bias), expected, [bias, *module.parameters()])
+
+
+def test_an_empty_neighborhood_gives_the_bias() -> None:
+    module = MeshAttention(C, HEADS)
+    pattern = Pattern(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), 2)
+    out = module(torch.randn(2, C), pattern)
+    torch.testing.assert_close(out[0], module.out.bias)
+    assert not torch.allclose(out[1], module.out.bias)
+
+
+def test_low_precision(surfaces: list[Operators]) -> None:
+    torch.manual_seed(0)
+    module = MeshAttention(C, HEADS).to(DEVICE)
+    pattern, x = surfaces[0].gradient.pattern.to(DEVICE), torch.randn(surfaces[0].num_vertices, C, device=DEVICE)
+    exact = module(x, pattern)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        rounded = module(x, pattern)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.linalg.norm(rounded.float() - exact) < 0.03 * torch.linalg.norm(exact)
+
+
+def test_bad_arguments_of_mesh_attention(surfaces: list[Operators]) -> None:
+    for heads, message in ((0, "at least 1, got 0"), (3, "8 channels, got 3"), (-2, "at least 1, got -2")):
+        with pytest.raises(ValueError, match=message):
+            MeshAttention(C, heads)
+    with pytest.raises(TypeError, match=r"got Tensor; write for example operators\.gradient\.pattern"):
+        MeshAttention(C)(torch.zeros(42, C), torch.ones(42, 42))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"x should be a tensor, got list; convert it with torch\.tensor"):
+        MeshAttention(C)([[0.0] * C] * 42, surfaces[0].gradient.pattern)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"positions should be a tensor, got ndarray; convert it with torch\.from_numpy"
+    ):
+        with_nearest(surfaces[0], torch.zeros(42, 3).numpy(), 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"k should be an integer, got 2\.0"):
+        with_k_ring(surfaces[0], 2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"\(5, 5\), shape is \(42, 42\)"):
+        MeshAttention(C)(torch.zeros(5, C), surfaces[0].gradient.pattern)
+    with pytest.raises(ValueError, match="got -1"):
+        with_k_ring(surfaces[0], -1)
+    with pytest.raises(ValueError, match="got 0"):
+        with_nearest(surfaces[0], torch.zeros(42, 3), 0)
+    with pytest.raises(ValueError, match=r"\(42, 3\), shape is \(41, 3\)"):
+        with_nearest(surfaces[0], torch.zeros(41, 3), 2)
+
+
+def test_network_with_attention(surfaces: list[Operators]) -> None:
+    """A batch of meshes with different neighborhoods agrees with the meshes one by one."""
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=C, blocks=2, attention_heads=HEADS).eval()
+    each = [with_k_ring(surfaces[0], 2), surfaces[1], with_nearest(surfaces[2], torch.randn(42, 3), 4)]
+    packed = collate(each)
+    x = random(packed.num_vertices, 3).float()
+    together = model(x, packed)
+    apart = torch.cat([model(f, o) for f, o in zip(x.split(list(packed.lengths)), each, strict=True)])
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(together, model(x, collate(surfaces)), atol=1e-3)
+    together.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_compiles_to_one_graph(surfaces: list[Operators]) -> None:
+    """Beside implicit diffusion. Also for batches of other sizes, which become symbols in the graph."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=C, blocks=1, attention_heads=HEADS, diffusion="implicit", dropout=0.0).double()
+    for block in model.blocks:
+        torch.nn.init.constant_(block.diffusion.time, 0.1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for operators in (collate(surfaces[:2]), with_k_ring(collate(surfaces), 2)):
+        operators = operators.to(dtype=torch.float64)
+        x = random(operators.num_vertices, 3)
+        results = []
+        for network in (compiled, model):
+            out = network(x, operators)
+            results.append([out, *torch.autograd.grad(out.sum(), list(model.parameters()))])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_batches_keep_neighborhoods(surfaces: list[Operators]) -> None:
+    assert collate(surfaces).neighborhood is None
+    each = [with_k_ring(surfaces[0], 2), surfaces[1], with_k_ring(surfaces[2], 0)]
+    packed = collate(each)
+    assert packed.neighborhood is not None
+    expected = [o.neighborhood or o.gradient.pattern for o in each]
+    assert torch.equal(
+        dense_mask(packed.neighborhood), torch.block_diag(*(dense_mask(p).int() for p in expected)).bool()
+    )
+    # A private name, because only it shows that collate assembles the transpose instead of sorting later.
+    assert packed.neighborhood._transpose is not None
+    for part, pattern in zip(packed.split(), expected, strict=True):
+        assert part.neighborhood is not None
+        assert torch.equal(dense_mask(part.neighborhood), dense_mask(pattern))
+    moved = packed.to("meta").neighborhood
+    assert moved is not None
+    assert moved.indices.device.type == "meta"
+
+
+def test_k_ring(surfaces: list[Operators]) -> None:
+    """Compares with breadth-first search."""
+    for operators in (surfaces[1], collate(surfaces)):
+        edges = dense_mask(operators.gradient.pattern)
+        for k in range(4):
+            expected = torch.zeros_like(edges)
+            for start in range(len(edges)):
+                distance, queue = {start: 0}, deque([start])
+                while queue:
+                    i = queue.popleft()
+                    for j in edges[i].nonzero()[:, 0].tolist():
+                        if j not in distance and distance[i] < k:
+                            distance[j] = distance[i] + 1
+                            queue.append(j)
+                expected[start, list(distance)] = True
+            found = with_k_ring(operators, k).neighborhood
+            assert found is not None
+            assert torch.equal(dense_mask(found), expected)
+
+
+def test_nearest(surfaces: list[Operators]) -> None:
+    packed = collate(surfaces)
+    positions = random(packed.num_vertices, 3)
+    for k in (1, 5, 40):
+        found = with_nearest(packed, positions, k).neighborhood
+        assert found is not None
+        expected = []
+        for points in positions.split(list(packed.lengths)):
+            near = torch.cdist(points, points).argsort(1)[:, :k]
+            expected.append(torch.zeros(len(points), len(points)).scatter(1, near, 1.0))
+        assert torch.equal(dense_mask(found), torch.block_diag(*expected).bool())
+
+
+def test_nearest_of_coincident_points(surfaces: list[Operators]) -> None:
+    found = with_nearest(surfaces[0], torch.zeros(42, 3), 3).neighborhood
+    assert found is not None
+    mask = dense_mask(found)
+    assert mask.diagonal().all()
+    assert (mask.sum(1) == 3).all()

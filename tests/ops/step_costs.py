@@ -1,8 +1,8 @@
 """The launches and the CPU time of one training step on a GPU that is not present.
 
 Tensors lie on the CPU and say that they are on a GPU; kernels are not run. The step has 4 blocks of width 128, K = 128,
-few vertices, dropout and autocast to bfloat16. test_step_costs.py runs this in a process of its own, without the
-interpreter. It prints one JSON object: `kernels` and `pytorch`, how often each kernel and each operation of PyTorch
+few vertices, dropout and autocast to bfloat16. test_kernel_compilation.py runs this in a process of its own, without
+the interpreter. It prints one JSON object: `kernels` and `pytorch`, how often each kernel and each operation of PyTorch
 that needs a kernel was launched, and `empty`, how often memory was allocated.
 
 It also prints `ahead`: how many kernels `compile_ahead` compiles, how many of them are different, how many it runs, and

@@ -45,6 +45,21 @@ WITHOUT = {
     ("row_offsets", "device"): "a list is on no device",
     ("row_offsets", "non-finite"): "integers are finite",
 }
+LOSSES = ("cross_entropy", "label_smoothing_loss", "focal_loss", "dice_loss", "generalized_dice_loss")
+# Dimensions whose size no other argument determines.
+FREE = {
+    ("to_spectral", "x", 1),
+    ("to_spectral", "evecs", 1),
+    ("from_spectral", "coefficients", 2),
+    ("gradient_features", "gradients", 1),
+    *((loss, "logits", 1) for loss in LOSSES),
+    ("segment_mean", "x", 1),
+    *((product, "x", 1) for product in ("spmm", "EllPattern", "EllPattern.T", "HybridPattern", "HybridPattern.T")),
+    ("block_matmul", "b", 2),
+    ("block_matmul.dds", "a", 1),
+}
+# Operations on several sets of values. They take one dimension more.
+OF_SETS = ("spmm", "sddmm", "row_sum", "sparse_softmax", "EllPattern", "HybridPattern", "block_matmul")
 BLOCK = 16
 # The backward pass of these operations reads an output on one backend or both.
 READ_BY_BACKWARD = (
@@ -107,6 +122,12 @@ def sparse_cases(device: str) -> dict[str, Case]:
         "HybridPattern.softmax": Case(hybrid.softmax, {"scores": values}),
         "BlockPattern": single(blocks.to_dense, values=block_values),
         "block_matmul": Case(partial(ops.block_matmul, blocks, mode="dsd"), {"a": block_values, "b": block_dense}),
+        "block_matmul.sdd": Case(
+            partial(ops.block_matmul, blocks, mode="sdd"), {"a": block_dense, "b": block_dense.mT.contiguous()}
+        ),
+        "block_matmul.dds": Case(
+            partial(ops.block_matmul, blocks, mode="dds"), {"a": block_dense.mT.contiguous(), "b": block_values}
+        ),
         "block_softmax": Case(partial(ops.block_softmax, blocks), {"scores": block_values}),
         "block_attention": Case(partial(ops.block_attention, blocks), {"query": query, "key": key, "value": value}),
         "implicit_diffusion": Case(
@@ -244,6 +265,18 @@ def expected_error(row: Row) -> type[Exception] | None:
     return TypeError if refused else None
 
 
+def has_a_wrong_shape(row: Row) -> bool:
+    """Whether an operation must refuse the shape of an argument: nothing is broadcast but sets of values."""
+    of_sets = row.operation.split(".")[0] in OF_SETS
+    if row.kind != "shape" or not (of_sets or row.operation in cases()):
+        return False
+    right, wrong = row.case.arguments[row.argument].shape, row.value.shape
+    if len(wrong) != len(right):
+        return not (of_sets and wrong[1:] == right)
+    changed = [d for d in range(len(right)) if wrong[d] != right[d]]
+    return any((row.operation, row.argument, d) not in FREE for d in changed)
+
+
 OPERATIONS = list({row.operation: None for row in table("cpu")})
 
 
@@ -264,8 +297,12 @@ def test_backends_agree(operation: str, device: str, monkeypatch: pytest.MonkeyP
             if row.kind in ("dtype", "type") and row.operation in cases():
                 assert f"{row.argument} should be " in message, (where, message)
             assert row.kind != "device" or " on " in message, (where, message)
+            if has_a_wrong_shape(row):
+                assert kind in (ValueError, IndexError), (where, first)
+                assert "should " in message, (where, message)
             continue
         assert expected_error(row) is None, (where, first)
+        assert not has_a_wrong_shape(row), (where, first)
         for a, b in zip(first, second, strict=True):
             torch.testing.assert_close(
                 b, a, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, where=where: f"{where}\n{m}"

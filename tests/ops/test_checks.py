@@ -1,4 +1,4 @@
-"""Checks of arguments: every dense operation × wrong shape, dtype, stride, device and value, on both backends.
+"""Checks of arguments of dense operations: extents, dtypes, strides and backends. See test_argument_table.py.
 
 Both backends must raise the same error, or give the same numbers.
 """
@@ -10,12 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from dense_cases import LENGTHS, C, Case, K, cases, wrong_shapes
+from dense_cases import LENGTHS, C, Case, K, cases
+from float64 import DEVICE
 from kernel_accuracy import LAYOUTS, Place, feature_inputs, normal, pointer, relative
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffnet import ops
+
+pytest.importorskip("triton")
+
+from diffnet.ops import Pattern
+from diffnet.ops.gradient_features import kernels as gradient_features
+from diffnet.ops.gradient_features.coefficient_kernels import table
+from diffnet.ops.implicit.kernels import iteration
+from diffnet.ops.implicit.reference import System
+from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
+from diffnet.ops.sparse.pattern import csr_arrays
+from diffnet.ops.spectral import kernels as spectral
+from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -47,38 +60,6 @@ def test_empty_tensors_hold_nan() -> None:
 
 
 LOSSES = ("cross_entropy", "label_smoothing_loss", "focal_loss", "dice_loss", "generalized_dice_loss")
-# Dimensions whose size no other argument determines.
-FREE = {
-    ("to_spectral", "x", 1),
-    ("to_spectral", "evecs", 1),
-    ("from_spectral", "coefficients", 2),
-    ("gradient_features", "gradients", 1),
-    *((loss, "logits", 1) for loss in LOSSES),
-    ("segment_mean", "x", 1),
-}
-
-
-@OPERATIONS
-@DEVICES
-def test_wrong_shapes_are_refused(operation: str, device: str) -> None:
-    """Nothing is broadcast. The message names an argument, the expected shape and the given one."""
-    case = cases(device)[operation]
-    for name in [*case.floating, *case.indices]:
-        x = case.arguments[name]
-        for wrong in wrong_shapes(x):
-            changed = [d for d in range(x.ndim) if wrong.ndim == x.ndim and wrong.shape[d] != x.shape[d]]
-            if any((operation, name, d) in FREE for d in changed):
-                continue
-            # Only ptr says how many vertices there are, and its values are on the GPU. Debug mode checks them.
-            alone = {"from_spectral": "evecs", "spectral_gradient_features": "gradient_evecs"}.get(operation)
-            if device == "cuda" and (
-                (name == "ptr" and wrong.ndim == 1) or (name == alone and changed == [x.ndim - 2])
-            ):
-                continue
-            errors = [error(case, backend, {name: wrong}) for backend in case.backends]
-            assert errors[0] == errors[-1], (name, wrong.shape, errors)
-            assert errors[0][0] in (ValueError, IndexError)
-            assert "should " in errors[0][1], errors[0]
 
 
 @OPERATIONS
@@ -296,3 +277,94 @@ def test_tf32_splits_each_number_in_two(device: str, request: pytest.FixtureRequ
             ops.mlp([x], [x], backend="triton").item(),
         ]
     assert results == {"high": [1 + 2**-9] * 3, "highest": [1 + 2**-9 + 2**-20] * 3}
+
+
+# ---- wrong extents, which nothing checks on a GPU: no rows outside of the tensors are read or written ----
+
+
+V, WIDTH = 40, 16  # as many eigenpairs as channels, so that one launch computes weight gradients and a projection
+BORDER = 100  # rows
+EXTENTS = (
+    [0, V + 90],
+    [0, 7, V + 90],
+    [-90, 7, V],
+    [0, V + 30, V + 60, V],
+    [0, 30, 10, V],
+    [V + 20, V, 5, -20],
+)
+
+
+def bordered(dtype: torch.dtype, *shape: int) -> Tensor:
+    """The rows of a (…, V, WIDTH) tensor in the middle of a larger one, whose other rows are NaN."""
+    wide = torch.full((*shape[:-1], V + 2 * BORDER, shape[-1]), float("nan"), device=DEVICE, dtype=dtype)
+    inner = wide[..., BORDER : BORDER + V, :]
+    return inner.copy_(normal(*inner.shape))
+
+
+def project(ptr: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    x, evecs, mass = bordered(dtype, WIDTH), bordered(dtype, WIDTH), bordered(torch.float32, 1)[:, 0].fill_(1)
+    ones = torch.ones(len(ptr) - 1, WIDTH, device=DEVICE)
+    spectrum = sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, ones, ones[0])
+    return [spectral.project(x, evecs, mass, ptr), *spectrum]
+
+
+def evaluate(ptr: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    coefficients = torch.ones(len(ptr) - 1, WIDTH, WIDTH, device=DEVICE)
+    return [spectral.evaluate(coefficients, bordered(dtype, WIDTH), None, ptr, added=bordered(dtype, WIDTH))]
+
+
+def features(ptr: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    a, d = torch.eye(WIDTH, device=DEVICE), torch.ones(len(ptr) - 1, WIDTH, WIDTH, device=DEVICE)
+    x, evecs, gradients = bordered(dtype, WIDTH), bordered(dtype, WIDTH), bordered(dtype, 2, WIDTH)
+    coefficients = table(d, a, a, evecs)
+    sums = gradient_features.backward(x, coefficients, gradients, ptr, values_grad=x, evecs=evecs)
+    return [sums, *gradient_features.forward(coefficients, evecs, gradients, ptr)]
+
+
+def weights(ptr: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    x = bordered(dtype, WIDTH)
+    found = weight_gradients([x], [], [x], projection=Projection(x, x, ptr))
+    return [*found.weights, *([] if found.projected is None else [found.projected[0]])]
+
+
+def solve(ptr: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    indices = torch.arange(V, dtype=torch.int32, device=DEVICE)
+    pattern = Pattern.from_row_lengths(torch.ones_like(indices), indices, V)
+    ones = bordered(torch.float32, 1)[:, 0].fill_(1)
+    system = System(csr_arrays(pattern, True), ones, ones, ones, torch.ones(WIDTH, device=DEVICE), ptr)
+    u, r, p = (bordered(torch.float32, WIDTH) for _ in range(3))
+    left = torch.ones(len(ptr) - 1, WIDTH, device=DEVICE)  # is below the bound, so all steps have length 0
+    iteration(system, u, r, p, torch.full_like(left, torch.inf))(left)
+    return [u, r, p]
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The memory before and after each tensor that is made empty. The memory and the tensor hold zeros."""
+    around: list[Tensor] = []
+
+    def guard(tensor: Tensor) -> Tensor:
+        size, border = tensor.numel(), 2 * BORDER * WIDTH
+        memory = torch.zeros(size + 2 * border, dtype=tensor.dtype, device=tensor.device)
+        around.extend((memory[:border], memory[border + size :]))
+        return memory[border : border + size].view(tensor.shape)
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, original=original, **k: guard(original(*a, **k)))
+    return around
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [(run, torch.float32) for run in (project, evaluate, features, solve)]
+    + [(run, torch.float16) for run in (features, weights)],
+)
+def test_no_row_outside(
+    run: Callable[[Tensor, torch.dtype], list[Tensor]], dtype: torch.dtype, guarded: list[Tensor]
+) -> None:
+    for extents in EXTENTS:
+        for out in run(torch.tensor(extents, device=DEVICE), dtype):
+            assert out.isfinite().all(), extents
+    assert len(guarded) > 0
+    assert not any(memory.any() for memory in guarded)

@@ -17,11 +17,13 @@ from torch import Tensor
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
 from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion, spmm
 from diffnet.ops.common import checks
+from diffnet.ops.fronts import reference
+from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.implicit import op
 
-C = 5
-
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+C = 5
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +137,6 @@ def test_vertices_without_mass_keep_their_features(meshes: list[Operators]) -> N
     assert torch.equal(out[loose], x[loose])
     (grad,) = torch.autograd.grad(out[loose].sum(), x)
     assert torch.equal(grad, loose[:, None].float().expand(-1, C))
-
-
-def test_conserves_the_mean_and_smooths(meshes: list[Operators]) -> None:
-    operators = meshes[0]
-    diffusion = ImplicitDiffusion(C)
-    torch.nn.init.constant_(diffusion.time, 0.5)
-    x = random(operators.num_vertices, C).float()
-    out = diffusion(x, operators)
-    torch.testing.assert_close(operators.mass @ out, operators.mass @ x, rtol=1e-4, atol=1e-4)
-    assert out.std() < 0.5 * x.std()
 
 
 def test_packed_meshes_do_not_touch_each_other(meshes: list[Operators]) -> None:
@@ -429,3 +421,49 @@ def test_solve_without_checks_can_be_captured(meshes: list[Operators]) -> None:
         out = step()
     graph.replay()
     torch.testing.assert_close(out, expected)
+
+
+# ---- fronts: kernels against the reference ----
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def fronts_of(width: int, height: int, rows: int, vertices: int) -> FrontLevel:
+    """Fronts of all sizes up to width and height, with children in some places. Their own vertices come first."""
+    random = torch.Generator().manual_seed(0)
+    sizes = torch.cartesian_prod(torch.tensor([1, width // 2, width]), torch.tensor([0, height // 2, height])).int()
+    fronts = len(sizes)
+    own = torch.arange(fronts * width).view(fronts, width)
+    border = torch.randint(fronts * width, vertices, (fronts, height), generator=random)
+    child_rows = torch.randint(-1, rows, (2, fronts, width + height), generator=random)
+    inside = torch.arange(width) < sizes[:, :1], torch.arange(height) < sizes[:, 1:]
+    child_rows[:, ~torch.cat(inside, 1)] = -1
+    inverse = torch.randn(fronts, width, width, generator=random, dtype=torch.float64)
+    inverse = torch.where(inside[0][:, :, None] & inside[0][:, None, :], inverse, torch.eye(width))
+    coupling = torch.randn(fronts, height, width, generator=random, dtype=torch.float64)
+    coupling = torch.where(inside[1][:, :, None] & inside[0][:, None, :], coupling, 0)
+    own, border, child_rows = (t.int() for t in (own, border, child_rows))
+    return FrontLevel(own, border, *sizes.T.contiguous(), child_rows, inverse, coupling)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("width", "height", "count"), [(2, 2, 8), (21, 40, 8), (40, 17, 3)])
+def test_fronts_against_the_reference(width: int, height: int, count: int, device: str) -> None:
+    pytest.importorskip("triton")
+    from diffnet.ops.fronts import kernels
+
+    fronts = FrontLevel(*(tensor.to(device) for tensor in fronts_of(width, height, 50, 9 * width + 30)))
+    right = torch.randn(9 * width + 30, count, dtype=torch.float64, device=device)
+    updates = torch.randn(50, count, dtype=torch.float64, device=device)
+    collected, passed = kernels.forward(fronts, right, updates)
+    own, up = reference.forward(fronts, right, updates)
+    filled = torch.arange(width, device=device) < fronts.own_size[:, None]
+    torch.testing.assert_close(collected[filled], own[filled], rtol=1e-12, atol=1e-12)
+    filled = (torch.arange(height, device=device) < fronts.border_size[:, None]).flatten()
+    torch.testing.assert_close(passed[filled], up[filled], rtol=1e-12, atol=1e-12)
+
+    x, expected = right.clone(), right.clone()
+    kernels.backward(fronts, collected, x)
+    reference.backward(fronts, own, expected)
+    torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)

@@ -139,28 +139,6 @@ def sparse_operator_calls(device: str, triton: bool) -> dict[str, list[tuple[Any
     }
 
 
-# The arguments are made in the tests, because some of them come from kernels.
-OPERATORS = (
-    "solve_rows",
-    "soft_map",
-    "soft_map_backward",
-    "project",
-    "evaluate",
-    "diffuse",
-    "diffuse_backward",
-    "spectral_gradient_features",
-    "spectral_gradient_features_backward",
-    "diffusion_features",
-    "diffusion_features_backward",
-    "gradient_features",
-    "gradient_features_pointwise_backward",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "mlp",
-    "mlp_backward",
-)
-
-
 def check_operator(name: str, calls: list[tuple[Any, ...]], traced: bool) -> None:
     """Check what torch.compile and torch.export rely on: schema, fake implementation, autograd and, if traced, a graph.
 
@@ -172,11 +150,9 @@ def check_operator(name: str, calls: list[tuple[Any, ...]], traced: bool) -> Non
         torch.library.opcheck(getattr(torch.ops.diffnet, name).default, arguments, test_utils=checks + graph)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_are_well_formed(any_place: Place, name: str) -> None:
-    calls = operator_calls(any_place)
-    assert tuple(calls) == OPERATORS
-    check_operator(name, calls[name], True)
+def test_operators_are_well_formed(any_place: Place) -> None:
+    for name, calls in operator_calls(any_place).items():
+        check_operator(name, calls, True)
 
 
 @backends

@@ -247,10 +247,21 @@ def test_views_of_heads(backend: Backend) -> None:
     ids=["no rows", "no columns", "no channels", "nothing"],
 )
 def test_empty_operands(rows: int, columns: int, channels: int, backend: Backend) -> None:
+    """Of all formats."""
     pattern = Pattern(torch.zeros(rows + 1, dtype=torch.int64), ints(), columns).to(DEVICE)
-    x, values = torch.ones(columns, channels, device=DEVICE), zeros(2, 0)
+    a, x, values = torch.ones(rows, channels, device=DEVICE), torch.ones(columns, channels, device=DEVICE), zeros(2, 0)
     assert torch.equal(spmm(pattern, values, x, backend=backend), zeros(2, rows, channels))
-    assert sddmm(pattern, torch.ones(rows, channels, device=DEVICE), x, backend=backend).shape == (0,)
+    assert sddmm(pattern, a, x, backend=backend).shape == (0,)
     assert sparse_softmax(pattern, values, backend=backend).shape == (2, 0)
     counts = spmm(pattern, values.long(), x.long(), backend=backend)
     assert torch.equal(counts, zeros(2, rows, channels, dtype=torch.int64))
+    for form, given in (
+        (EllPattern.from_pattern(pattern)[0], zeros(2, rows, 0)),
+        (EllPattern.from_pattern(pattern, 3)[0], zeros(2, rows, 3)),
+        (HybridPattern.from_pattern(pattern), values),
+    ):
+        assert torch.equal(form.matmul(given, x, backend=backend), zeros(2, rows, channels))
+        assert torch.equal(form.matmul(given, a, transpose=True, backend=backend), zeros(2, columns, channels))
+        assert torch.equal(form.sddmm(a, x, backend=backend), zeros(*given.shape[1:]))
+        assert torch.equal(form.softmax(given, backend=backend), given)
+        assert form.transpose[0].shape == (columns, rows)

@@ -1,0 +1,309 @@
+"""The measurements of tasks and of several ranks: their sets, their commands and their tables."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from shapes import ellipsoid
+
+from diffnet import __main__ as program
+from diffnet.benchmarks import Options
+from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.loops.pair_step import pair_step
+from diffnet.benchmarks.tasks import classification, correspondence, cut_figures, scaling
+from diffnet.benchmarks.tasks.classification import COPIED, write_classes
+from diffnet.benchmarks.tasks.curvature_stability import FEATURES, compare
+from diffnet.benchmarks.tasks.regression import volume_of, write_figure
+from diffnet.benchmarks.tasks.scaling import WARM, Host, training_row, with_shares
+from diffnet.benchmarks.tasks.timed_rank import Times
+from diffnet.data import MeshPairs, PairShape, figure, load_classes, load_dataset, load_pairs, load_targets, shapes
+from diffnet.geometry import closest_points, load_mesh, make_mesh, normalize_positions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# ---- correspondence ----
+
+
+def test_peers_of_a_step_have_the_same_loss() -> None:
+    (case,) = pair_step(Options(torch.device("cpu"), vertices=(60,), widths=(8,), k=6, dtypes=("fp32",)))
+    losses = []
+    for name in ("diffnet", "diffnet-eager", "published"):
+        torch.manual_seed(0)  # a peer makes its network in its first call
+        run = case.peers[name]
+        losses.append([float(run().detach()) for _ in range(3)])  # type: ignore[arg-type]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-2)
+
+
+def small_set() -> MeshPairs:
+    """Two stretched balls with points of a template in their faces, for training and for testing."""
+    ball = trimesh.creation.icosphere(1)
+    shapes = []
+    for i in range(4):
+        mesh = make_mesh(ball.vertices * [1, 1 + 0.1 * i, 1.5], ball.faces)
+        shapes.append(PairShape(f"m{i}", mesh, closest_points(mesh, mesh.verts)))
+    return MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)], template_faces=shapes[0].mesh.faces)
+
+
+def test_figures_are_written_upright_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_set()
+    monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: data)
+    upright, turned = (load_pairs(folder) for folder in correspondence.write_figures(tmp_path, 2, 2))
+    for one, other in zip(upright.test, turned.test, strict=True):
+        assert np.abs(one.mesh.verts - other.mesh.verts).max() > 0.1
+        np.testing.assert_allclose(
+            np.linalg.norm(one.mesh.verts - one.mesh.verts[0], axis=1),
+            np.linalg.norm(other.mesh.verts - other.mesh.verts[0], axis=1),
+            atol=1e-6,
+        )
+    places = []
+    for data in (upright, turned):
+        mesh, truth = data.test[1].mesh, data.truth(*data.test)
+        places.append(truth.points.interpolate(mesh.faces, mesh.verts))
+    np.testing.assert_allclose(np.linalg.norm(places[0], axis=1), np.linalg.norm(places[1], axis=1), atol=1e-3)
+
+
+def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: small_set())
+    asked = []
+
+    def run(command: list[str], check: bool) -> None:
+        assert check
+        asked.append(command)
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        content = {
+            "mean_error_x100": 1.5,
+            "floor": 0.006,
+            "unflipped_mean_error": 0.01,
+            "flipped_pairs": 2,
+            "auc": 0.9,
+            "test_pairs": 1,
+            "train_pairs": 1,
+            "preprocessing_seconds": 1.0,
+            "training_seconds": 2.0,
+            "options": {"epochs": 3},
+        }
+        (out / "results.json").write_text(json.dumps(content))
+
+    monkeypatch.setattr("subprocess.run", run)
+    correspondence.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
+    rows = read_csv(tmp_path / "correspondence.csv")
+    assert [(row["row"], row["seed"]) for row in rows] == [
+        (name, seed) for name in correspondence.ROWS for seed in "01"
+    ]
+    assert all(row["floor_x100"] == "0.6" and row["zoomout_x100"] == "1.5" and row["epochs"] == "3" for row in rows)
+    turned = [any(word.endswith("turned") for word in command) for command in asked]
+    assert turned == [False] * 8 + [True] * 4
+    for trained, evaluated in zip(asked[0::2], asked[1::2], strict=True):
+        assert trained[3:5] == ["train", "correspondence"]
+        assert trained[-2:] == ["--epochs", "3"]
+        assert evaluated[3] == "evaluate"
+        assert evaluated[-1] == "--zoomout"
+
+
+# ---- regression ----
+
+
+def test_volumes_are_those_of_normalized_meshes() -> None:
+    ball = trimesh.creation.icosphere(3)
+    mesh = make_mesh(7 + 2.5 * ball.vertices, ball.faces)
+    assert volume_of(mesh) == pytest.approx(ball.volume, rel=1e-6)
+
+
+def test_a_figure_and_its_targets_are_read_back(tmp_path: Path) -> None:
+    name, volume, targets = write_figure(tmp_path, 4, (300, 400))
+    np.save(tmp_path / f"{name}.curvature.npy", targets)
+    data = load_targets(tmp_path, "file:curvature", needs_train=False)
+    (item,) = data.test
+    assert (item.name, data.labels_at, data.label_names) == (name, "vertices", ["curvature"])
+    np.testing.assert_array_equal(item.labels[:, 0], targets)
+    mesh = load_mesh(tmp_path / f"{name}.ply")
+    found = trimesh.Trimesh(normalize_positions(mesh.verts), mesh.faces, process=False)
+    assert found.is_watertight
+    assert volume == pytest.approx(found.volume, rel=1e-6)
+
+
+# ---- classification ----
+
+
+def test_the_written_set_is_the_generated_one(tmp_path: Path) -> None:
+    data = shapes(classes=3, train=2, test=1)
+    write_classes(data, tmp_path)
+    found = load_classes(tmp_path)
+    for part, expected in ((found.train, data.train), (found.test, data.test)):
+        labels = {item.name.split("/")[-1]: found.label_names[int(item.labels.flat[0])] for item in part}
+        assert labels == {item.name: data.label_names[int(item.labels.flat[0])] for item in expected}
+    by_name = {item.name.split("/")[-1]: item.mesh for item in found.train}
+    for item in data.train:
+        np.testing.assert_allclose(by_name[item.name].verts, item.mesh.verts, atol=1e-6)
+        assert (by_name[item.name].faces == item.mesh.faces).all()
+
+
+@pytest.mark.usefixtures("one_thread", "small_pictures")
+def test_a_seed_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*words: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["diffnet", *map(str, words)])
+        with contextlib.suppress(SystemExit):
+            program.main()
+
+    monkeypatch.setattr(classification, "run_diffnet", run)  # in this process
+    small = ["--classes", "2", "--train", "2", "--test", "1", "--seeds", "3"]
+    classification.main(
+        ["--out", str(tmp_path), *small, "--epochs", "1", "--k", "16", "--width", "8", "--device", "cpu"]
+    )
+    rows = read_csv(tmp_path / "classification.csv")
+    assert [row["seed"] for row in rows] == ["3"]
+    assert all(float(row[name]) >= 0 for row in rows for name in ("seconds", *COPIED))
+
+
+# ---- cut figures ----
+
+
+def test_sets_hold_the_figures_without_their_bottom(tmp_path: Path) -> None:
+    whole = figure(cut_figures.FIRST)
+    cut = cut_figures.without_bottom(whole)
+    folder = cut_figures.write_set(tmp_path / "bottom", [cut])
+    (read,) = load_dataset(folder, needs_train=False).test
+    np.testing.assert_allclose(read.mesh.verts, cut.mesh.verts, rtol=1e-7)
+    assert np.array_equal(read.mesh.faces, cut.mesh.faces)
+    assert np.array_equal(read.labels, cut.labels)
+    assert 0.6 < len(cut.mesh.verts) / len(whole.mesh.verts) < 0.71
+    height = whole.mesh.verts[:, 2]
+    assert cut.mesh.verts[:, 2].min() > np.quantile(height, cut_figures.SHARE)
+    place = {tuple(x): label for x, label in zip(whole.mesh.verts, whole.labels, strict=True)}
+    assert all(place[tuple(x)] == label for x, label in zip(cut.mesh.verts, cut.labels, strict=True))
+
+
+def test_the_table_has_a_row_for_each_seed_and_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[str, ...]] = []
+
+    def diffnet(command: str, *more: str, out: Path, **options: Any) -> None:
+        out.mkdir()
+        if command == "train segmentation":
+            trained.append(more)
+        accuracy = 0.9 if "with-cuts-1" in out.name else 0.5
+        content = {"test_accuracy": accuracy, "preprocessing_seconds": 1.0, "training_seconds": 2.0}
+        (out / "results.json").write_text(json.dumps(content))
+
+    def write_figures(out: Path, seeds: list[int]) -> tuple[list[Path], dict[str, Path]]:
+        return [out / str(seed) for seed in seeds], {
+            name: out / name for name in ("whole", "bottom_cut_off", "random_side_cut_off")
+        }
+
+    monkeypatch.setattr(cut_figures, "diffnet", diffnet)
+    monkeypatch.setattr(cut_figures, "write_figures", write_figures)
+    cut_figures.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
+    rows = read_csv(tmp_path / "cut_figures.csv")
+    assert [(row["seed"], row["recipe"]) for row in rows] == [
+        (seed, recipe) for seed in ("0", "1") for recipe in ("without cuts", "with cuts")
+    ]
+    assert [row["bottom_cut_off"] for row in rows] == ["0.5", "0.5", "0.5", "0.9"]
+    assert trained == [("--epochs", "3"), ("--cut", "0.5", "--epochs", "3")] * 2
+
+
+# ---- features of curvature ----
+
+
+def test_rows_of_a_surface() -> None:
+    ball = trimesh.creation.icosphere(4)
+    rows = list(compare(make_mesh(ball.vertices * [1, 1.3, 1.7], ball.faces, name="ball"), (1500, 600)))
+    assert {(row["surface"], row["mesh"]) for row in rows} == {("ball", "600"), ("ball", "noise")}
+    found = {
+        feature: np.mean([row["r2"] for row in rows if (row["feature"], row["mesh"]) == (feature, "600")])
+        for feature in FEATURES
+    }
+    assert found["diffused-curvature"] > max(0.9, found["curvature"])
+
+
+# ---- several ranks ----
+
+
+def host(work: Path) -> Host:
+    return Host(2, "cpu", 8, 4, work, work, train_meshes=8, vertices=800, options=[])
+
+
+def test_times_of_steps_and_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock shows 0, 1, 2, … The time between two epochs does not count."""
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+    times = Times(torch.device("cpu"))
+    for epochs in (0.5, 1.0, 1.5, 2.0):
+        times.exchange(torch.zeros(3), lambda sums: time.perf_counter())
+        times.after_step(epochs)
+        if epochs == 1:
+            times.exchange(torch.zeros(9, 9), lambda sums: None)  # of the tally of an epoch
+    assert times.epochs() == [{"steps": [4.0], "exchanges": [2.0, 2.0]}] * 2
+    assert times.sent == 12
+
+
+def test_a_row_of_two_ranks(tmp_path: Path) -> None:
+    """Steps of 0.1 s. Rank 1 arrives 0.03 s after rank 0, and then the sum takes 0.01 s."""
+    (tmp_path / "metrics.csv").write_text("epoch,seconds\n" + "1,0.4\n" * (2 * WARM + 3))
+    slow = [{"steps": [9.0], "exchanges": [9.0, 9.0]}] * 2 * WARM  # first epochs don't count
+    found: list[dict[str, Any]] = [
+        {"epochs": slow + [{"steps": [0.1], "exchanges": [own, own]}] * 3, "sent": 40, "seconds": 5.0}
+        for own in (0.04, 0.01)
+    ]
+    row = training_row(host(tmp_path), 4, tmp_path, found)
+    assert row == {
+        "steps_per_second": 10.0,
+        "vertices_per_second": 4000.0,
+        "epoch_steps_per_second": 5.0,
+        "waiting": 0.15,
+        "exchange": 0.1,
+        "exchanged_bytes": 40,
+        "steps_measured": 3,
+        "command_seconds": 5.0,
+    }
+
+
+def test_shares_of_linear_scaling() -> None:
+    measured = [(1, "plain", 4, 100.0), (1, "plain", 8, 160.0), (2, "torchrun", 8, 180.0), (2, "torchrun", 6, None)]
+    rows = with_shares(
+        [
+            {"ranks": ranks, "launcher": launcher, "batch": batch, "vertices_per_second": rate}
+            for ranks, launcher, batch, rate in measured
+        ]
+    )
+    assert [(row["weak"], row["strong"]) for row in rows] == [(1.0, 1.0), (None, 1.0), (0.9, 0.5625), (None, None)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_program(tmp_path: Path) -> None:
+    """Two gloo ranks on small meshes."""
+    for seed in range(6):
+        mesh = ellipsoid(seed, 1 + seed % 2)
+        folder = tmp_path / "set" / ("train" if seed < 5 else "test")
+        folder.mkdir(parents=True, exist_ok=True)
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(folder / f"{seed}.ply")
+        np.savetxt(folder / f"{seed}.txt", mesh.verts[:, 0] > 0, fmt="%d")
+    out = tmp_path / "out"
+    small = ["--ranks", "1", "2", "--batches", "4", "--copies", "3", "--steps", "4", "--k", "6", "--device", "cpu"]
+    scaling.main(["--data", str(tmp_path / "set"), "--out", str(out), *small, "--width", "8", "--blocks", "1"])
+    rows = {(row["ranks"], row["launcher"], row["batch"]): row for row in read_csv(out / "scaling.csv")}
+    assert list(rows) == [("1", "plain", "4"), ("1", "torchrun", "4"), ("2", "torchrun", "4"), ("2", "torchrun", "8")]
+    assert [row["error"] for row in rows.values()] == [""] * 4
+    assert rows["2", "torchrun", "8"]["exchanged_bytes"] == rows["2", "torchrun", "4"]["exchanged_bytes"] != "0"
+    assert 0 < float(rows["2", "torchrun", "8"]["waiting"]) < 1
+    preprocessed = read_csv(out / "preprocessing.csv")
+    assert [(row["ranks"], row["meshes"], row["error"]) for row in preprocessed] == [("2", "18", ""), ("1", "18", "")]
+    assert all(float(row[phase]) > 0 for row in preprocessed for phase in ("read", "solve", "write"))
+    whole, killed, resumed = read_csv(out / "resume.csv")
+    assert int(killed["epochs"]) < int(whole["epochs"]) == int(resumed["epochs"])
+    assert (whole["error"], resumed["error"]) == ("", "")
+    assert "missing" in killed["error"]
+    np.testing.assert_allclose(float(resumed["train_loss"]), float(whole["train_loss"]), rtol=1e-4)
+    assert (out / "scaling.png").stat().st_size > 0
+    assert json.loads((out / "run.json").read_text())["seconds"].keys() >= {"training", "preprocessing", "resume"}
