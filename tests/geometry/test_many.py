@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
