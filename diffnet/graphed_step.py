@@ -179,7 +179,7 @@ class GraphedStep:
         at = whole.outputs_at()
         if not may_have_graphs(batch, at, self.recorder):
             return None, self._model
-        facts = whole.holding(batch.targets)
+        facts = whole.step_facts(batch.targets)
         if facts is not None:
             return whole(batch, at, facts, adds), self._model
         if GRAPHS in vars(self._model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -14,7 +15,6 @@ from torch.distributed import all_reduce
 from diffnet.data import MeshBatches, TargetsAt, epoch_seed
 from diffnet.geometry.errors import DiffnetError
 from diffnet.train.batches import packed
-from diffnet.train.random_state import random_state, set_random_state
 from diffnet.train.ranks import Ranks
 from diffnet.train.resident import counts_of, taken
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
@@ -168,3 +168,23 @@ class Epoch:
 
 def _all(parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
     return [n for own in parts for part in own for n in part]
+
+
+def random_state(device: torch.device) -> list[str]:
+    """The states of the generators of the CPU and of the device."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return [b64encode(bytes(state.tolist())).decode() for state in states]
+
+
+def set_random_state(states: list[str], device: torch.device) -> None:
+    """Go on with random numbers. States of another kind of device count for the CPU only."""
+    first, *others = map(_state_of, states)
+    torch.set_rng_state(first)
+    if others and device.type == "cuda":
+        torch.cuda.set_rng_state(others[0], device)
+
+
+def _state_of(text: str) -> Tensor:
+    return torch.tensor(list(b64decode(text)), dtype=torch.uint8)

@@ -31,11 +31,11 @@ from diffnet.cuda_graphs.runtime import (
     ROWS,
     Expected,
     GraphRuntime,
+    Inputs,
     Kind,
-    Loaded,
     Settings,
     check_rows,
-    loaded,
+    inputs_of,
     may_have_graphs,
     rows_of,
     uses_graphs,
@@ -131,7 +131,7 @@ class Recording:
     learned: the numbers of these parameters. Unused parameters have no gradient.
     """
 
-    inputs: Loaded
+    inputs: Inputs
     output: Tensor
     forward: Graph
     backward: Graph | None = None
@@ -242,7 +242,7 @@ class GraphedForward(GraphRuntime):
         self._joined.clear()
         return self._plain.forward(self.network, *arguments, **options)
 
-    def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
+    def computed(self, replica: Replica, inputs: Inputs, kind: Kind) -> Tensor:
         out: Tensor = replica(inputs.batch.features, inputs.operators, *inputs.batch.further)
         check_output(out, getattr(inputs.buffers.size, kind.rows))
         return out
@@ -279,7 +279,7 @@ class GraphedForward(GraphRuntime):
             torch._foreach_copy_(targets, grads)
 
         with lane.stream(), saved_as_usual():
-            inputs = loaded(lane.arena, size, kind, batch).with_leaf(batch.features)
+            inputs = inputs_of(lane.arena, size, kind, batch).with_leaf(batch.features)
             # Buffers and remembered fields of the operators outlive the trial, so the graphs' memory can't hold them.
             inputs.operators.read(kind.fields or [])
             with trial(), forked_random_numbers(lane.device), lane.memory():  # loads kernels
@@ -309,7 +309,7 @@ class GraphedForward(GraphRuntime):
                 tape.clear()  # the memory is free for other recordings
             return recording
 
-    def _first_call(self, inputs: Loaded, kind: Kind) -> tuple[Tensor, list[int]]:
+    def _first_call(self, inputs: Inputs, kind: Kind) -> tuple[Tensor, list[int]]:
         """Run both passes. Returns an output without memory, and the numbers of the inputs that get a gradient."""
         replica = Replica(self.network, copies_buffers=True)
         out = self.computed(replica, inputs, kind)

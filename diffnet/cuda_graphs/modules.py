@@ -62,7 +62,7 @@ def _is_function_of_rows(function: Any) -> bool:
     return package in ("torch", "diffnet") and getattr(function, "__name__", None) in _FUNCTIONS
 
 
-def exchanged(modules: nn.Module) -> str | None:
+def gradient_exchange(modules: nn.Module) -> str | None:
     """The name of a class that exchanges gradients in Python, at any depth. None if there is none."""
     for module in modules.modules():
         for cls in type(module).__mro__:

@@ -149,13 +149,13 @@ class PlainStep:
             self._summed, self._flags = parameters, {}
         return self._sums
 
-    def update(self, exchanged: bool) -> Tensor:
+    def update(self, with_others: bool) -> Tensor:
         """Take the step of the optimizer with the mean gradients of `sums`, and set these to 0. Returns the mean loss.
 
         A parameter that no batch has reached gets no gradient, as in one batch with all meshes.
 
-        exchanged: whether `sums` also has batches of other processes. Which parameters these have reached is only known
-            on the device. So this process updates all parameters, and restores there those that no batch has reached.
+        with_others: whether `sums` also has batches of other processes. Which parameters these have reached is known on
+            the device only. So this process updates all parameters, and restores there those that no batch has reached.
         """
         sums, parameters, reached = self.sums(), self._summed, self.reached
         self.clear_gradients()
@@ -166,7 +166,7 @@ class PlainStep:
         summed, counts = sums[:count], sums[count:]
         means = summed[:-1] / torch.where(summed[-1] > 0, summed[-1], 1)
         *grads, loss = torch.split(means, [*(p.numel() for p in parameters), 1])
-        unsure = [i for i in range(len(parameters)) if i not in reached] if exchanged else []
+        unsure = [i for i in range(len(parameters)) if i not in reached] if with_others else []
         for i in (*reached, *unsure):
             parameters[i].grad = grads[i].view_as(parameters[i]).to(parameters[i].dtype)
         with self._restored([(parameters[i], counts[i] > 0) for i in unsure]):

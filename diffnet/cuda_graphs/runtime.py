@@ -17,7 +17,7 @@ from diffnet.cuda_graphs.buffers import Arena, Batch, BatchBuffers, NotCounted
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.losses import RowLoss
 from diffnet.cuda_graphs.module_state import KnownStates, ModuleState, settings
-from diffnet.cuda_graphs.modules import RowWise, exchanged, reads_other_rows
+from diffnet.cuda_graphs.modules import RowWise, gradient_exchange, reads_other_rows
 from diffnet.cuda_graphs.recording import forked_random_numbers, host_random_states, trial, with_gradients
 from diffnet.cuda_graphs.replica import Replica
 from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, max_vertices, size_of
@@ -109,7 +109,7 @@ class Kind:
         return size if self.other_rows else size.rounded()
 
 
-class Loaded(NamedTuple):
+class Inputs(NamedTuple):
     """A batch in buffers, whose `operators` are static."""
 
     buffers: BatchBuffers
@@ -125,13 +125,13 @@ class Loaded(NamedTuple):
             self.batch.rows.fill_(len(batch.targets))
         self.buffers.load(batch.operators, *batch.tensors())
 
-    def with_leaf(self, features: Tensor) -> Loaded:
+    def with_leaf(self, features: Tensor) -> Inputs:
         """The same with the features as a leaf, which gets a gradient if those of the batch do."""
         leaf = self.batch.features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
         return self._replace(batch=self.batch._replace(features=leaf))
 
 
-def loaded(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, loss: RowLoss | None = None) -> Loaded:
+def inputs_of(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, loss: RowLoss | None = None) -> Inputs:
     """Buffers that hold a batch.
 
     loss: of the targets. It says which ones added rows get, and whether it reads the number of rows.
@@ -149,7 +149,7 @@ def loaded(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, loss: RowLos
         None if batch.targets is None else take("targets", batch.targets, kind.rows, ignored or 0),
         arena.take("rows", size, lambda s: (), torch.int64) if loss is not None and loss.reduction else None,
     )
-    result = Loaded(buffers, inputs)
+    result = Inputs(buffers, inputs)
     result.load(batch)
     return result
 
@@ -206,7 +206,7 @@ class GraphRuntime:
             return facts
         state, number, changing = self._states.current()
         if facts is None or facts.number != number:
-            name = exchanged(self.modules)
+            name = gradient_exchange(self.modules)
             refused = None if name is None else f"{name} exchanges gradients in Python"
             if state.generator:
                 refused = f"the attribute {state.generator!r} draws random numbers, which a graph would repeat"
@@ -301,7 +301,7 @@ class GraphRuntime:
         """How a graph holds the loss. None if it holds no loss."""
         return None
 
-    def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
+    def computed(self, replica: Replica, inputs: Inputs, kind: Kind) -> Tensor:
         """What a graph computes from a batch in buffers: the output of the network, or the loss."""
         raise NotImplementedError
 
@@ -312,7 +312,7 @@ class GraphRuntime:
         of Python or NumPy, and the gradient of a tensor that is no parameter.
         """
         with lane.stream(), saved_as_usual(), trial(), forked_random_numbers(lane.device):
-            inputs = loaded(lane.arena, size, kind, batch, self.loss_of(batch)).with_leaf(batch.features)
+            inputs = inputs_of(lane.arena, size, kind, batch, self.loss_of(batch)).with_leaf(batch.features)
             replica = Replica(self.modules, copies_buffers=True)
             leaves = [inputs.batch.features, *replica.parameters]
             compile_ahead(lambda: self.computed(replica, inputs, kind), leaves)

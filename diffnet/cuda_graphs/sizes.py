@@ -77,10 +77,10 @@ class MeshSizes(NamedTuple):
 
 def sizes_of(meshes: Sequence[Operators]) -> MeshSizes:
     """The sizes of meshes from their operators."""
-    return MeshSizes(partial(_counted, meshes), max(o.k for o in meshes))
+    return MeshSizes(partial(_sizes_with, meshes), max(o.k for o in meshes))
 
 
-def _counted(meshes: Sequence[Operators], counted: Iterable[str]) -> list[BatchSize]:
+def _sizes_with(meshes: Sequence[Operators], counted: Iterable[str]) -> list[BatchSize]:
     return [size_of(o, counted) for o in meshes]
 
 

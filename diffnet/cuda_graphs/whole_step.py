@@ -23,11 +23,11 @@ from diffnet.cuda_graphs.runtime import (
     Expected,
     Facts,
     GraphRuntime,
+    Inputs,
     Kind,
-    Loaded,
     Settings,
     check_rows,
-    loaded,
+    inputs_of,
 )
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -42,7 +42,7 @@ class _Program:
     graph: None if it can't be recorded
     """
 
-    inputs: Loaded
+    inputs: Inputs
     loss: Tensor
     weight: Tensor
     reached: frozenset[int] = frozenset()
@@ -77,7 +77,7 @@ class StepGraphs(GraphRuntime):
         self._options: int | None = None  # of the optimizer in the last call
         self._new_options = 0
 
-    def holding(self, targets: Any) -> Facts | None:
+    def step_facts(self, targets: Any) -> Facts | None:
         """The facts if one graph may hold a step with such targets: the loss and the optimizer are known.
 
         No parameter may have hooks, and no option of the optimizer besides its learning rate may change in every step.
@@ -92,7 +92,7 @@ class StepGraphs(GraphRuntime):
         return None if hooks or not self._holds[key] else facts
 
     def __call__(self, batch: Batch, at: str, facts: Facts, adds: bool) -> Tensor | None:
-        """Train on a batch, or add its gradients to those of other batches. `holding` has given the facts.
+        """Train on a batch, or add its gradients to those of other batches. `step_facts` has given the facts.
 
         Returns the loss (), which the next call overwrites. None if this step can't have a graph. Nothing has been
         changed then, and a warning has said why if later steps can't have one, either.
@@ -113,7 +113,7 @@ class StepGraphs(GraphRuntime):
             self.say(reason)
         return value
 
-    def update(self, exchanged: bool) -> Tensor | None:
+    def update(self, with_others: bool) -> Tensor | None:
         """Take the step of `PlainStep.update` by a graph. Returns the loss (), which the next call overwrites.
 
         The result is None if there is no graph. Nothing has been changed then. The first update runs kernel by kernel,
@@ -123,7 +123,7 @@ class StepGraphs(GraphRuntime):
         if not self._updates or options is None or not self._lane.recorded():
             return None
         self._lane.follow()
-        key = "update", self.facts().number, options, settings(), step.reached, exchanged
+        key = "update", self.facts().number, options, settings(), step.reached, with_others
         graph_and_loss: tuple[Graph, Tensor] | None = self._lane.get(key)
         if graph_and_loss is None:
             is_first, self._updated = key != self._updated, key
@@ -133,7 +133,7 @@ class StepGraphs(GraphRuntime):
             loss = self._lane.arena.take("updated", NOTHING, lambda size: (), sums.dtype)
             with self._lane.stream():
                 try:
-                    (graph,) = self._lane.record([lambda: loss.copy_(step.update(exchanged))])
+                    (graph,) = self._lane.record([lambda: loss.copy_(step.update(with_others))])
                 except (NotCapturable, torch.OutOfMemoryError):
                     step.clear_gradients()  # of the recording, which have no values
                     self._updates = False
@@ -150,7 +150,7 @@ class StepGraphs(GraphRuntime):
     def loss_of(self, batch: Batch) -> RowLoss:
         return _row_loss(self._step.modules, batch)
 
-    def computed(self, replica: Replica, inputs: Loaded, kind: Kind) -> Tensor:
+    def computed(self, replica: Replica, inputs: Inputs, kind: Kind) -> Tensor:
         batch, modules = inputs.batch, cast(StepModules, replica.network)
         with without_cached_casts(self.device.type):
             outputs = modules.network(batch.features, inputs.operators, *batch.further)
@@ -205,7 +205,7 @@ class StepGraphs(GraphRuntime):
         step, lane, arena = self._step, self._lane, self._lane.arena
         loss = self.loss_of(batch)
         divisor: Any = loss.divisor
-        inputs = loaded(arena, size, kind, batch, loss)
+        inputs = inputs_of(arena, size, kind, batch, loss)
         # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
         inputs.operators.read(kind.fields or [])
         dtype = step.sums().dtype if adds else torch.float32
@@ -255,7 +255,7 @@ class StepGraphs(GraphRuntime):
 
         The memory of small steps has no room for the tensors of large ones, and it is never returned.
         """
-        largest = loaded(self._lane.arena, self._lane.arena.capacity, kind, batch, self.loss_of(batch))
+        largest = inputs_of(self._lane.arena, self._lane.arena.capacity, kind, batch, self.loss_of(batch))
         largest.operators.read(kind.fields or [])
         # If it fails, each size takes its memory when it is recorded.
         failing = suppress(NotCapturable, torch.OutOfMemoryError)

@@ -516,7 +516,7 @@ def test_updates_are_recorded(meshes: list[Operators], device: str, monkeypatch:
     found = []
     for recorded in (True, False):
         if not recorded:
-            monkeypatch.setattr(StepGraphs, "update", lambda self, exchanged: None)
+            monkeypatch.setattr(StepGraphs, "update", lambda self, with_others: None)
         model = network().to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         step = made(model, optimizer, F.cross_entropy, clip=1.0, average=WeightAverage(model, 0.9))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Annotated, Any, get_args
 
 import typer
 
+from diffnet.geometry.errors import OptionError
 from diffnet.options import Architecture, declared
 from diffnet.train.commands import options as o
-from diffnet.train.commands.flags import flags_in_errors
 from diffnet.train.options import TrainOptions
 
 
@@ -126,3 +127,18 @@ def _in_panel(kind: Any, panel: str) -> Any:
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+@contextmanager
+def flags_in_errors(context: typer.Context) -> Iterator[None]:
+    """Make errors name flags: "--lr should be above 0" instead of "learning_rate should be above 0".
+
+    Only the first word changes, and only if it is the name of an option of the command. The messages of `TrainOptions`
+    begin with the name of the option.
+    """
+    try:
+        yield
+    except OptionError as e:
+        name, space, rest = str(e).partition(" ")
+        flags = {option.name: option.opts[0] for option in context.command.params}
+        raise OptionError(flags.get(name, name) + space + rest) from e
