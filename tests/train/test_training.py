@@ -39,7 +39,7 @@ from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
 from diffnet.train.set_parts import held_out
-from diffnet.train.steps.step import Adam
+from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels
 from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import TASK
@@ -381,15 +381,25 @@ def test_a_learning_rate_far_too_high_stops_the_run(data: LabeledMeshes, tmp_pat
     assert all(value.isfinite().all() for value in stored["model"].values())
 
 
-@pytest.mark.parametrize(("scale", "labeled", "fault"), [(math.nan, False, "weights"), (1e21, True, "moments of Adam")])
+@pytest.mark.parametrize("fault", ["weights", "moments of Adam"])
 def test_weights_and_moments_that_are_not_finite_are_not_kept(
-    tmp_path: Path, scale: float, labeled: bool, fault: str
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. 1e21² is infinite."""
+    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. Squares of gradients overflow."""
     data = balls(1)
     (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
-    labels = sample.labels if labeled else torch.full_like(sample.labels, -1)
-    sample = replace(sample, features=sample.features * scale, labels=labels)
+    if fault == "weights":
+        sample = replace(sample, features=sample.features * math.nan, labels=torch.full_like(sample.labels, -1))
+    else:
+        call = TrainingStep.__call__
+
+        def step(self: TrainingStep, *arguments: Any) -> Any:
+            loss = call(self, *arguments)
+            for state in self.optimizer.state.values():
+                state["exp_avg_sq"].fill_(math.inf)
+            return loss
+
+        monkeypatch.setattr(TrainingStep, "__call__", step)
     with pytest.raises(TrainingError, match=rf"the {fault} became .* in epoch 1, on ball 0; last.pt holds epoch 0"):
         fit(data, tmp_path, samples=[sample])
     assert all(value.isfinite().all() for value in load_checkpoint(tmp_path / "last.pt")["model"].values())
