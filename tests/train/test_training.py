@@ -385,7 +385,7 @@ def test_a_learning_rate_far_too_high_stops_the_run(data: LabeledMeshes, tmp_pat
 def test_weights_and_moments_that_are_not_finite_are_not_kept(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. Squares of gradients overflow."""
+    """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. Squares may overflow."""
     data = balls(1)
     (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
     if fault == "weights":
