@@ -25,11 +25,11 @@ def confusion_matrix(prediction: Tensor, truth: Tensor, classes: int) -> Tensor:
     tensor([[1, 1],
             [0, 0]])
     """
-    # Unlabeled elements go to an extra bin that is cut off. Selecting the labeled ones would wait for the GPU, and so
+    # Unlabeled elements go to an extra row that is cut off. Selecting the labeled ones would wait for the GPU, and so
     # would `bincount`.
-    bins = torch.where(truth >= 0, truth * classes + prediction, classes * classes)
-    counts = torch.zeros(classes * classes + 1, dtype=torch.int64, device=truth.device)
-    return counts.index_add_(0, bins, torch.ones_like(bins))[:-1].reshape(classes, classes)
+    bins = torch.add(prediction, (truth + 1).clamp(min=0), alpha=classes)
+    counts = torch.zeros((classes + 1) * classes, dtype=torch.int64, device=truth.device)
+    return counts.index_add_(0, bins, torch.ones_like(bins)).reshape(classes + 1, classes)[1:]
 
 
 def accuracy(matrix: Tensor) -> float:

@@ -111,6 +111,7 @@ class _TaskLoss(MaskedLoss):
 
     tally: Tensor
     sums: Tensor
+    _loss_and_one: Tensor
 
     def __init__(self, task: Task[Any, Any], options: TrainOptions, tally: Tensor) -> None:
         super().__init__()
@@ -118,14 +119,15 @@ class _TaskLoss(MaskedLoss):
         self._counted = task.counted(options)
         self.register_buffer("tally", tally)
         self.register_buffer("sums", torch.zeros(2, dtype=torch.float64, device=tally.device))
+        self.register_buffer("_loss_and_one", torch.ones(2, dtype=torch.float64, device=tally.device))
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(outputs.device.type, enabled=False):
             predictions = self._task.predict(outputs.detach())
             self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1]))
             loss: Tensor = self._task.loss(outputs, targets, self._options)
-            count = self._counted(targets)
-            self.sums.add_(torch.stack([loss.detach() * count, count]))  # few kernels: a step has about a hundred
+            self._loss_and_one[0].copy_(loss.detach())
+            self.sums.addcmul_(self._loss_and_one, self._counted(targets))  # few kernels: a step has about a hundred
             return loss
 
     def divisor(self, targets: Tensor) -> Tensor:
