@@ -31,7 +31,8 @@ def with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:
     needed = [i for i, x in enumerate(inputs) if x.requires_grad] if out.requires_grad else []
     if not needed:
         return []
-    grads = torch.autograd.grad(out, [inputs[i] for i in needed], torch.zeros_like(out), allow_unused=True)
+    seed = None if out.ndim == 0 else torch.zeros_like(out)  # with one, PyTorch imports SymPy for 2 s
+    grads = torch.autograd.grad(out, [inputs[i] for i in needed], seed, allow_unused=True)
     return [i for i, grad in zip(needed, grads, strict=True) if grad is not None]
 
 

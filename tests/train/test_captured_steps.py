@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +97,23 @@ def test_captured_steps_train_as_others_do(at: LabelsAt, features: str, rotate: 
     torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-6)
     assert matrix.sum() == expected.sum()
     assert (matrix - expected).abs().sum() <= 4  # ties may fall the other way
+
+
+def test_recording_steps_does_not_wait_for_pytorch_s_compiler() -> None:
+    code = (
+        "import sys; from test_captured_steps import *; data = spheres('vertices', (0, 1)); options = chosen(); "
+        "losses(data, options, prepared(data, options), True, False); "
+        "print(EmulatedGraph.replays, 'sympy' in sys.modules)"
+    )
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == ["1", "False"]
 
 
 def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
