@@ -142,35 +142,21 @@ def test_outputs_elsewhere(meshes: list[Operators], at: Any) -> None:
 
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_learning_rates_that_change(meshes: list[Operators], device: str) -> None:
-    """By a scheduler, by hand, and in place if the rate is a tensor."""
-    data = batches(meshes[:1], device, 8)
-    for scheduled in (True, False):
-        found = []
-        for graphs in (False, True):
-            model = network().to(device)
-            optimizer = two_groups(model.parameters())
-            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8) if scheduled else None
-            step = made(model, optimizer, F.cross_entropy)
-            for i, batch in enumerate(data):
-                if graphs:
-                    step(*batch)
-                else:
-                    loop(model, optimizer, F.cross_entropy, [batch])
-                if scheduler is not None:
-                    scheduler.step()
-                elif i == 4:
-                    optimizer.param_groups[1]["lr"] = 1e-4
-            found.append([p.detach() for p in model.parameters()])
-            # The groups are as the user wrote them.
-            assert [type(group["lr"]) for group in optimizer.param_groups] == [float, float]
-            assert optimizer.param_groups[0]["fused"] is None
-            assert not optimizer.param_groups[0]["capturable"]
-        torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+def test_learning_rates_of_groups(meshes: list[Operators], device: str) -> None:
+    """Steps leave the groups as the user wrote them, and read a rate that is a tensor, which changes in place."""
+    data = batches(meshes[:1], device, 4)
+    model = network().to(device)
+    optimizer = two_groups(model.parameters())
+    step = made(model, optimizer, F.cross_entropy)
+    for batch in data:
+        step(*batch)
+    assert [type(group["lr"]) for group in optimizer.param_groups] == [float, float]
+    assert optimizer.param_groups[0]["fused"] is None
+    assert not optimizer.param_groups[0]["capturable"]
     model = network().to(device)
     rate = torch.tensor(0.0, device=device)
     step = made(model, torch.optim.Adam(model.parameters(), lr=rate, fused=True), F.cross_entropy)
-    for batch in data[:3]:
+    for batch in data:
         step(*batch)
     before = copy.deepcopy(list(model.parameters()))
     torch.testing.assert_close(before, list(network().to(device).parameters()))
@@ -184,44 +170,6 @@ def test_batches_in_which_nothing_counts(meshes: list[Operators]) -> None:
     (x, o, y), *others = batches(meshes)
     data = [(x, o, torch.full_like(y, -1)), *others]
     assert_same(data, label_smoothing_loss, recorder=EmulatedGraph, replays=6)
-
-
-@pytest.mark.usefixtures("no_warning")
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("optimizer_of", [ADAM, partial(torch.optim.SGD, lr=1e-2, momentum=0.9)])
-def test_what_changes_between_steps_counts(meshes: list[Operators], optimizer_of: Optimizer, device: str) -> None:
-    """Modes, frozen parameters, replaced layers, loaded weights, and a stored optimizer."""
-    data = batches(meshes[:2], device, 1)
-    found = []
-    for graphs in (False, True):
-        model = network(dropout=0.5).eval().to(device)
-        optimizer = optimizer_of(model.parameters())
-        step = made(model, optimizer, F.cross_entropy)
-
-        def run() -> Tensor:
-            if graphs:  # noqa: B023
-                return torch.stack([step(*batch) for batch in data * 2])  # noqa: B023
-            return loop(model, optimizer, F.cross_entropy, data * 2)  # noqa: B023
-
-        model.last.requires_grad_(False)
-        losses = [run()]
-        model.last.requires_grad_(True)
-        first, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-        model.first.requires_grad_(False)
-        losses.append(run())
-        model.first.requires_grad_(True)
-        losses.append(run())
-        optimizer.load_state_dict(state)
-        model.load_state_dict(first)
-        losses.append(run())
-        model.last_activation = torch.sigmoid
-        losses.append(run())
-        optimizer.param_groups[0]["weight_decay"] = 0.1
-        losses.append(run())
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1, device=device))]})
-        losses.append(run())
-        found.append((torch.cat(losses), [p.detach() for p in model.parameters()]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
 def test_a_loop_goes_on_after_steps(meshes: list[Operators]) -> None:
@@ -239,25 +187,6 @@ def test_a_loop_goes_on_after_steps(meshes: list[Operators]) -> None:
         loop(model, optimizer, F.cross_entropy, data), loop(other, own, F.cross_entropy, data), rtol=1e-3, atol=1e-4
     )
     assert optimizer.state_dict()["param_groups"] == own.state_dict()["param_groups"]
-
-
-class Unused(nn.Module):
-    """A network with a parameter that gets no gradient, one that is frozen, and one that its forward pass ignores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network()
-        self.net.recompute_activations = True
-        self.unused = nn.Linear(2, 2)
-        self.net.first.bias.requires_grad_(False)
-
-    def forward(self, x: Tensor, o: Operators) -> Tensor:
-        return self.net(x, o)
-
-
-@pytest.mark.usefixtures("no_warning")
-def test_parameters_without_gradients_and_recomputed_activations(meshes: list[Operators]) -> None:
-    assert_same(batches(meshes), model=Unused(), replays=4)  # one graph for each size
 
 
 @pytest.mark.usefixtures("no_warning")

@@ -242,10 +242,12 @@ def new_term(run: Run, i: int) -> None:
 
 
 def new_state(run: Run, i: int) -> None:
+    both = run.optimizer, run.model
     if i == 6:
-        run.noted["state"] = copy.deepcopy(run.optimizer.state_dict())
+        run.noted["states"] = [copy.deepcopy(each.state_dict()) for each in both]
     if i == 12:
-        run.optimizer.load_state_dict(run.noted["state"])
+        for each, state in zip(both, run.noted["states"], strict=True):
+            each.load_state_dict(state)
 
 
 def new_group(run: Run, i: int) -> None:
@@ -272,6 +274,13 @@ def nan_weight(run: Run, i: int) -> None:
 def hooked() -> nn.Module:
     model = network()
     model.last.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def recomputed() -> nn.Module:
+    model = network()
+    model.recompute_activations = True
+    model.first.bias.requires_grad_(False)
     return model
 
 
@@ -340,6 +349,9 @@ CASES: dict[str, Case] = {
     "two groups": Case(optimizer=two_groups),
     "falling rate": Case(change=scheduled(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS))),
     "stored state": Case(change=new_state),
+    "falling rate of two groups": Case(
+        optimizer=two_groups, change=scheduled(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+    ),
     "new group and new option": Case(optimizer=adamw, change=new_group),
     # Optimizers that take their steps after the graphs.
     "one cycle": Case(
@@ -362,6 +374,7 @@ CASES: dict[str, Case] = {
     "NaN in a weight": Case(change=nan_weight),
     "NaN in the first batch": Case(nn.MSELoss(), targets=lambda y: numbers(y) * (torch.nan if len(y) == 12 else 1)),
     # Modules.
+    "recomputed activations and a frozen bias": Case(model=recomputed),
     "batch norm": Case(model=lambda: Around(lambda m, y: m.norm(y), norm=nn.BatchNorm1d(CLASSES))),
     "gate": Case(model=Gated),
     "mean over rows in the network": Case(model=lambda: Around(lambda m, y: y - y.mean(0))),
