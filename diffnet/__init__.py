@@ -7,7 +7,6 @@ Public are the names in `__all__` of this package and of its subpackages, which 
 - `diffnet.data`: labeled data sets, samples and batches. `diffnet.data.pyg` is for PyTorch Geometric; import it.
 - `diffnet.train`: training and prediction as the command line does it.
 - `diffnet.viz`: pictures and pages of meshes.
-- `diffnet.benchmarks`: the benchmarks of `diffnet bench`.
 
 All other names and modules can change in any version. Each is imported when it is first used.
 """

@@ -1,4 +1,4 @@
-from . import benchmarks, data, geometry, ops, train, viz
+from . import data, geometry, ops, train, viz
 from .block import DiffusionNetBlock
 from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
 from .checkpoints.files import CheckpointError
@@ -59,7 +59,6 @@ __all__ = [
     "SparseMultiheadAttention",
     "SpatialGradientFeatures",
     "WeightAverage",
-    "benchmarks",
     "boundary_vertices",
     "collate",
     "data",
