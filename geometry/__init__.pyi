@@ -14,7 +14,7 @@ from .curvatures import curvature, diffused_curvature
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose, is_inside_out
 from .discretize.coincident import joined_vertices
-from .discretize.connectivity import Connectivity
+from .discretize.connectivity import Connectivity, boundary_vertices
 from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
@@ -26,19 +26,26 @@ from .elements.elements import (
     element_areas,
     element_points,
     element_weights,
+    file_edges,
+    on_triangles,
 )
 from .elements.instances import Instances, label_instances
-from .elements.polygons import file_edges, on_triangles
 from .elements.smoothing import smooth_boundaries
 from .errors import MeshError
-from .geodesics.curve import area_under_curve, error_curve, mean_error
-from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all, geodesic_label_errors
+from .geodesics.errors import (
+    Prediction,
+    area_under_curve,
+    error_curve,
+    geodesic_errors,
+    geodesic_errors_of_all,
+    geodesic_label_errors,
+    mean_error,
+)
 from .mesh.attributes import Attributes, load_attributes
-from .mesh.boundary import boundary_vertices
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
-from .neighborhoods import nearest_pattern, with_k_ring, with_nearest
+from .neighborhoods import Patches, nearest_pattern, patches, with_k_ring, with_nearest
 from .operators import Operators, UnpackAt
 from .positions.closest import closest_points
 from .positions.farthest import farthest_points
@@ -55,7 +62,6 @@ from .preprocessing.options import (
     JoinRule,
     LaplacianKind,
 )
-from .vertex_patches import Patches, patches
 
 __all__ = [
     "BASIS_PRECISIONS",

@@ -8,8 +8,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.batches.functional import with_eigenpairs
+from diffnet.geometry.errors import refuses
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_count, check_finite, check_tensor, readable

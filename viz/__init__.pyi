@@ -1,6 +1,5 @@
-from .color_maps import COLOR_MAPS
 from .pages import Page, page
-from .palette import UNLABELED_COLOR, label_colors
+from .palette import COLOR_MAPS, UNLABELED_COLOR, label_colors
 from .pictures import Picture, picture
 from .ply import write_ply
 from .view import View

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from diffnet.geometry.elements.polygons import on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.fields import elements_of
 from diffnet.viz.surface import Floats, Ints, Surface, is_operators, unit

@@ -1,20 +1,19 @@
-"""Legends and titles of pictures. Text is drawn by Pillow, so that Matplotlib isn't needed."""
+"""Legends and titles of pictures. Text is drawn by Pillow, which is loaded faster than Matplotlib."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from diffnet.viz.color_maps import Scale, ticks
 from diffnet.viz.fields import MISSING_COLOR
-from diffnet.viz.names import short_names
-from diffnet.viz.palette import colorize
+from diffnet.viz.palette import Scale, colorize, ticks
 
 _INK, _FAINT, _LINE = (29, 33, 38), (92, 101, 110), (150, 156, 163)
 
@@ -128,3 +127,46 @@ def _draw_bar(
         y = top + (height - 1) * (1 - (number - scale.low) / (scale.high - scale.low))
         draw.line((left + width, y, left + width + 0.4 * size, y), fill=_LINE)
         draw.text((left + width + 0.8 * size, y), text, fill=_INK, font=letters, anchor="lm")
+
+
+def short_names(names: Sequence[str], fits: Callable[[str], bool]) -> list[str]:
+    """Names that fit. Dots stand for what is cut.
+
+    fits: whether there is room for a text. It should hold for a part of each text for which it holds.
+
+    A long name loses its middle, because names often differ at the end. Where names would then look the same, they show
+    the part from their first difference on.
+
+    >>> short_names(["upper jaw, left molar", "upper jaw, left incisor", "gum"], lambda text: len(text) <= 12)
+    ['upper… molar', 'upper…ncisor', 'gum']
+    """
+    short = [name if fits(name) else _without_middle(name, fits) for name in names]
+    for text in set(short):
+        alike = [name for name, other in zip(names, short, strict=True) if other == text]
+        if len(set(alike)) > 1:
+            start = next(i for i, letters in enumerate(zip_longest(*alike)) if len(set(letters)) > 1)
+            pairs = zip(names, short, strict=True)
+            short = [_from(name, start, fits) if other == text else other for name, other in pairs]
+    return short
+
+
+def _without_middle(name: str, fits: Callable[[str], bool]) -> str:
+    for kept in range(len(name) - 1, 0, -1):
+        text = name[: kept // 2] + "…" + name[len(name) - (kept - kept // 2) :]
+        if fits(text):
+            return text
+    return "…"
+
+
+def _from(name: str, start: int, fits: Callable[[str], bool]) -> str:
+    """The part of a name around its character number `start`, with as much before it as fits beside the rest."""
+    end = len(name)
+    while end > start + 1 and not fits(_part(name, start, end)):
+        end -= 1
+    while start > 0 and fits(_part(name, start - 1, end)):
+        start -= 1
+    return _part(name, start, end)
+
+
+def _part(name: str, start: int, end: int) -> str:
+    return "…" * (start > 0) + name[start:end] + "…" * (end < len(name))

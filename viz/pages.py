@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.files import write_atomically
-from diffnet.viz.color_maps import ColorMap, Scale, ticks
 from diffnet.viz.fields import MISSING_COLOR, Field
-from diffnet.viz.palette import DISTINCT, ERROR_COLORS, label_colors
+from diffnet.viz.palette import DISTINCT, ERROR_COLORS, ColorMap, Scale, label_colors, ticks
 from diffnet.viz.render import ARROW_COLOR
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
 from diffnet.viz.surface import Surface, ValuesAt, corner_normals, face_elements, shown_points

@@ -16,7 +16,6 @@ from PIL import Image
 
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
-from diffnet.viz.color_maps import ColorMap, Scale
 from diffnet.viz.fields import Field
 from diffnet.viz.legend import (
     Legend,
@@ -28,7 +27,7 @@ from diffnet.viz.legend import (
     one_line_each,
     scalar_legend,
 )
-from diffnet.viz.palette import colorize
+from diffnet.viz.palette import ColorMap, Scale, colorize
 from diffnet.viz.render import BACKGROUND, draw, paint, paint_scalars, png_bytes
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
 from diffnet.viz.surface import ValuesAt
@@ -100,7 +99,7 @@ def picture(
         those whose number is N, in this order.
     label_names: the names of the labels 0, 1, … in the legend; a label without a name is shown as its number
     color_map: "viridis", "coolwarm" (for scalars with signs), "twilight" (for angles), the name of another colormap of
-        Matplotlib, if it is installed, or a function, see `make_scale`
+        Matplotlib, or a function, see `make_scale`
     range: the scalars at the ends of the color map. Default: the least and the largest finite one of all shapes. For
         "coolwarm", 0 is in the middle.
     legend: whether to draw one on the right

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.elements.polygons import on_polygons
+from diffnet.geometry.elements.elements import on_polygons
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import MeshLike, mesh_edges
 from diffnet.geometry.mesh.objects import on_host

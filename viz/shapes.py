@@ -9,8 +9,8 @@ import numpy as np
 
 from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.viz.arrows import vector_arrows
-from diffnet.viz.color_maps import Scale, make_scale
 from diffnet.viz.fields import PLAIN_COLOR, Field, Kind, make_field
+from diffnet.viz.palette import Scale, make_scale
 from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
 Meshes: TypeAlias = "MeshLike | list[Any]"

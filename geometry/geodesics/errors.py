@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.geodesics.distances import Floats, Ints, area, joined, pair_distances
-from diffnet.geometry.geodesics.known import (
+from diffnet.geometry.geodesics.distances import (
     NO_DISTANCES,
+    Floats,
+    Ints,
     KnownDistances,
+    area,
     distances_path,
+    joined,
+    pair_distances,
     read_distances,
     write_distances,
 )
@@ -25,6 +29,7 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
@@ -272,3 +277,53 @@ def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
         straight = np.hypot(x - source_x, y + source_y)
         shortest = np.where(inside, np.minimum(shortest, straight), shortest)
     return np.asarray(np.maximum(shortest, lower), np.float64)
+
+
+# The thresholds of the literature on correspondence: errors / √area from 0 to 0.25.
+THRESHOLDS = np.linspace(0.0, 0.25, 101)
+
+
+def error_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> NDArray[np.float64]:
+    """The share (T,) of errors that are at most each threshold (T,), as in Kim et al. 2011. NaNs don't count.
+
+    Raises ValueError if there are no errors.
+
+    >>> error_curve([0.0, 0.05, 0.3, 0.1], [0.0, 0.1, 0.2])
+    array([0.25, 0.75, 0.75])
+    """
+    known = _known(errors)
+    limits = np.asarray(thresholds, np.float64)
+    return np.asarray(np.searchsorted(np.sort(known), limits, side="right") / len(known), np.float64)
+
+
+def area_under_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> float:
+    """The area under the error curve, divided by the range of thresholds. 1 if all errors are 0.
+
+    The curve is sampled at the thresholds, which ascend, and joined by straight lines. Raises ValueError if there are
+    no errors, or fewer than two thresholds.
+
+    >>> area_under_curve([0.0, 1.0])
+    0.5
+    """
+    limits = np.asarray(thresholds, np.float64)
+    if limits.ndim != 1 or len(limits) < 2 or not (np.diff(limits) > 0).all():
+        raise ValueError(f"thresholds should be at least 2 ascending numbers, got shape {limits.shape}")
+    curve = error_curve(errors, limits)
+    return float(((curve[1:] + curve[:-1]) / 2 * np.diff(limits)).sum() / (limits[-1] - limits[0]))
+
+
+def mean_error(errors: ArrayLike) -> float:
+    """The mean of the errors that are known. Raises ValueError if there are none.
+
+    >>> mean_error([0.25, 0.75, float("nan")])
+    0.5
+    """
+    return float(_known(errors).mean())
+
+
+def _known(errors: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(errors, np.float64).reshape(-1)
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        raise ValueError(f"there should be at least one known error, got {len(values)} values, none of them known")
+    return known

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,3 +128,68 @@ def _unit_range(colors: NDArray[Any]) -> NDArray[np.float64]:
         bad = np.flatnonzero(~((unit >= 0) & (unit <= 255)).all(axis=1))[0]
         raise ValueError(f"colors should be from 0 to 1 or from 0 to 255, that of vertex {bad} is {unit[bad].tolist()}")
     return unit / 255 if colors.max(initial=0) > 1 else unit
+
+
+MAX_CLASSES = 64  # whole numbers of more different values are scalars
+_NORMALS = ("nx", "ny", "nz")
+
+
+class MeshArray(NamedTuple):
+    """An array of a mesh file.
+
+    at: the elements. Faces are those of the file, in its order.
+    values: (N,) whole numbers of labels, (N, C) scalars, (N, 3) vectors, or (N, 3) colors from 0 to 1
+    """
+
+    name: str
+    kind: Literal["labels", "scalars", "vectors", "colors"]
+    at: Literal["vertices", "faces"]
+    values: NDArray[Any]
+
+    @property
+    def summary(self) -> str:
+        """The classes of labels, the number of colors, the lengths of vectors, or the range of scalars."""
+        if self.kind in ("labels", "colors"):
+            distinct = np.unique(self.values, axis=0)
+            if self.kind == "colors":
+                return f"{len(distinct)} different"
+            some = ", ".join(map(str, distinct[:8])) + (f", … {distinct[-1]}" if len(distinct) > 8 else "")
+            return f"{len(distinct)} {'class' if len(distinct) == 1 else 'classes'}: {some}"
+        values = np.linalg.norm(self.values, axis=1) if self.kind == "vectors" else self.values
+        finite = values[np.isfinite(values)]
+        what = "lengths " if self.kind == "vectors" else f"{len(values.T)} columns, " if len(values.T) > 1 else ""
+        return what + (f"{finite.min():.6g} to {finite.max():.6g}" if len(finite) else "no finite numbers")
+
+
+def mesh_arrays(path: str | os.PathLike[str]) -> list[MeshArray]:
+    """The arrays in a mesh file, see `load_attributes`: colors, then properties in the order of the file.
+
+    Whole numbers of at most MAX_CLASSES different values are labels. Three columns are vectors, as the properties nx,
+    ny and nz of a PLY file are.
+    """
+    attributes, found = load_attributes(path), list[MeshArray]()
+    for at, colors, properties in (
+        ("vertices", attributes.colors, attributes.vertices),
+        ("faces", attributes.face_colors, attributes.faces),
+    ):
+        rest = dict(properties)
+        if colors is not None:
+            found.append(MeshArray("colors", "colors", at, colors))  # type: ignore[arg-type]
+            for name in (*(ply_color_names(rest) or ()), "alpha"):
+                rest.pop(name, None)
+        if set(_NORMALS) <= rest.keys():
+            rest["normals"] = np.stack([rest.pop(name) for name in _NORMALS], 1)
+        for name, values in rest.items():
+            found.append(_array(name, at, values))  # type: ignore[arg-type]
+    return found
+
+
+def _array(name: str, at: Literal["vertices", "faces"], values: NDArray[Any]) -> MeshArray:
+    rows = values.reshape(len(values), -1)
+    if rows.shape[1] == 3:
+        return MeshArray(name, "vectors", at, rows.astype(np.float64))
+    real = rows.astype(np.float64)
+    whole = rows.shape[1] == 1 and bool((np.abs(real) < 2**53).all() and (real == np.trunc(real)).all())
+    if whole and len(np.unique(real)) <= MAX_CLASSES:
+        return MeshArray(name, "labels", at, rows[:, 0].astype(np.int64))
+    return MeshArray(name, "scalars", at, real)

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays, write_later
-from diffnet.geometry.errors import MeshError, some_reasons
+from diffnet.geometry.errors import MeshError, refuses, some_reasons
 from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule

@@ -35,7 +35,7 @@ from diffnet.geometry import (
     on_triangles,
     precompute,
 )
-from diffnet.geometry.elements.polygons import polygon_shares
+from diffnet.geometry.elements.elements import polygon_shares
 from diffnet.train import match_meshes, predict_labels, predict_probabilities, predict_values
 from diffnet.viz import picture
 

@@ -24,7 +24,7 @@ from polygon_files import FAN, POLYGONS, VERTS, ascii_stl, binary_stl, check, re
 
 from diffnet.geometry import FORMATS, MeshError, load_attributes, load_mesh, normalize_positions, precompute
 from diffnet.geometry.mesh import vtk_files
-from diffnet.geometry.mesh.arrays import mesh_arrays
+from diffnet.geometry.mesh.attributes import mesh_arrays
 
 OBJ = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 1 1 0\nf 2 5 3\nf 1 2 5 3\nf 1 2 4\n"
 OFF = "OFF\n5 3 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n1 1 0\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\n"

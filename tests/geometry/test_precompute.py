@@ -35,7 +35,7 @@ from diffnet.geometry import (
     with_k_ring,
 )
 from diffnet.geometry.discretize.original import original_parts
-from diffnet.geometry.eigen.shifted import shifted_pairs
+from diffnet.geometry.eigen.solve import shifted_pairs
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import SparseMatrix
 
@@ -271,7 +271,7 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
 
 
 def test_the_warning_counts_components_of_reordered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.MAX_GAP", 0)
+    monkeypatch.setattr("diffnet.geometry.discretize.gradient.MAX_GAP", 0)
     operators = []
     (message,) = caught(lambda: operators.append(precompute(BROKEN, k=12, join="never")))
     assert operators[0].gradient.pattern.row_order is not None

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
-from diffnet.geometry.elements.polygons import on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.train.tasks.task import Fields
 from diffnet.viz.palette import colorize

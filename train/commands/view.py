@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import webbrowser
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +15,6 @@ import typer
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.browser import open_page
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import MESH_FILES
 from diffnet.train.commands.predicting import check_suffix, described_input
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from diffnet.geometry import Mesh
     from diffnet.train.tasks.task import Fields
+
 
 EIGENPAIRS = 128  # those of `diffnet train`, so the HKS is the one that networks get
 SHOWN_EIGENFUNCTIONS = 8
@@ -95,7 +98,7 @@ def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any
     import numpy as np
 
     from diffnet.data.folders.labels import labels_beside
-    from diffnet.geometry.mesh.arrays import mesh_arrays
+    from diffnet.geometry.mesh.attributes import mesh_arrays
     from diffnet.train.tasks.task import Fields
 
     fields: list[Fields] = []
@@ -156,3 +159,13 @@ def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
     expected = described_input(checkpoint, network)
     task = task_named(expected.options.task).on_meshes()
     return [task.fields(predictor(network, pick_device("auto"))(mesh), expected)], expected.label_names
+
+
+def open_page(path: Path) -> bool:
+    """Open a page in the browser of the desktop. Returns whether there is one.
+
+    Nothing is opened without a display, where `webbrowser` may start a text browser, and nothing if the output of the
+    command goes to a file or to a program.
+    """
+    has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return has_display and sys.stdout.isatty() and webbrowser.open(path.resolve().as_uri())

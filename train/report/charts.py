@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from diffnet.train.metrics import SCORE_NAMES, SHARES, square_counts
-from diffnet.viz.names import short_names
+from diffnet.viz.legend import short_names
 from diffnet.viz.palette import label_colors
 
 DPI = 160

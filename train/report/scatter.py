@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from diffnet.train.report.charts import fits_chart, png_of
-from diffnet.viz.names import short_names
+from diffnet.viz.legend import short_names
 from diffnet.viz.palette import label_colors
 
 MAX_COLUMNS = 12
