@@ -23,7 +23,7 @@ import trimesh
 from polygon_files import FAN, POLYGONS, VERTS, ascii_stl, binary_stl, check, read
 
 from diffnet.geometry import FORMATS, MeshError, load_attributes, load_mesh, normalize_positions, precompute
-from diffnet.geometry.mesh import vtk_files
+from diffnet.geometry.mesh import vtk
 from diffnet.geometry.mesh.attributes import mesh_arrays
 
 OBJ = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 1 1 0\nf 2 5 3\nf 1 2 5 3\nf 1 2 4\n"
@@ -687,7 +687,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_failure_that_is_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(RuntimeError, match=r"the process that reads VTK files failed: .*Traceback"):
-        vtk_files.read_vtk(POLYDATA.encode())
+        vtk.read_vtk(POLYDATA.encode())
 
 
 @needs_vtk
