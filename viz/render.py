@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,27 +26,21 @@ class Drawing(NamedTuple):
     """A surface seen from one direction, before it is colored. Pictures of several fields share it.
 
     size: width and height in pixels
-    pixels, elements, brightness: (N,), for each covered sample its pixel (from 0, row by row), the element that colors
-        it, and its brightness. The element of arrows is -1.
+    pixels, brightness, elements: (N,), for each covered sample its pixel (from 0, row by row), its brightness, and the
+        element that colors it. The element of arrows is -1.
     corners, weights: (3, N) or None, the vertices around each sample and their barycentric weights
     """
 
     size: tuple[int, int]
     pixels: Ints
-    elements: Ints
     brightness: Floats
+    elements: Ints
     corners: Ints | None = None
     weights: Floats | None = None
 
 
-class _Samples(NamedTuple):
-    """Covered samples, with the normal toward the viewer (3, N) at each. `Drawing` has the other fields."""
-
-    pixels: Ints
-    normals: Floats
-    elements: Ints
-    corners: Ints | None
-    weights: Floats | None
+# Covered samples: the fields of `Drawing` after `size`, but for each sample the number of itself instead of its pixel.
+_Samples: TypeAlias = "tuple[Ints, Floats, Ints, Ints | None, Floats | None]"
 
 
 def draw(
@@ -76,22 +70,15 @@ def draw(
         raise ValueError(f"the picture's size should be at least 1 × 1, got {width} × {height}")
     samples = (height * _OVERSAMPLE, width * _OVERSAMPLE)
     points = shown_points(surface)
-    drawn: list[_Samples] = []
+    none = (np.zeros((3, 0), np.int64), np.zeros((3, 0))) if blend else (None, None)
+    drawn: list[_Samples] = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), *none)]
     if len(points):
         shown = points if arrows is None else np.concatenate([points, arrows.verts])
-        drawn = list(_draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend))
-    empty = np.zeros(0, np.int64)
-    pixels = np.concatenate([empty, *(part.pixels for part in drawn)])
+        drawn += _draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend)
+    fields: list[Any] = [None if x[0] is None else np.concatenate(x, -1) for x in zip(*drawn, strict=True)]
+    pixels, *others = fields
     y, x = np.divmod(pixels, samples[1])
-    none = np.zeros((3, 0), np.int64)
-    return Drawing(
-        size,
-        y // _OVERSAMPLE * width + x // _OVERSAMPLE,
-        np.concatenate([empty, *(part.elements for part in drawn)]),
-        np.concatenate([np.zeros(0), *(_shade(part.normals) for part in drawn)]),
-        np.concatenate([none, *(part.corners for part in drawn if part.corners is not None)], 1) if blend else None,
-        np.concatenate([none, *(part.weights for part in drawn if part.weights is not None)], 1) if blend else None,
-    )
+    return Drawing(size, y // _OVERSAMPLE * width + x // _OVERSAMPLE, *others)
 
 
 def paint(drawing: Drawing, colors: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -180,13 +167,9 @@ def _draw(
         weights = barycentric(triangles, owner, pixels[is_face], samples[1])
         # The distance to a side is the opposite corner's weight times its height.
         nearness = weights if heights is None else -weights * heights[:, owner]
-        yield _Samples(
-            pixels[is_face],
-            _facing(normals, owner, weights),
-            elements[owner, nearness.argmax(axis=0)],
-            corners[:, owner] if blend else None,
-            weights if blend else None,
-        )
+        nearest_elements = elements[owner, nearness.argmax(axis=0)]
+        blended = (corners[:, owner], weights) if blend else (None, None)
+        yield pixels[is_face], _shade(_facing(normals, owner, weights)), nearest_elements, *blended
         if len(balls):
             ball = items[~is_face] - len(faces)
             yield _ball_samples(pixels[~is_face], centers[ball], radius, balls[ball], samples[1], blend)
@@ -216,7 +199,7 @@ def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, 
     toward = np.sqrt(np.maximum(1 - across**2 - down**2, 0))
     corners = np.stack([elements] * 3) if blend else None
     weights = np.repeat([[1.0], [0.0], [0.0]], len(elements), axis=1) if blend else None
-    return _Samples(pixels, np.stack([across, -down, toward]), elements, corners, weights)
+    return pixels, _shade(np.stack([across, -down, toward])), elements, corners, weights
 
 
 def _by_corner(values: Floats) -> Floats:

@@ -198,19 +198,14 @@ def boundary_vertices(faces: Tensor, vertices: int) -> Tensor:
 
     Vertices that no face uses are not on the boundary. On a GPU, it waits for the GPU.
 
-    Raises TypeError for faces that are no integer tensor, ValueError for another shape.
+    Raises TypeError for faces that are no integer tensor, ValueError for another shape and vertices that don't exist.
 
     >>> import torch
     >>> boundary_vertices(torch.tensor([[0, 1, 2], [0, 2, 3], [0, 3, 1]]), 5).tolist()  # around vertex 0
     [False, True, True, True, False]
     """
-    if not isinstance(faces, Tensor):
-        raise not_a_tensor("faces", faces)
-    if faces.is_floating_point() or faces.dtype == torch.bool:
-        raise TypeError(f"faces should be integers, got {faces.dtype}")
-    if faces.ndim != 2 or faces.shape[1] != 3:
-        raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")
     check_count("vertices", vertices, 0)
+    _check_faces(faces, vertices)
     corners = faces.long()
     ends = torch.stack([corners, corners.roll(-1, 1)]).sort(0).values.reshape(2, -1)
     ends = ends[:, ends[0] != ends[1]]  # a face with a repeated corner has a side without length

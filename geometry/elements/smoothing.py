@@ -42,6 +42,8 @@ def smooth_boundaries(
     >>> smooth_boundaries(strip, np.stack([likely, 1 - likely], axis=1), at="faces").tolist()
     [0, 0, 0, 0, 0, 0]
     """
+    from scipy.special import softmax  # the command line loads this module
+
     p = np.asarray(probabilities, np.float64)
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
@@ -59,10 +61,10 @@ def smooth_boundaries(
     costs = (-np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]).astype(np.float32)
     strength = weight * borders / max(float(borders.data.mean()) if borders.nnz else 0.0, 1e-300)
     strength = strength.astype(np.float32)  # twice as fast as float64
-    shares = _softmax(-costs)
+    shares = softmax(-costs, axis=1)
     for _ in range(_MAX_STEPS):
         # Neighbors attract with their shares. Half of each step keeps regions from swapping their labels in turn.
-        new = (shares + _softmax(strength @ shares - costs)) / 2
+        new = (shares + softmax(strength @ shares - costs, axis=1)) / 2
         change, shares = float(np.abs(new - shares).max(initial=0.0)), new
         if change < _MAX_CHANGE:
             break
@@ -70,9 +72,3 @@ def smooth_boundaries(
     lone = (areas == 0) & (np.diff(strength.indptr) == 0)
     labels: NDArray[np.int64] = np.where(lone, p.argmax(axis=1), shares.argmax(axis=1)).astype(np.int64)
     return labels
-
-
-def _softmax(values: NDArray[Any]) -> NDArray[Any]:
-    raised = np.exp(values - values.max(axis=1, keepdims=True))
-    shares: NDArray[Any] = raised / raised.sum(axis=1, keepdims=True)
-    return shares

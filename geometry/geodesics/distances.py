@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import potpourri3d
@@ -149,8 +149,7 @@ def has_flat_faces(verts: NDArray[np.float64], faces: Ints) -> bool:
 MAX_PAIRS = 2**24  # of one entry, 270 MB
 
 
-@dataclass(frozen=True)
-class KnownDistances:
+class KnownDistances(NamedTuple):
     """Distances of a mesh.
 
     keys: (N,) int64, ascending: a · V + b for vertices a and b
@@ -159,20 +158,6 @@ class KnownDistances:
 
     keys: NDArray[np.int64]
     values: NDArray[np.float64]
-
-    def missing(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys that are not known."""
-        return np.setdiff1d(keys, self.keys, assume_unique=True)
-
-    def of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The values of keys that are all known."""
-        return self.values[np.searchsorted(self.keys, keys)]
-
-    def with_more(self, keys: NDArray[np.int64], values: NDArray[np.float64]) -> KnownDistances:
-        """These and others, which are not known."""
-        together = np.concatenate([self.keys, keys])
-        order = np.argsort(together, kind="stable")
-        return KnownDistances(together[order], np.concatenate([self.values, values])[order])
 
 
 NO_DISTANCES = KnownDistances(np.zeros(0, np.int64), np.zeros(0))
@@ -197,7 +182,7 @@ def write_distances(path: Path, distances: KnownDistances) -> None:
     Two processes that extend an entry at once lose the additions of one of them. They are computed again when needed.
     """
     if len(distances.keys) <= MAX_PAIRS:
-        write_entry(path, {"keys": distances.keys, "values": distances.values})
+        write_entry(path, distances._asdict())
 
 
 def _check(arrays: Arrays, vertices: int) -> None:

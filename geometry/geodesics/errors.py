@@ -127,7 +127,7 @@ def geodesic_errors_of_all(
         requests.append((surfaces[id(mesh)], _request(surfaces[id(mesh)], predicted, truth)))
     for surface in surfaces.values():
         own = [request.keys.reshape(-1) for other, request in requests if other is surface]
-        surface.to_find = surface.known.missing(np.unique(np.concatenate(own)))
+        surface.to_find = np.setdiff1d(np.unique(np.concatenate(own)), surface.known.keys, assume_unique=True)
     _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
     return [_errors(surface, request) for surface, request in requests]
 
@@ -210,7 +210,9 @@ def _find(
 
     def done(surface: _Surface, found: list[Floats]) -> None:
         if len(surface.to_find):
-            surface.known = surface.known.with_more(surface.to_find, np.concatenate(found))
+            keys = np.concatenate([surface.known.keys, surface.to_find])
+            order = np.argsort(keys, kind="stable")
+            surface.known = KnownDistances(keys[order], np.concatenate([surface.known.values, *found])[order])
             if cache_dir is not None:
                 write_distances(distances_path(surface.mesh, cache_dir), surface.known)
         advance()
@@ -221,16 +223,13 @@ def _find(
         return
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         waiting = [
-            (
-                surface,
-                [
-                    pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
-                    for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
-                ],
-            )
+            [
+                pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
+                for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
+            ]
             for surface in surfaces
         ]
-        for surface, futures in waiting:
+        for surface, futures in zip(surfaces, waiting, strict=True):
             done(surface, [future.result() for future in futures])
 
 
@@ -240,7 +239,7 @@ def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
 
 
 def _errors(surface: _Surface, request: _Request) -> Floats:
-    distances = surface.known.of(request.keys.reshape(-1)).astype(np.float64).reshape(request.keys.shape)
+    distances = surface.known.values[np.searchsorted(surface.known.keys, request.keys)].astype(np.float64)
     if request.weights is None:
         errors = distances[:, 0]
     else:
