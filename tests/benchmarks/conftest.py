@@ -15,10 +15,10 @@ from diffnet.benchmarks.harness import run as run_module
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs `python -m diffnet.benchmarks` with the given arguments on the CPU, and returns its exit code."""
+    """Runs `python -m diffnet.benchmarks` with the given arguments on a device, and returns its exit code."""
 
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments), "--device", "cpu"])
+    def run(*arguments: object, device: str = "cpu") -> int:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments), "--device", device])
         try:
             main()
         except SystemExit as e:

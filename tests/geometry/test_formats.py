@@ -72,14 +72,10 @@ def test_off_damage(tmp_path: Path, old: str, new: str, message: str) -> None:
     refused(tmp_path / "a.off", OFF.replace(old, new, 1), message)
 
 
-@pytest.mark.parametrize("suffix", TEXTS)
-def test_carriage_returns_end_lines(tmp_path: Path, suffix: str) -> None:
-    check(read(tmp_path / f"a{suffix}", TEXTS[suffix].replace("\n", "\r")))
-
-
-def test_carriage_returns_of_ascii_stl(tmp_path: Path) -> None:
-    expected = read(tmp_path / "a.stl", ascii_stl(CORNERS))
-    found = read(tmp_path / "b.stl", ascii_stl(CORNERS).replace("\n", "\r"))
+def test_carriage_returns_end_lines(tmp_path: Path) -> None:
+    for suffix, content in TEXTS.items():
+        check(read(tmp_path / f"a{suffix}", content.replace("\n", "\r")))
+    expected, found = (read(tmp_path / "a.stl", ascii_stl(CORNERS).replace("\n", end)) for end in "\n\r")
     np.testing.assert_array_equal(found.verts, expected.verts)
     np.testing.assert_array_equal(found.faces, expected.faces)
 
@@ -439,7 +435,13 @@ def test_colors_of_text_files(
 
 
 def test_files_without_colors(tmp_path: Path) -> None:
-    for name, content in (("a.obj", obj([""] * 3)), ("a.off", off([""] * 3, "OFF")), ("b.obj", obj(["0.5"] * 3))):
+    texts = {
+        "a.obj": obj([""] * 3),
+        "a.off": off([""] * 3, "OFF"),
+        "b.obj": obj(["0.5"] * 3),
+        "a.stl": ascii_stl(CORNERS),
+    }
+    for name, content in texts.items():
         (tmp_path / name).write_text(content)
         found = load_attributes(tmp_path / name)
         assert found.colors is None
@@ -501,15 +503,6 @@ def test_damaged_attributes(tmp_path: Path, name: str, content: str, message: st
     assert str(caught.value).startswith(str(path))
     with pytest.raises(MeshError, match=r"missing\.ply: no such file"):
         load_attributes(tmp_path / "missing.ply")
-
-
-def test_other_formats_have_none(tmp_path: Path) -> None:
-    (tmp_path / "a.stl").write_text(
-        "solid s\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\nendfacet\n"
-        "endsolid\n"
-    )
-    assert load_attributes(tmp_path / "a.stl").colors is None
-    assert load_attributes(str(tmp_path / "a.stl")).vertices == {}
 
 
 # ---- VTK files: legacy .vtk, and XML .vtp and .vtu ----
