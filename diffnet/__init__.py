@@ -11,8 +11,7 @@ Public are the names in `__all__` of this package and of its subpackages, which 
 All other names and modules can change in any version. Each is imported when it is first used.
 """
 
-from diffnet.interrupts import ExitAtCtrlC as _ExitAtCtrlC
-from diffnet.interrupts import is_command as _is_command
+from diffnet.interrupts import ExitAtCtrlC as _ExitAtCtrlC, is_command as _is_command
 
 with _ExitAtCtrlC(_is_command()):
     from pathlib import Path as _Path

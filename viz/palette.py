@@ -178,7 +178,8 @@ def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
     colors = np.asarray(color_map(shares), np.float64)
     if colors.shape not in ((_LEVELS, 3), (_LEVELS, 4)) or not ((colors >= 0) & (colors <= 1)).all():
         raise ValueError(f"color_map should return colors (N, 3) from 0 to 1, got values of shape {colors.shape}")
-    return (colors[:, :3] * 255).round().astype(np.uint8)
+    rounded: NDArray[np.uint8] = (colors[:, :3] * 255).round().astype(np.uint8)
+    return rounded
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[tuple[float, str]]:

@@ -9,8 +9,7 @@ import pytest
 
 from diffnet.benchmarks import Benchmark
 from diffnet.benchmarks.__main__ import main
-from diffnet.benchmarks.harness import registry as registry_module
-from diffnet.benchmarks.harness import run as run_module
+from diffnet.benchmarks.harness import registry as registry_module, run as run_module
 
 
 @pytest.fixture

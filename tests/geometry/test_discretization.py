@@ -17,8 +17,7 @@ import scipy.spatial
 import torch
 import trimesh
 from conftest import random_rotation
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from operator_checks import assert_same, gradient, relative
 from shapes import Arrays, arrays, cloud_of, ellipsoid, moebius, soup, strip_on_a_line
 from torch import Tensor
@@ -41,8 +40,7 @@ from diffnet.geometry import (
     precompute,
     tangent_frames,
 )
-from diffnet.geometry.discretize import gradient as gradient_module
-from diffnet.geometry.discretize import intrinsic_delaunay, packed_delaunay
+from diffnet.geometry.discretize import gradient as gradient_module, intrinsic_delaunay, packed_delaunay
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.normalize import mesh_for_operators

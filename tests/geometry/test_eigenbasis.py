@@ -17,9 +17,7 @@ from operator_checks import relative
 from torch import Tensor
 
 from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
-from diffnet.geometry.eigen import checks as eigenpair_checks
-from diffnet.geometry.eigen import cpu, lanczos
-from diffnet.geometry.eigen import problem as eigenproblem
+from diffnet.geometry.eigen import checks as eigenpair_checks, cpu, lanczos, problem as eigenproblem
 from diffnet.geometry.eigen.cpu import smallest_pairs
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
 from diffnet.geometry.eigen.gpu.lanczos import largest_pairs

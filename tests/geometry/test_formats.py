@@ -541,8 +541,7 @@ def test_legacy_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def dataset(kind: str) -> Any:
     """The surface as an object of VTK."""
-    from vtkmodules import vtkCommonCore as core
-    from vtkmodules import vtkCommonDataModel as model
+    from vtkmodules import vtkCommonCore as core, vtkCommonDataModel as model
 
     data = getattr(model, kind)()
     points = core.vtkPoints()

@@ -28,8 +28,7 @@ from diffnet.geometry.discretize import gradient
 from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.phases import take_phases
-from diffnet.geometry.preprocessing import gpu_groups, group, many, read_again, stored, worker
-from diffnet.geometry.preprocessing import one as one_mesh
+from diffnet.geometry.preprocessing import gpu_groups, group, many, one as one_mesh, read_again, stored, worker
 from diffnet.geometry.preprocessing.flat import ALIGNMENT
 from diffnet.geometry.preprocessing.known_entry import have_even_rows, show_even_rows
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks

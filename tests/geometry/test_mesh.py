@@ -13,8 +13,7 @@ import pytest
 import torch
 import trimesh
 from operator_checks import relative
-from polygon_files import FAN, POLYGONS, ascii_stl, binary_stl, check, lines, read, written
-from polygon_files import VERTS as CORNERS
+from polygon_files import FAN, POLYGONS, VERTS as CORNERS, ascii_stl, binary_stl, check, lines, read, written
 
 from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges, normalize_positions
 

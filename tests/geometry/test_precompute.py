@@ -14,8 +14,7 @@ import scipy.sparse
 import torch
 import trimesh
 from conftest import random_rotation
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from operator_checks import assert_sound, gradient, gram, matrix, relative
 from shapes import TETRAHEDRON, arrays, cloud_of, degraded_sphere, ellipsoid, moebius, soup, strip_on_a_line
 
