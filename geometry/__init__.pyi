@@ -1,5 +1,4 @@
-from .augmentation.cuts import MeshPart as MeshPart, cut_by_plane as cut_by_plane
-from .augmentation.decimate import decimate as decimate
+from .augmentation.reduction import MeshPart as MeshPart, cut_by_plane as cut_by_plane, decimate as decimate
 from .augmentation.transforms import mirrored as mirrored, rotated as rotated, scaled as scaled
 from .batches.collate import collate as collate
 from .batches.functional import (
@@ -35,8 +34,11 @@ from .elements.elements import (
     file_edges as file_edges,
     on_triangles as on_triangles,
 )
-from .elements.instances import Instances as Instances, label_instances as label_instances
-from .elements.smoothing import smooth_boundaries as smooth_boundaries
+from .elements.labels import (
+    Instances as Instances,
+    label_instances as label_instances,
+    smooth_boundaries as smooth_boundaries,
+)
 from .errors import MeshError as MeshError
 from .geodesics.errors import (
     Prediction as Prediction,
