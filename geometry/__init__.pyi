@@ -15,8 +15,7 @@ from .batches.functional_maps import (
     soft_functional_map as soft_functional_map,
     zoomout as zoomout,
 )
-from .curvatures import curvature as curvature, diffused_curvature as diffused_curvature
-from .descriptors import hks as hks, wks as wks
+from .descriptors import curvature as curvature, diffused_curvature as diffused_curvature, hks as hks, wks as wks
 from .diagnosis import Diagnosis as Diagnosis, diagnose as diagnose, is_inside_out as is_inside_out
 from .discretize.coincident import joined_vertices as joined_vertices
 from .discretize.connectivity import Connectivity as Connectivity, boundary_vertices as boundary_vertices

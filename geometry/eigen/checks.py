@@ -10,8 +10,8 @@ import scipy.sparse
 import scipy.sparse.linalg
 from numpy.typing import NDArray
 
+from diffnet.geometry.eigen.lanczos import Rows, random_rows, transpose, without_constant
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Searched
-from diffnet.geometry.eigen.shift_invert import Rows, random_rows, transpose, without_constant
 
 PAIRS_CHECKED = 4  # smallest pairs; rounding spoils the smallest eigenvalues first
 MAX_DEVIATION = 1e-5  # largest deviation of a Rayleigh quotient from its eigenvalue. Clean meshes have less than 1e-7.

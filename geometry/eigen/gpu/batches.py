@@ -25,8 +25,7 @@ from diffnet.geometry.eigen.by_component import Pick, select_pairs, warn_of_roun
 from diffnet.geometry.eigen.checks import PAIRS_CHECKED, checked_pairs, deviation_fault, rounding_fault
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.gpu.lanczos import Map, largest_pairs
-from diffnet.geometry.eigen.gpu.packed import PackedProblem, connected_components, packed
-from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
+from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert, PackedProblem, connected_components, packed
 from diffnet.geometry.eigen.problem import (
     MIN_VERTICES,
     TOLERANCE,
