@@ -20,8 +20,7 @@ from diffnet.viz.fields import MISSING_COLOR, Field
 from diffnet.viz.palette import DISTINCT, ERROR_COLORS, ColorMap, Scale, label_colors, ticks
 from diffnet.viz.render import ARROW_COLOR
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
-from diffnet.viz.surface import Surface, ValuesAt, corner_normals, face_elements, shown_points
-from diffnet.viz.view import View, chosen_view
+from diffnet.viz.surface import Surface, ValuesAt, View, chosen_view, corner_normals, face_elements, shown_points
 
 
 @dataclass(frozen=True, eq=False, repr=False)

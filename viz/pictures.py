@@ -30,8 +30,7 @@ from diffnet.viz.legend import (
 from diffnet.viz.palette import ColorMap, Scale, colorize
 from diffnet.viz.render import BACKGROUND, draw, paint, paint_scalars, png_bytes
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
-from diffnet.viz.surface import ValuesAt
-from diffnet.viz.view import View
+from diffnet.viz.surface import ValuesAt, View
 
 _MAX_COLUMNS = 4
 

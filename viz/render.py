@@ -17,8 +17,19 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffnet.viz.fields import MISSING_COLOR
-from diffnet.viz.surface import Floats, Ints, Surface, ValuesAt, corner_normals, face_elements, shown_points
-from diffnet.viz.view import View, chosen_view, rotation_of, to_screen
+from diffnet.viz.surface import (
+    Floats,
+    Ints,
+    Surface,
+    ValuesAt,
+    View,
+    chosen_view,
+    corner_normals,
+    face_elements,
+    rotation_of,
+    shown_points,
+    to_screen,
+)
 
 BACKGROUND = (250, 250, 251)
 ARROW_COLOR = (26, 29, 33)

@@ -22,8 +22,7 @@ from diffnet.viz.legend import Legend, label_legend, legend_image, short_names
 from diffnet.viz.palette import color_table, colorize, make_scale, ticks
 from diffnet.viz.render import ARROW_COLOR, BACKGROUND, draw, paint
 from diffnet.viz.shapes import vector_arrows
-from diffnet.viz.surface import corner_normals, make_surface
-from diffnet.viz.view import default_view
+from diffnet.viz.surface import corner_normals, default_view, make_surface
 
 SQUARE = ([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
 

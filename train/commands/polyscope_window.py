@@ -12,8 +12,7 @@ from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.train.tasks.task import Fields
 from diffnet.viz.palette import colorize
-from diffnet.viz.surface import make_surface, shown_points
-from diffnet.viz.view import default_view
+from diffnet.viz.surface import default_view, make_surface, shown_points
 
 
 def show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mapping[str, NDArray[Any]]) -> None:
