@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.palette import Scale, colorize, ticks
 
-_INK, _FAINT, _LINE = (29, 33, 38), (92, 101, 110), (150, 156, 163)
+INK, _FAINT, _LINE = (29, 33, 38), (92, 101, 110), (150, 156, 163)
 
 
 class Legend(NamedTuple):
@@ -35,17 +35,9 @@ def label_legend(heading: str, labels: Any, names: Sequence[str]) -> Legend:
     """The legend of the labels that occur. A label without a name is shown as its number, negative ones come last."""
     occur = np.unique(labels)
     shown = occur[occur >= 0]
-    entries = [(label_name(names, int(c)), color) for c, color in zip(shown, colorize(shown), strict=True)]
+    texts = [str(names[c]) if c < len(names) else str(c) for c in shown.tolist()]
+    entries = list(zip(texts, colorize(shown), strict=True))
     return Legend(heading, entries + [("unlabeled", MISSING_COLOR)] * bool((occur < 0).any()))
-
-
-def label_name(names: Sequence[str], label: int) -> str:
-    return str(names[label]) if label < len(names) else str(label)
-
-
-def scalar_legend(heading: str, scale: Scale, missing: bool) -> Legend:
-    """A color bar. missing: whether to explain the color of NaN"""
-    return Legend(heading, [("no value", MISSING_COLOR)] if missing else [], scale)
 
 
 @cache
@@ -59,20 +51,9 @@ def font(size: int) -> Any:
     return ImageFont.load_default(size)
 
 
-def font_size(height: int) -> int:
-    """The size of text beside pictures of some height, in pixels."""
-    return int(np.clip(round(height / 38), 10, 32))
-
-
 def one_line_each(texts: Sequence[str], letters: Any, width: float) -> list[str]:
     """The texts, each on one line of some width, see `short_names`."""
     return short_names([" ".join(text.split()) for text in texts], lambda text: letters.getlength(text) <= width)
-
-
-def draw_title(image: Image.Image, text: str, corner: tuple[int, int], width: int, size: int) -> None:
-    """Write a title that fits in the middle of a strip of some width, whose upper left corner is given."""
-    (left, top), draw, letters = corner, ImageDraw.Draw(image), font(size)
-    draw.text((left + (width - letters.getlength(text)) / 2, top + 0.7 * size), text, fill=_INK, font=letters)
 
 
 def legend_image(legend: Legend, height: int, size: int, background: tuple[int, int, int]) -> Image.Image:
@@ -103,7 +84,7 @@ def legend_image(legend: Legend, height: int, size: int, background: tuple[int, 
         if color is not None:
             box = (0, top + 0.25 * size, size, top + 1.25 * size)
             draw.rectangle(box, fill=tuple(int(c) for c in color), outline=_LINE)
-        draw.text((1.7 * size, top + 0.75 * size), name, fill=_INK, font=letters, anchor="lm")
+        draw.text((1.7 * size, top + 0.75 * size), name, fill=INK, font=letters, anchor="lm")
         top += row
     return image
 
@@ -126,7 +107,7 @@ def _draw_bar(
     for number, text in marks:
         y = top + (height - 1) * (1 - (number - scale.low) / (scale.high - scale.low))
         draw.line((left + width, y, left + width + 0.4 * size, y), fill=_LINE)
-        draw.text((left + width + 0.8 * size, y), text, fill=_INK, font=letters, anchor="lm")
+        draw.text((left + width + 0.8 * size, y), text, fill=INK, font=letters, anchor="lm")
 
 
 def short_names(names: Sequence[str], fits: Callable[[str], bool]) -> list[str]:

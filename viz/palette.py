@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -48,15 +48,10 @@ def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np
     return out
 
 
-def parse_colors(codes: Sequence[str]) -> NDArray[np.uint8]:
-    """Colors (n, 3) uint8 from hexadecimal codes such as "0072B2"."""
-    return np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in codes], np.uint8)
-
-
 @cache
 def _table() -> NDArray[np.uint8]:
     """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
-    first = parse_colors(_FIRST)
+    first = np.array([list(bytes.fromhex(code)) for code in _FIRST], np.uint8)
     candidates = _candidates()
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # No label gets the gray of unlabeled elements.

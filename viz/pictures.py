@@ -12,21 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
-from diffnet.viz.fields import Field
-from diffnet.viz.legend import (
-    Legend,
-    draw_title,
-    font,
-    font_size,
-    label_legend,
-    legend_image,
-    one_line_each,
-    scalar_legend,
-)
+from diffnet.viz.fields import MISSING_COLOR, Field
+from diffnet.viz.legend import INK, Legend, font, label_legend, legend_image, one_line_each
 from diffnet.viz.palette import ColorMap, Scale, colorize
 from diffnet.viz.render import BACKGROUND, draw, paint, paint_scalars, png_bytes
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
@@ -155,7 +146,8 @@ def _legends(fields: Sequence[Field], scales: dict[str, Scale], label_names: Seq
         legends.append(label_legend(heading, labels, label_names))
     for name, scale in scales.items():
         missing = any(np.isnan(field.values).any() for field in fields if field.name == name)
-        legends.append(scalar_legend(name if name != "scalars" else "", scale, missing))
+        entries = [("no value", MISSING_COLOR)] if missing else []
+        legends.append(Legend(name if name != "scalars" else "", entries, scale))
     return legends
 
 
@@ -163,17 +155,19 @@ def _compose(
     panels: Sequence[NDArray[np.uint8]], titles: Sequence[str], legends: Sequence[Legend], size: tuple[int, int]
 ) -> NDArray[np.uint8]:
     """Put pictures in rows, with titles above and legends on the right."""
-    (width, height), text = size, font_size(min(size))
+    (width, height), text = size, int(np.clip(round(min(size) / 38), 10, 32))
     columns = min(len(panels), _MAX_COLUMNS)
     rows = -(-len(panels) // columns)
     strip = round(2.2 * text) if any(titles) else 0
     whole = rows * (strip + height)
     sides = [legend_image(legend, whole - strip, text, BACKGROUND) for legend in legends]
     image = Image.new("RGB", (columns * width + sum(side.width for side in sides), whole), BACKGROUND)
-    titles = one_line_each(titles, font(text), width - text)
+    letters, pen = font(text), ImageDraw.Draw(image)
+    titles = one_line_each(titles, letters, width - text)
     for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
         left, top = i % columns * width, i // columns * (strip + height)
-        draw_title(image, title, (left, top), width, text)
+        middle = left + (width - letters.getlength(title)) / 2
+        pen.text((middle, top + 0.7 * text), title, fill=INK, font=letters)
         image.paste(Image.fromarray(panel), (left, top + strip))
     left = columns * width
     for side in sides:

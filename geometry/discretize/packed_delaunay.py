@@ -341,7 +341,7 @@ def _flip_while(
             break
         # An edge is flipped if it has the highest priority in both its triangles. Priorities are random and new in each
         # round; otherwise a row of n neighboring edges could take n rounds.
-        priority = (h.priority[edges] ^ _constant(number)).expand(2, -1)
+        priority = (h.priority[edges] ^ int(_mixed(torch.tensor(number + 1)))).expand(2, -1)
         owners = both // 3
         owner[owners] = lowest
         owner.scatter_reduce_(0, owners.reshape(-1), priority.reshape(-1), "amax")
@@ -349,11 +349,6 @@ def _flip_while(
         rounds.append(both[:, apart])
         edges = torch.cat([edges, _flip(h, rounds[-1])])
     return rounds, edges
-
-
-def _constant(number: int) -> int:
-    """A number of 64 bits for each round."""
-    return int(_mixed(torch.tensor(number + 1)))
 
 
 def _flip(h: Halfedges, both: Tensor) -> Tensor:

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
 from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
-from diffnet.geometry.discretize.coincident import components, joined_vertices
+from diffnet.geometry.discretize.coincident import components
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
-from diffnet.geometry.mesh.normalize import round_positions
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -40,15 +39,10 @@ def area(mesh: Mesh) -> float:
     return float(total)
 
 
-def joined(mesh: Mesh) -> Ints:
-    """The vertex (V,) that stands for each vertex where several are at one position, as in `precompute`."""
-    return joined_vertices(round_positions(mesh))
-
-
 def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
     """The distances (N,) along the surface between the ends (2, N) of pairs.
 
-    same: the result of `joined`
+    same: the vertex (V,) that stands for each vertex where several are at one position, as in `precompute`
     pairs: vertices that stand for themselves. Pairs with equal second ends are fastest if they stand together.
 
     Infinity between components. On manifold meshes, a distance is the length of a geodesic path, found by edge flips

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.geodesics.distances import (
     NO_DISTANCES,
@@ -18,12 +19,12 @@ from diffnet.geometry.geodesics.distances import (
     KnownDistances,
     area,
     distances_path,
-    joined,
     pair_distances,
     read_distances,
     write_distances,
 )
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
 
@@ -136,7 +137,7 @@ def geodesic_errors_of_all(
 class _Surface:
     """A mesh, and its distances.
 
-    same: the vertex (V,) that stands for each, see `joined`
+    same: the vertex (V,) that stands for each, see `pair_distances`
     scale: √area
     to_find: (N,) the keys of distances that are not known yet, ascending
     """
@@ -151,7 +152,7 @@ class _Surface:
 def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
     vertices = len(mesh.verts)
     known = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
-    return _Surface(mesh, joined(mesh), float(np.sqrt(area(mesh))), known, NO_DISTANCES.keys)
+    return _Surface(mesh, joined_vertices(round_positions(mesh)), float(np.sqrt(area(mesh))), known, NO_DISTANCES.keys)
 
 
 @dataclass(frozen=True)

@@ -343,11 +343,6 @@ def _ascii_stl_corners(data: bytes) -> NDArray[np.float64]:
     return np.array(verts).reshape(-1, 3)
 
 
-def _read_gltf(data: bytes) -> Content:
-    verts, faces = read_gltf(data)
-    return Content(verts, np.full(len(faces), 3), faces.reshape(-1))
-
-
 def _read_lines(lines: Iterable[Line], read: Callable[[list[str]], None]) -> None:
     """Call `read` for the words of each line. Errors name the line."""
     for number, line in lines:
@@ -448,7 +443,7 @@ class Reader(NamedTuple):
     properties: bool = False
 
 
-_GLTF = Reader(_read_gltf)
+_GLTF = Reader(read_gltf)
 _VTK = Reader(read_vtk, _vtk_attributes, properties=True)
 READERS: dict[str, Reader] = {
     ".obj": Reader(_read_obj, _obj_attributes),

@@ -53,7 +53,8 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
         while size < min(target + block, capacity):
             steps.append(_extend(operator, basis, size))
             size += block
-        for at, (own, coupling) in enumerate(zip(*_on_host(steps), strict=True)):
+        on_host = (torch.stack(tensors).cpu().numpy() for tensors in zip(*steps, strict=True))
+        for at, (own, coupling) in enumerate(zip(*on_host, strict=True)):
             lo = start + at * block
             projected[:, lo : lo + block, lo : lo + block] = own
             projected[:, lo + block : lo + 2 * block, lo : lo + block] = coupling
@@ -130,11 +131,6 @@ def _products(count: int, one: Tensor, other: Tensor) -> Tensor:
 def _split(columns: Tensor, parts: int) -> Tensor:
     """Columns (n, c) as (parts, n / parts, c), without a copy."""
     return columns.view(parts, -1, columns.shape[1])
-
-
-def _on_host(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Array, Array]:
-    one, other = (torch.stack(tensors).cpu().numpy() for tensors in zip(*pairs, strict=True))
-    return one, other
 
 
 def _ritz(projected: Array) -> Pairs:
