@@ -18,6 +18,7 @@ from diffnet.ops.common.checks import check_count, check_finite, check_tensor, r
 
 MIN_TIME, MAX_TIME = 0.01, 1.0  # default times of `hks`
 _warned_of_size: list[str] = []  # names of given warnings; each is given once
+TIMES = (0.001, 0.003, 0.01, 0.03)  # default times of `diffused_curvature`, shares of the area
 
 
 @refuses("write hks(operators, 16) or hks(operators, scales=scales)", evals="operators", evecs="operators")
@@ -122,9 +123,6 @@ def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
     # A basis in half precision is squared in the precision of the rest.
     squares = operators.evecs.to(operators.evals.dtype) ** 2
     return from_spectral(weights, squares, operators.ptr, operators.lengths)
-
-
-TIMES = (0.001, 0.003, 0.01, 0.03)  # shares of the area
 
 
 def curvature(operators: Operators) -> Tensor:

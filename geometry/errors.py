@@ -9,6 +9,10 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+MAX_REASONS = 5  # in one error message, and names of what has the same reason
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class DiffnetError(Exception):
     """Base class of the errors that a user of this library can fix. The message says what to change.
@@ -29,9 +33,6 @@ class ConvergenceError(DiffnetError, RuntimeError):
     """An iterative solver did not converge."""
 
 
-MAX_REASONS = 5  # in one error message, and names of what has the same reason
-
-
 def some_reasons(reasons: list[str]) -> str:
     """The first reasons why meshes or files can't be used, for one error message. Each stands there once.
 
@@ -48,10 +49,6 @@ def some_reasons(reasons: list[str]) -> str:
 
 class WorkerError(DiffnetError, RuntimeError):
     """Worker processes can't start."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def refuses(

@@ -18,6 +18,11 @@ ERROR_COLORS = np.array([[214, 217, 221], [214, 40, 48]], np.uint8)  # correct, 
 # ten are distinct under protanopia, deuteranopia and tritanopia too.
 _FIRST = ("0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "F0E442", "332288", "882255", "A5F0C8")
 DISTINCT = 1024
+ColorMap: TypeAlias = "str | Callable[[Any], Any]"
+# Those of Matplotlib that the help names: for scalars, for scalars with signs, and for angles.
+COLOR_MAPS = ("viridis", "coolwarm", "twilight")
+_DIVERGING = ("coolwarm",)
+_LEVELS = 256
 
 
 def label_colors(n: int) -> NDArray[np.uint8]:
@@ -95,14 +100,6 @@ def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
         ]
     )
     return lab
-
-
-ColorMap: TypeAlias = "str | Callable[[Any], Any]"
-
-# Those of Matplotlib that the help names: for scalars, for scalars with signs, and for angles.
-COLOR_MAPS = ("viridis", "coolwarm", "twilight")
-_DIVERGING = ("coolwarm",)
-_LEVELS = 256
 
 
 class Scale(NamedTuple):

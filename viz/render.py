@@ -36,6 +36,9 @@ ARROW_COLOR = (26, 29, 33)
 _OVERSAMPLE = 3  # samples per pixel and axis
 _KEY_LIGHT = np.array([-0.45, 0.62, 0.64])
 _FILL_LIGHT = np.array([0.80, 0.05, 0.60])
+# Covered samples: the fields of `Drawing` after `size`, but for each sample the number of itself instead of its pixel.
+_Samples: TypeAlias = "tuple[Ints, Floats, Ints, Ints | None, Floats | None]"
+BATCH = 4_000_000  # samples drawn at once, which bounds the memory
 
 
 class Drawing(NamedTuple):
@@ -53,10 +56,6 @@ class Drawing(NamedTuple):
     elements: Ints
     corners: Ints | None = None
     weights: Floats | None = None
-
-
-# Covered samples: the fields of `Drawing` after `size`, but for each sample the number of itself instead of its pixel.
-_Samples: TypeAlias = "tuple[Ints, Floats, Ints, Ints | None, Floats | None]"
 
 
 def draw(
@@ -237,9 +236,6 @@ def _shade(normals: Floats) -> Floats:
     facing = normals[2].clip(0, 1)
     brightness: Floats = (0.48 + 0.52 * key + 0.18 * fill) * (1 - 0.45 * (1 - facing) ** 3)
     return brightness
-
-
-BATCH = 4_000_000  # samples drawn at once, which bounds the memory
 
 
 class DepthBuffer:

@@ -15,6 +15,8 @@ from diffnet.viz.palette import Scale, make_scale
 from diffnet.viz.surface import Floats, Ints, Surface, ValuesAt, is_operators, surface_of, unit
 
 Meshes: TypeAlias = "MeshLike | list[Any]"
+_MAX_ARROWS = 400
+_SIDES = 6
 
 
 class Shape(NamedTuple):
@@ -118,10 +120,6 @@ def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Map
         raise ValueError(f"vectors: there are no values named {', '.join(map(repr, unknown))}")
     arrows = {name: vector_arrows(surface, each, given["frames"]) for name, each in by_name.items()}
     return Shape(title, surface, fields, arrows)
-
-
-_MAX_ARROWS = 400
-_SIDES = 6
 
 
 def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ValuesAt: TypeAlias = Literal["vertices", "faces", "edges"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+_MARGIN = 0.05  # of the picture, on each side
 
 
 class Surface(NamedTuple):
@@ -113,9 +114,6 @@ def unit(vectors: Floats) -> Floats:
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: Floats = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
     return scaled
-
-
-_MARGIN = 0.05  # of the picture, on each side
 
 
 class View(NamedTuple):

@@ -14,6 +14,9 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 # direction, so gradients don't blow up. Of the values from 1e-4 to 5e-2, 5e-3 gives the most accurate gradients of
 # linear functions on the RNA surfaces.
 MIN_SPREAD = 5e-3
+# Rows keep their order if the numbers of neighbors differ by less than this on average. 8192 rows of 128 float32 are
+# 4 MiB, a tenth of the cache of a large GPU.
+MAX_GAP = 8192
 
 
 def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix:
@@ -106,11 +109,6 @@ def _inverse(
     mean, half = (slow + fast) / 2, np.divide((slow - fast) / 2, half, out=np.zeros_like(half), where=half > 0)
     cosine, sine = half * (xx - yy) / 2, half * xy
     return mean + cosine, sine, mean - cosine
-
-
-# Rows keep their order if the numbers of neighbors differ by less than this on average. 8192 rows of 128 float32 are
-# 4 MiB, a tenth of the cache of a large GPU.
-MAX_GAP = 8192
 
 
 def order_along_surface(graph: Any) -> NDArray[np.int64]:

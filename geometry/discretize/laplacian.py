@@ -17,6 +17,7 @@ from diffnet.geometry.preprocessing.options import LaplacianKind
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
 ADDED_CROSS = 1e-10  # to the lengths of cross products of edges, for a mesh of radius 1, so that none is 0
 MIN_MASS = 1e-8  # of a vertex with faces, relative to the mean
+POINTS_AT_ONCE = 4096  # arrays of a batch of points take up to 60 MB
 
 
 def laplacian_and_mass(
@@ -141,9 +142,6 @@ def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:
         return bool(spread[1] > 1e-6 * spread[0])
     normals, squares = scaled_normals(verts, faces)
     return bool(np.linalg.norm(normals, axis=0).sum() > 1e-6 * squares.sum())
-
-
-POINTS_AT_ONCE = 4096  # arrays of a batch of points take up to 60 MB
 
 
 def local_triangles(points: NDArray[np.float64], frames: NDArray[np.float64], neighbors: int) -> NDArray[np.int64]:

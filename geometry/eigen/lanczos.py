@@ -16,6 +16,11 @@ import scipy.sparse
 from diffnet.geometry.eigen.problem import Array, Pairs
 
 Rows: TypeAlias = Any  # vectors as the rows of a matrix (…, count, V): a NumPy array, or a tensor on a device
+MAX_RESTARTS = 20
+ROUNDING = 1e-15
+WELL_CONDITIONED = 30  # rows of at most this condition are orthonormal to 1e-13 after one Cholesky QR
+TILE_LENGTH = 8192  # entries of a row in a tile
+TILE_PRODUCTS = 10**6  # multiplications for a tile; above this number, OpenBLAS copies matrices before it multiplies
 
 
 class ShiftInvert:
@@ -87,13 +92,6 @@ def without_constant(rows: Rows, constant: Rows) -> Rows:
 def transpose(rows: Rows) -> Rows:
     """Transpose the last two dimensions."""
     return rows.swapaxes(-1, -2)
-
-
-MAX_RESTARTS = 20
-ROUNDING = 1e-15
-WELL_CONDITIONED = 30  # rows of at most this condition are orthonormal to 1e-13 after one Cholesky QR
-TILE_LENGTH = 8192  # entries of a row in a tile
-TILE_PRODUCTS = 10**6  # multiplications for a tile; above this number, OpenBLAS copies matrices before it multiplies
 
 
 class KrylovSpace:

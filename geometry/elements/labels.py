@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 LEAST_AREA = 1e-3
+_MAX_STEPS = 100  # at most
+MAX_WEIGHT = 1e30  # beyond, products overflow single precision
+_MAX_CHANGE = 1e-3  # of probabilities, at which the steps end
 
 
 class Instances(NamedTuple):
@@ -119,11 +122,6 @@ def _borders(mesh: Mesh, at: ElementsAt, per_polygon: bool) -> scipy.sparse.csr_
         place = np.unique(np.sort(joined[mesh_edges(mesh.faces)], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
     here = scipy.sparse.csr_array((np.full(len(place), tiny), (np.arange(len(place)), place)))
     return scipy.sparse.csr_array(borders + here @ (here.T / tiny))
-
-
-_MAX_STEPS = 100  # at most
-MAX_WEIGHT = 1e30  # beyond, products overflow single precision
-_MAX_CHANGE = 1e-3  # of probabilities, at which the steps end
 
 
 def smooth_boundaries(

@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 MAX_SEARCH = 0.1
 # Faces with a smaller area, as a share of the squared extent of the mesh, have no usable angles.
 MIN_FACE_AREA = 1e-14
+MAX_PAIRS = 2**24  # of one entry, 270 MB
 
 
 def area(mesh: Mesh) -> float:
@@ -138,9 +139,6 @@ def has_flat_faces(verts: NDArray[np.float64], faces: Ints) -> bool:
     """Whether the area of a face is almost 0."""
     extent = np.ptp(verts, axis=0).max()
     return bool((potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * extent**2).any())
-
-
-MAX_PAIRS = 2**24  # of one entry, 270 MB
 
 
 class KnownDistances(NamedTuple):

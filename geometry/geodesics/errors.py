@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
+# The thresholds of the literature on correspondence: errors / √area from 0 to 0.25.
+THRESHOLDS = np.linspace(0.0, 0.25, 101)
 
 
 class Prediction(NamedTuple):
@@ -277,10 +279,6 @@ def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
         straight = np.hypot(x - source_x, y + source_y)
         shortest = np.where(inside, np.minimum(shortest, straight), shortest)
     return np.asarray(np.maximum(shortest, lower), np.float64)
-
-
-# The thresholds of the literature on correspondence: errors / √area from 0 to 0.25.
-THRESHOLDS = np.linspace(0.0, 0.25, 101)
 
 
 def error_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> NDArray[np.float64]:

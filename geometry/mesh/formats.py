@@ -36,6 +36,15 @@ from diffnet.geometry.mesh.text import (
 )
 from diffnet.geometry.mesh.vtk import read_vtk, read_vtk_arrays
 
+NO_POLYGONS = "it holds {}, expected polygons. For a point cloud, save the points alone"
+_OBJ_CURVES = {"l": "lines", "curv": "curves", "curv2": "curves", "surf": "free-form surfaces"}
+_OBJ_NORMAL = re.compile(rb"^[ \t]*vn[ \t]", re.MULTILINE)
+_OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
+PLY_CORNERS = ("vertex_indices", "vertex_index")
+_STL_TRIANGLE = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+_DAMAGED_STL = "not an STL file, or a damaged one"
+_PLY_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
+
 
 class Content(NamedTuple):
     """The content of a mesh file.
@@ -127,11 +136,6 @@ def _read_obj(data: bytes) -> Content:
     return content._replace(normals=_obj_normals(content, np.array(normals).reshape(-1, 3), np.array(named)))
 
 
-NO_POLYGONS = "it holds {}, expected polygons. For a point cloud, save the points alone"
-_OBJ_CURVES = {"l": "lines", "curv": "curves", "curv2": "curves", "surf": "free-form surfaces"}
-_OBJ_NORMAL = re.compile(rb"^[ \t]*vn[ \t]", re.MULTILINE)
-
-
 def _obj_normals(
     content: Content, normals: NDArray[np.float64], named: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
@@ -157,9 +161,6 @@ def _normal_index(word: str, before: int) -> int:
         return -1
     index = integer(parts[2])
     return index - 1 if index > 0 else before + index
-
-
-_OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
 
 
 def _read_off(data: bytes) -> Content:
@@ -256,9 +257,6 @@ def _read_polygons(lines: Iterator[Line], count: int) -> tuple[NDArray[np.int64]
     return np.array(sizes), np.array(corners)
 
 
-PLY_CORNERS = ("vertex_indices", "vertex_index")
-
-
 def _read_ply(data: bytes) -> Content:
     elements = read_ply(data)
     vertex = elements.get("vertex", {})
@@ -289,9 +287,6 @@ def _stacked(columns: Columns, names: Sequence[str]) -> NDArray[np.float64] | No
     return np.stack(found, axis=1).astype(np.float64) if len(found) == len(names) else None
 
 
-_STL_TRIANGLE = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
-
-
 def _read_stl(data: bytes) -> Content:
     """STL has three vertices for each triangle. Triangles share none."""
     if is_binary_stl(data):
@@ -299,9 +294,6 @@ def _read_stl(data: bytes) -> Content:
     else:
         verts = _ascii_stl_corners(data)
     return Content(verts, np.full(len(verts) // 3, 3), np.arange(len(verts)))
-
-
-_DAMAGED_STL = "not an STL file, or a damaged one"
 
 
 def _ascii_stl_corners(data: bytes) -> NDArray[np.float64]:
@@ -360,8 +352,6 @@ def _point(words: list[str], what: str = "vertex") -> list[float]:
 
 
 # ---- colors and properties ----
-
-_PLY_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
 
 
 def _ply_attributes(data: bytes) -> Attributes:

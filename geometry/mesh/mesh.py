@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMATS = tuple(READERS)  # each may be followed by .gz
+MeshLike: TypeAlias = (
+    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
+    " | HasPositions | HasVertices | NDArray[Any] | Tensor | Sequence[Sequence[float]]"
+)
+_MAX_COORDINATE = float(np.finfo(np.float32).max)
+_keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
+_STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def mesh_suffix(path: str | os.PathLike[str]) -> str:
@@ -77,12 +84,6 @@ class HasVertices(Protocol):
     def vertices(self) -> Any: ...
     @property
     def faces(self) -> Any: ...
-
-
-MeshLike: TypeAlias = (
-    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
-    " | HasPositions | HasVertices | NDArray[Any] | Tensor | Sequence[Sequence[float]]"
-)
 
 
 @dataclass(frozen=True)
@@ -288,9 +289,6 @@ def make_mesh(
     return Mesh(v, *triangulate(v, sizes, corners), polygon_count, name, unit, None, sizes, corners)
 
 
-_MAX_COORDINATE = float(np.finfo(np.float32).max)
-
-
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     """The undirected edges (E, 2), smaller index first, of triangles (F, 3).
 
@@ -327,9 +325,6 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
         write_entry(entry, _as_arrays(mesh))
         mesh = parsed_mesh(entry, name) or mesh  # mapped files don't count as memory of a process
     return mesh, entry
-
-
-_keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
 
 
 def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
@@ -406,9 +401,6 @@ def _from_arrays(arrays: Arrays, name: str) -> Mesh:
     verts, faces, polygons, count = (arrays[name] for name in _STORED)
     more = (arrays.get(name) for name in ("sizes", "corners"))
     return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), name, *more)
-
-
-_STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def _check_stored(arrays: Arrays) -> None:

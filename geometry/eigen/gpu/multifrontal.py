@@ -27,6 +27,7 @@ LANDMARKS = 6  # in each graph
 DIRECTIONS = [(1.0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 1, -1), (1, -1, 1), (-1, 1, 1)]
 MAX_STEPS = 2**20  # to which the values of a function in a graph are rounded before they are sorted
 LEAF = 64  # vertices; regions up to this size aren't cut
+MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
 
 
 class Dissection(NamedTuple):
@@ -199,9 +200,6 @@ def _inside(tails: Tensor, heads: Tensor, level: Tensor, region: Tensor) -> tupl
     """The edges inside of regions that are still to be cut."""
     live = (level[tails] < 0) & (level[heads] < 0) & (region[tails] == region[heads])
     return tails[live], heads[live]
-
-
-MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
 
 
 class MultifrontalCholesky:

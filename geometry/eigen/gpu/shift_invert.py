@@ -16,6 +16,8 @@ from diffnet.geometry.eigen.lanczos import random_rows, without_constant
 from diffnet.geometry.eigen.problem import Array, Problem
 from diffnet.ops.sparse.reference import csr_tensor
 
+CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
+
 
 class PackedProblem(NamedTuple):
     """The problems L φ = λ M φ of several meshes, one after another.
@@ -84,9 +86,6 @@ def _without_repeats(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix
     matrix = matrix.copy()
     matrix.sum_duplicates()
     return matrix
-
-
-CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
 
 
 class BatchedShiftInvert:
