@@ -59,7 +59,7 @@ from .mesh.mesh import (
     mesh_edges as mesh_edges,
 )
 from .mesh.normalize import normalize_positions as normalize_positions
-from .mesh.normals import NORMALS_RULES as NORMALS_RULES, NormalsRule as NormalsRule
+from .mesh.objects import NORMALS_RULES as NORMALS_RULES, NormalsRule as NormalsRule
 from .neighborhoods import (
     Patches as Patches,
     nearest_pattern as nearest_pattern,

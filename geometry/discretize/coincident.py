@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.discretize.triangles import Array, Indices
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.mesh.normals import mean_normals
+from diffnet.geometry.mesh.objects import mean_normals
 from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
 
 

@@ -9,7 +9,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
-from diffnet.geometry.discretize.triangles import scaled_normals
+from diffnet.geometry.discretize.triangles import corner_positions
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import LaplacianKind
@@ -140,8 +140,10 @@ def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:
     if len(faces) == 0:
         spread = np.linalg.svd(verts - verts.mean(axis=0), compute_uv=False)
         return bool(spread[1] > 1e-6 * spread[0])
-    normals, squares = scaled_normals(verts, faces)
-    return bool(np.linalg.norm(normals, axis=0).sum() > 1e-6 * squares.sum())
+    first, second, third = corner_positions(verts, faces)
+    u, v = second - first, third - first
+    doubled, squares = np.linalg.norm(np.cross(u, v, axis=0), axis=0), np.maximum((u * u).sum(0), (v * v).sum(0))
+    return bool(doubled.sum() > 1e-6 * squares.sum())
 
 
 def local_triangles(points: NDArray[np.float64], frames: NDArray[np.float64], neighbors: int) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from diffnet.geometry.discretize.gradient import gradient_values, one_ring
 from diffnet.geometry.discretize.triangles import Array
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.mesh.normals import unit_normals
+from diffnet.geometry.mesh.objects import unit_normals
 
 SHIFT = 1e-8  # times the mean mass, added to each mass; also added to the diagonal of L for eigenpairs
 GRADIENT_REGULARIZER = 1e-5  # length², added to the diagonal of the normal equations of each gradient

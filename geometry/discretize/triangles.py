@@ -22,13 +22,6 @@ def corner_positions(verts: Array, faces: Indices) -> Array:
     return np.stack([coordinates.take(corner, axis=1) for corner in faces.T])
 
 
-def scaled_normals(verts: Array, faces: Indices) -> tuple[Array, Array]:
-    """Normals (3, F) of faces (F, 3), as long as twice their area, and the larger squares (F,) of two of the edges."""
-    first, second, third = corner_positions(verts, faces)
-    u, v = second - first, third - first
-    return np.cross(u, v, axis=0), np.maximum((u * u).sum(0), (v * v).sum(0))
-
-
 def sums_at_vertices(values: Array, faces: Indices, vertices: int) -> Array:
     """For each vertex (V,), the sum of the values (F,) of the faces (F, 3) around it."""
     first, second, third = (np.bincount(corner, values, vertices).astype(np.float64) for corner in faces.T)

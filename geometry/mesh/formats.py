@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.content import is_binary_stl, stl_count
 from diffnet.geometry.mesh.gltf import read_gltf
-from diffnet.geometry.mesh.normals import mean_normals, unit_normals
+from diffnet.geometry.mesh.objects import mean_normals, unit_normals
 from diffnet.geometry.mesh.ply import Columns, Lists, read_ply
 from diffnet.geometry.mesh.text import (
     Line,

@@ -19,8 +19,7 @@ from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.normals import normals_array, own_normals, unit_normals
-from diffnet.geometry.mesh.objects import on_host, real_array, source_of
+from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
 from diffnet.geometry.mesh.polygons import triangulate
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from PIL import Image
 from diffnet.geometry import MeshError, mesh_edges, precompute
 from diffnet.viz import COLOR_MAPS, UNLABELED_COLOR, View, label_colors, picture
 from diffnet.viz.fields import make_field
-from diffnet.viz.legend import Legend, label_legend, legend_image, short_names
 from diffnet.viz.palette import color_table, colorize, make_scale, ticks
+from diffnet.viz.pictures import Legend, label_legend, legend_image, short_names
 from diffnet.viz.render import ARROW_COLOR, BACKGROUND, draw, paint
 from diffnet.viz.shapes import vector_arrows
 from diffnet.viz.surface import corner_normals, default_view, make_surface

@@ -24,8 +24,14 @@ from torch import Tensor
 from diffnet.geometry.eigen.by_component import Pick, select_pairs, warn_of_rounding
 from diffnet.geometry.eigen.checks import PAIRS_CHECKED, checked_pairs, deviation_fault, rounding_fault
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
-from diffnet.geometry.eigen.gpu.lanczos import Map, largest_pairs
-from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert, PackedProblem, connected_components, packed
+from diffnet.geometry.eigen.gpu.lanczos import (
+    BatchedShiftInvert,
+    Map,
+    PackedProblem,
+    connected_components,
+    largest_pairs,
+    packed,
+)
 from diffnet.geometry.eigen.problem import (
     MIN_VERTICES,
     TOLERANCE,
