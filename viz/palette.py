@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.viz.surface import Floats
+from diffnet.geometry.mesh.polygons import Floats
 
 UNLABELED_COLOR = (178, 180, 184)
 ERROR_COLORS = np.array([[214, 217, 221], [214, 40, 48]], np.uint8)  # correct, wrong
@@ -74,8 +74,7 @@ def _candidates() -> NDArray[np.uint8]:
     steps = np.linspace(0, 255, 20).round().astype(np.uint8)
     grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
     lightness, a, b = _oklab(grid).T
-    kept: NDArray[np.uint8] = grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
-    return kept
+    return grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
 
 
 def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -92,14 +91,13 @@ def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
             ]
         )
     )
-    lab: NDArray[np.float64] = cone @ np.array(
+    return cone @ np.array(
         [
             [0.2104542553, 1.9779984951, 0.0259040371],
             [0.7936177850, -2.4285922050, 0.7827717662],
             [-0.0040720468, 0.4505937099, -0.8086757660],
         ]
     )
-    return lab
 
 
 class Scale(NamedTuple):
@@ -111,8 +109,7 @@ class Scale(NamedTuple):
 
     def shares(self, values: Floats) -> Floats:
         """The places of scalars on the scale, from 0 to 1. NaN stays NaN."""
-        shares: Floats = (values.clip(self.low, self.high) - self.low) / (self.high - self.low)
-        return shares
+        return (values.clip(self.low, self.high) - self.low) / (self.high - self.low)
 
     def colors(self, values: Floats) -> NDArray[np.uint8]:
         """The colors (N, 3) of scalars. Those of NaN are gray."""
@@ -170,8 +167,7 @@ def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
     colors = np.asarray(color_map(shares), np.float64)
     if colors.shape not in ((_LEVELS, 3), (_LEVELS, 4)) or not ((colors >= 0) & (colors <= 1)).all():
         raise ValueError(f"color_map should return colors (N, 3) from 0 to 1, got values of shape {colors.shape}")
-    rounded: NDArray[np.uint8] = (colors[:, :3] * 255).round().astype(np.uint8)
-    return rounded
+    return (colors[:, :3] * 255).round().astype(np.uint8)
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[tuple[float, str]]:

@@ -14,9 +14,10 @@ from diffnet.geometry.elements.elements import on_polygons
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import MeshLike, mesh_edges
 from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.polygons import Ints
 from diffnet.viz.fields import Field, make_field
 from diffnet.viz.palette import colorize
-from diffnet.viz.surface import Ints, Surface, ValuesAt, surface_of
+from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
 # The names, types and columns of the properties of vertices and of faces.
 _Properties: TypeAlias = dict[str, list[tuple[str, str, NDArray[Any]]]]

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.surface import (
-    Floats,
-    Ints,
     Surface,
     ValuesAt,
     View,
@@ -203,8 +202,7 @@ def _facing(normals: Floats, owner: Ints, weights: Floats) -> Floats:
 def _heights(corners: Floats) -> Floats:
     """The heights (3, F) of the corners of triangles (F, 3, 3) over the opposite sides, times a number per triangle."""
     sides = np.linalg.norm(np.roll(corners, -2, axis=1) - np.roll(corners, -1, axis=1), axis=-1)
-    heights: Floats = 1 / np.maximum(sides.T, 1e-300)
-    return heights
+    return 1 / np.maximum(sides.T, 1e-300)
 
 
 def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, width: int, blend: bool) -> _Samples:
@@ -234,8 +232,7 @@ def _shade(normals: Floats) -> Floats:
     key = np.maximum(_KEY_LIGHT / np.linalg.norm(_KEY_LIGHT) @ normals, 0)
     fill = np.maximum(_FILL_LIGHT / np.linalg.norm(_FILL_LIGHT) @ normals, 0)
     facing = normals[2].clip(0, 1)
-    brightness: Floats = (0.48 + 0.52 * key + 0.18 * fill) * (1 - 0.45 * (1 - facing) ** 3)
-    return brightness
+    return (0.48 + 0.52 * key + 0.18 * fill) * (1 - 0.45 * (1 - facing) ** 3)
 
 
 class DepthBuffer:
@@ -339,8 +336,7 @@ def barycentric(triangles: Floats, face: Ints, pixels: Ints, width: int) -> Floa
     opposite = np.stack([to[k - 2][0] * to[k - 1][1] - to[k - 2][1] * to[k - 1][0] for k in range(3)])
     weights = np.maximum(opposite * np.sign(opposite.sum(axis=0)), 0)
     total = weights.sum(axis=0)
-    shares: Floats = np.divide(weights, total, out=np.full_like(weights, 1 / 3), where=total > 0)
-    return shares
+    return np.divide(weights, total, out=np.full_like(weights, 1 / 3), where=total > 0)
 
 
 def _first_center(edge: Floats, limit: int) -> Ints:

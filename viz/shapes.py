@@ -10,9 +10,10 @@ import numpy as np
 from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.viz.fields import PLAIN_COLOR, Field, Kind, elements_of, make_field
 from diffnet.viz.palette import Scale, make_scale
-from diffnet.viz.surface import Floats, Ints, Surface, ValuesAt, is_operators, surface_of, unit
+from diffnet.viz.surface import Surface, ValuesAt, is_operators, surface_of, unit
 
 Meshes: TypeAlias = "MeshLike | list[Any]"
 _MAX_ARROWS = 400
@@ -209,8 +210,7 @@ def _spread(points: Floats, most: int) -> Ints:
 def _cells(points: Floats, side: float) -> Ints:
     """The number of the cell of a grid that holds each of the points (N, 3), which are not negative."""
     x, y, z = (points / side).astype(np.int64).T
-    numbers: Ints = (x * 2**20 + y) * 2**20 + z
-    return numbers
+    return (x * 2**20 + y) * 2**20 + z
 
 
 def _spacing(points: Floats) -> float:

@@ -6,19 +6,17 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import edges_of_faces
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.polygons import Floats, Ints
 
 if TYPE_CHECKING:
     from diffnet.geometry import Operators
 
 
 ValuesAt: TypeAlias = Literal["vertices", "faces", "edges"]
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
 _MARGIN = 0.05  # of the picture, on each side
 
 
@@ -112,8 +110,7 @@ def corner_normals(verts: Floats, faces: Ints) -> Floats:
 def unit(vectors: Floats) -> Floats:
     """Vectors (..., 3) at length 1. Zero vectors stay zero."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    scaled: Floats = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
-    return scaled
+    return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
 
 
 class View(NamedTuple):

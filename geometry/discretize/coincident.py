@@ -15,10 +15,10 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.discretize.triangles import Array, Indices
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.objects import mean_normals
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
 
 
@@ -89,16 +89,14 @@ def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     ends = np.minimum(tail, head), np.maximum(tail, head)
     count = scipy.sparse.csr_matrix((np.ones(len(tail)), ends), (vertices, vertices))  # sorts them, and adds up
     start = np.repeat(np.arange(vertices), np.diff(count.indptr))
-    edges: NDArray[np.int64] = np.stack([start, count.indices], axis=1)[count.data == 1]
-    return edges
+    return np.stack([start, count.indices], axis=1)[count.data == 1]
 
 
 def components(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     """The number (V,) of the connected component of each vertex. Rows of two corners, edges, are allowed, too."""
     first, second = faces[:, :-1].reshape(-1), faces[:, 1:].reshape(-1)
     graph = scipy.sparse.coo_matrix((np.ones(len(first)), (first, second)), (vertices, vertices))
-    label: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-    return label
+    return scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
 
 
 def _connects(faces: NDArray[np.int64], edges: NDArray[np.int64], first: NDArray[np.int64]) -> bool:
@@ -120,19 +118,18 @@ def _connects(faces: NDArray[np.int64], edges: NDArray[np.int64], first: NDArray
     return bool(2 * connected[component[faces[:, 0]]].sum() > len(faces))
 
 
-def join(mesh: Mesh, firsts: Indices, place: Indices) -> Mesh:
+def join(mesh: Mesh, firsts: Ints, place: Ints) -> Mesh:
     """The joined mesh. It has the same faces, in the same order. Normals are the means of those of the copies."""
     normals = None if mesh.normals is None else mean_normals(mesh.normals, place, len(firsts))
     return replace(mesh, verts=mesh.verts[firsts], faces=place[mesh.faces], normals=normals)
 
 
-def lift_mass(mass: Array, place: Indices) -> Array:
+def lift_mass(mass: Floats, place: Ints) -> Floats:
     """Mass (V,): the copies share the mass (J,) of their joined vertex equally, so integrals don't change."""
-    shared: Array = (mass / np.bincount(place))[place]
-    return shared
+    return (mass / np.bincount(place))[place]
 
 
-def lift_laplacian(laplacian: scipy.sparse.csr_matrix, firsts: Indices, place: Indices) -> scipy.sparse.csr_matrix:
+def lift_laplacian(laplacian: scipy.sparse.csr_matrix, firsts: Ints, place: Ints) -> scipy.sparse.csr_matrix:
     """The Laplacian (V, V) of functions on the copies, from that of the joined mesh (J, J).
 
     It is symmetric and positive semi-definite, and its null space is that of the joined mesh, lifted. Lifted
@@ -160,8 +157,8 @@ def lift_laplacian(laplacian: scipy.sparse.csr_matrix, firsts: Indices, place: I
 
 
 def lift_gradient(
-    values: Array, pattern: scipy.sparse.csr_matrix, firsts: Indices, place: Indices
-) -> tuple[Array, scipy.sparse.csr_matrix]:
+    values: Floats, pattern: scipy.sparse.csr_matrix, firsts: Ints, place: Ints
+) -> tuple[Floats, scipy.sparse.csr_matrix]:
     """Values (2, nnz') and pattern (V, V) of the gradient, from those of the joined mesh, (2, nnz) and (J, J).
 
     Each copy has the row of its joined vertex. Rows read functions at first copies.

@@ -108,8 +108,7 @@ class Corners:
     def sums(self, rows: Tensor) -> Tensor:
         """The sum of the rows of the corners at each vertex."""
         first, second, third = self._groups.sums(rows).view(-1, 3, *rows.shape[1:]).unbind(1)
-        total: Tensor = first + second + third
-        return total
+        return first + second + third
 
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of the rows of the corners at each vertex, at least 0."""

@@ -73,8 +73,7 @@ def gradient_values(
         return np.repeat(values, degree, axis=-1)
 
     def per_vertex(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums: NDArray[np.float64] = np.bincount(rows, weights, len(verts)).astype(np.float64)
-        return sums
+        return np.bincount(rows, weights, len(verts)).astype(np.float64)
 
     # One contiguous row for each coordinate, which is several times faster.
     positions, axes = (np.ascontiguousarray(np.moveaxis(array, 0, -1)) for array in (verts, frames[:, :2]))
@@ -113,8 +112,7 @@ def _inverse(
 
 def order_along_surface(graph: Any) -> NDArray[np.int64]:
     """The vertices (V,) of a sparse graph (V, V) in reverse Cuthill-McKee order, which is breadth-first."""
-    order: NDArray[np.int64] = reverse_cuthill_mckee(graph).astype(np.int64)
-    return order
+    return reverse_cuthill_mckee(graph).astype(np.int64)
 
 
 def order_unless_near(graph: Any) -> NDArray[np.int64] | None:

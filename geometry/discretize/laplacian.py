@@ -9,9 +9,9 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
-from diffnet.geometry.discretize.triangles import corner_positions
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.polygons import corner_positions
 from diffnet.geometry.preprocessing.options import LaplacianKind
 
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
@@ -187,8 +187,7 @@ def _in_plane(offsets: NDArray[np.float64], axes: NDArray[np.float64]) -> NDArra
     length, size = np.linalg.norm(offsets, axis=-1), np.linalg.norm(plane, axis=-1)
     has_direction = size > 1e-6 * length
     factor = np.where(has_direction, length / np.where(has_direction, size, 1.0), 0.0)
-    scaled: NDArray[np.float64] = plane * factor[..., None]
-    return scaled
+    return plane * factor[..., None]
 
 
 def _stars(plane: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -223,5 +222,4 @@ def _stars(plane: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _cross(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    product: NDArray[np.float64] = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
-    return product
+    return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]

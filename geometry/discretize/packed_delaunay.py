@@ -290,8 +290,7 @@ def _make_delaunay(h: Halfedges) -> tuple[list[Tensor], Tensor, Tensor]:
 
 def _is_bad(h: Halfedges, both: Tensor) -> Tensor:
     one, other = h.cotangent[both]
-    bad: Tensor = one + other < 2 * MIN_COTANGENT
-    return bad
+    return one + other < 2 * MIN_COTANGENT
 
 
 def _other_ends(h: Halfedges, both: Tensor) -> tuple[Tensor, Tensor]:
@@ -305,8 +304,7 @@ def _is_free(h: Halfedges, both: Tensor) -> Tensor:
     (a, b), (c, d) = h.tail[both], _other_ends(h, both)
     one, other = h.cotangent[both]
     same = (torch.minimum(a, b) == torch.minimum(c, d)) & (torch.maximum(a, b) == torch.maximum(c, d))
-    free: Tensor = ((one + other).abs() <= -2 * MIN_COTANGENT) & ~same
-    return free
+    return ((one + other).abs() <= -2 * MIN_COTANGENT) & ~same
 
 
 def _could_reach_smaller(h: Halfedges, both: Tensor) -> Tensor:

@@ -66,8 +66,7 @@ class ShiftInvert:
 
     def apply_inverse(self, rows: Array) -> Array:
         """The inverse of the operator times rows."""
-        result: Array = (self.scaled @ rows.T).T + self.shift * rows
-        return result
+        return (self.scaled @ rows.T).T + self.shift * rows
 
     # `checked_pairs` calls these, since the rows may be tensors on a device.
     def to_host(self, rows: Array) -> Array:

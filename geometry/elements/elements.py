@@ -21,15 +21,13 @@ def element_points(mesh: Mesh, at: ElementsAt) -> NDArray[np.float64]:
     """The vertices (V, 3), the midpoints of the edges (E, 3) or the centers of the faces (F, 3)."""
     if at == "vertices":
         return mesh.verts
-    points: NDArray[np.float64] = mesh.verts[mesh_edges(mesh.faces) if at == "edges" else mesh.faces].mean(axis=1)
-    return points
+    return mesh.verts[mesh_edges(mesh.faces) if at == "edges" else mesh.faces].mean(axis=1)
 
 
 def face_areas(mesh: Mesh) -> NDArray[np.float64]:
     """The areas (F,) of the faces."""
     a, b, c = np.moveaxis(mesh.verts[mesh.faces], 1, 0)
-    areas: NDArray[np.float64] = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
-    return areas
+    return np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
 
 
 def element_areas(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> NDArray[np.float64]:
@@ -144,8 +142,7 @@ def polygon_shares(mesh: Mesh) -> NDArray[np.float64]:
     """The share (F,) of the area of its polygon that each triangle has. In a polygon without area, they are equal."""
     areas = face_areas(mesh)
     sums, counts = (np.bincount(mesh.polygons, x, mesh.polygon_count)[mesh.polygons] for x in (areas, None))
-    shares: NDArray[np.float64] = np.where(sums > 0, areas / np.where(sums > 0, sums, 1), 1 / counts)
-    return shares
+    return np.where(sums > 0, areas / np.where(sums > 0, sums, 1), 1 / counts)
 
 
 def file_edges(mesh: Mesh) -> NDArray[np.int64]:

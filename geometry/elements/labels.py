@@ -178,5 +178,4 @@ def smooth_boundaries(
             break
     # An element without area and neighbors has equal shares.
     lone = (areas == 0) & (np.diff(strength.indptr) == 0)
-    labels: NDArray[np.int64] = np.where(lone, p.argmax(axis=1), shares.argmax(axis=1)).astype(np.int64)
-    return labels
+    return np.where(lone, p.argmax(axis=1), shares.argmax(axis=1)).astype(np.int64)

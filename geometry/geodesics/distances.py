@@ -18,9 +18,7 @@ from diffnet.geometry.discretize.coincident import components
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from diffnet.geometry.mesh.polygons import Floats, Ints
 
 # Up to this distance / √area, a search for each pair is faster than one search over the mesh for all pairs of a vertex.
 MAX_SEARCH = 0.1
@@ -135,7 +133,7 @@ def is_manifold(faces: Ints) -> bool:
     return bool(fans == len(np.unique(faces)))
 
 
-def has_flat_faces(verts: NDArray[np.float64], faces: Ints) -> bool:
+def has_flat_faces(verts: Floats, faces: Ints) -> bool:
     """Whether the area of a face is almost 0."""
     extent = np.ptp(verts, axis=0).max()
     return bool((potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * extent**2).any())
@@ -148,8 +146,8 @@ class KnownDistances(NamedTuple):
     values: (N,) float64
     """
 
-    keys: NDArray[np.int64]
-    values: NDArray[np.float64]
+    keys: Ints
+    values: Floats
 
 
 NO_DISTANCES = KnownDistances(np.zeros(0, np.int64), np.zeros(0))

@@ -14,8 +14,6 @@ from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.geodesics.distances import (
     NO_DISTANCES,
-    Floats,
-    Ints,
     KnownDistances,
     area,
     distances_path,
@@ -25,6 +23,7 @@ from diffnet.geometry.geodesics.distances import (
 )
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.mesh.normalize import round_positions
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
 

@@ -196,5 +196,4 @@ def _numbers(header: Json, buffers: list[memoryview], index: int, columns: int) 
     end = begin + (accessor["count"] - 1) * stride + columns * dtype.itemsize
     if not end <= len(data) == view["byteLength"] or accessor["type"] != _COLUMNS[columns]:
         raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
-    rows: NDArray[Any] = np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))
-    return rows
+    return np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))

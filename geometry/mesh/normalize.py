@@ -50,8 +50,7 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = 
         size = _area(centered, faces) ** 0.5
     else:
         size = ((surface - center) ** 2).sum(1).max() ** 0.5
-    scaled: Positions = centered / (size if size > 0 else 1.0)
-    return scaled
+    return centered / (size if size > 0 else 1.0)
 
 
 def scale_rule(normalize: bool | ScaleRule) -> ScaleRule | None:

@@ -154,8 +154,7 @@ def mean_normals(normals: NDArray[np.float64], place: NDArray[np.int64], count: 
     firsts[place[::-1]] = normals[::-1]  # the last write to a vertex wins
     size = np.linalg.norm(sums, axis=1, keepdims=True)
     cancelled = size < 1e-3 * np.bincount(place, minlength=count)[:, None]
-    means: NDArray[np.float64] = np.where(cancelled, firsts, sums / np.where(size > 0, size, 1.0))
-    return means
+    return np.where(cancelled, firsts, sums / np.where(size > 0, size, 1.0))
 
 
 def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:

@@ -69,8 +69,7 @@ def random_rotations(
     # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
     q, r = torch.linalg.qr(torch.randn(count, 3, 3, generator=generator, dtype=dtype, device=device))
     orthogonal: Tensor = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
-    rotations: Tensor = orthogonal * torch.linalg.det(orthogonal)[:, None, None]
-    return rotations
+    return orthogonal * torch.linalg.det(orthogonal)[:, None, None]
 
 
 def small_rotations(count: int, spread: float) -> Tensor:
@@ -81,8 +80,7 @@ def small_rotations(count: int, spread: float) -> Tensor:
     x, y, z = (spread * torch.randn(count, 3)).unbind(1)
     zero = torch.zeros_like(x)
     rows = [torch.stack(row, 1) for row in ((zero, -z, y), (z, zero, -x), (-y, x, zero))]
-    rotations: Tensor = torch.linalg.matrix_exp(torch.stack(rows, 1))
-    return rotations
+    return torch.linalg.matrix_exp(torch.stack(rows, 1))
 
 
 def _about(axis: int, angles: Tensor) -> Tensor:

@@ -233,8 +233,7 @@ class _Searched:
 
     @functools.cached_property
     def mass(self) -> Array:
-        mass: Array = self._parts.problem_of([self.number]).mass.cpu().numpy()
-        return mass
+        return self._parts.problem_of([self.number]).mass.cpu().numpy()
 
     def shift(self, unit: float) -> float:
         return expected_shift(unit, self.k, float(self._parts.area[self.number]))
