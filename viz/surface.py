@@ -15,7 +15,6 @@ from diffnet.geometry.mesh.polygons import Floats, Ints
 if TYPE_CHECKING:
     from diffnet.geometry import Operators
 
-
 ValuesAt: TypeAlias = Literal["vertices", "faces", "edges"]
 _MARGIN = 0.05  # of the picture, on each side
 

@@ -13,7 +13,6 @@ from diffnet.geometry.positions.surface_points import SurfacePoints
 if TYPE_CHECKING:
     import scipy.sparse
 
-
 ElementsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 
 

@@ -15,7 +15,6 @@ from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
 if TYPE_CHECKING:
     import scipy.sparse
 
-
 LEAST_AREA = 1e-3
 _MAX_STEPS = 100  # at most
 MAX_WEIGHT = 1e30  # beyond, products overflow single precision

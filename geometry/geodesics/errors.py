@@ -30,7 +30,6 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
 # The thresholds of the literature on correspondence: errors / √area from 0 to 0.25.

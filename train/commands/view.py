@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from diffnet.geometry import Mesh
     from diffnet.train.tasks.task import Fields
 
-
 EIGENPAIRS = 128  # those of `diffnet train`, so the HKS is the one that networks get
 SHOWN_EIGENFUNCTIONS = 8
 SHOWN_GRADIENTS = 3  # those of the first eigenfunctions
