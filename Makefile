@@ -87,12 +87,14 @@ lint: $(VENV)/installed-test
 	$(VENV)/bin/python -m ruff check .
 	$(VENV)/bin/python -m ruff format --check .
 
-# The wheel is checked, because type checkers cannot map the rooms of the checkout to one namespace.
+# The wheel is checked, with the benchmarks beside it, because type checkers cannot map the rooms of the checkout to one
+# namespace.
 # setuptools would copy deleted modules from an old build folder into the wheel, so that folder is removed first.
 typecheck: $(VENV)/installed-test
 	rm -rf build
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(VENV)/bin/python -m zipfile -e build/wheel/*.whl build/site
+	ln -s ../../../benchmarks build/site/diffnet/benchmarks
 	cd build/site && ../../$(VENV)/bin/python -m mypy --config-file ../../pyproject.toml \
 	    --cache-dir ../../.mypy_cache -p diffnet
 

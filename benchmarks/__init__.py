@@ -1,4 +1,4 @@
-"""Speed and memory against peers: a registry of benchmarks, run by `diffnet bench`.
+"""Speed and memory against peers: a registry of benchmarks, run by `python -m diffnet.benchmarks` in a checkout.
 
 The names in `__all__` are public.
 """

@@ -1,4 +1,8 @@
-from .harness.registry import Benchmark, Case, Options, Unavailable, benchmark
-from .registered import BENCHMARKS
-
-__all__ = ["BENCHMARKS", "Benchmark", "Case", "Options", "Unavailable", "benchmark"]
+from .harness.registry import (
+    Benchmark as Benchmark,
+    Case as Case,
+    Options as Options,
+    Unavailable as Unavailable,
+    benchmark as benchmark,
+)
+from .registered import BENCHMARKS as BENCHMARKS

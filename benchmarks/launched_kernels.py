@@ -21,8 +21,7 @@ from triton.runtime.jit import JITFunction, MockTensor
 from diffnet import ops
 from diffnet.ops.adam import kernels as adam
 from diffnet.ops.adam.reference import AdamOptions, AdamTensors
-from diffnet.ops.block_sparse import attention_kernels
-from diffnet.ops.block_sparse import kernels as block_sparse
+from diffnet.ops.block_sparse import attention_kernels, kernels as block_sparse
 from diffnet.ops.block_sparse.pattern import BLOCKS, BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.common.matmul import operands
@@ -33,18 +32,18 @@ from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.fronts import kernels as fronts
 from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
-from diffnet.ops.gradient_features import coefficient_kernels as coefficients
-from diffnet.ops.gradient_features import direct_kernels as direct_features
-from diffnet.ops.gradient_features import kernels as gradient_features
+from diffnet.ops.gradient_features import (
+    coefficient_kernels as coefficients,
+    direct_kernels as direct_features,
+    kernels as gradient_features,
+)
 from diffnet.ops.implicit.kernels import iteration
 from diffnet.ops.implicit.reference import System
-from diffnet.ops.mlp import kernels as mlp
-from diffnet.ops.mlp import linear_kernels as linear
+from diffnet.ops.mlp import kernels as mlp, linear_kernels as linear
 from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
 from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.spectral import diffusion_kernels as diffusion
-from diffnet.ops.spectral import kernels as spectral
+from diffnet.ops.spectral import diffusion_kernels as diffusion, kernels as spectral
 
 BOTH = (False, True)
 INDICES = (torch.int32, torch.int64)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.markdown import percent, table, updated
-from diffnet.benchmarks.robustness.table import as_table
 from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.tables import tasks
 
@@ -55,6 +55,7 @@ class Results:
     def source(self) -> str:
         """The folder, the machine and the command of the run."""
         command = re.sub(r"(--out|--data) \S+", r"\1 DIR", " ".join(self.run["command"]))
+        command = re.sub("^diffnet bench", "python -m diffnet.benchmarks", command)  # the name in older results
         versions = self.run["versions"]
         return (
             f"Folder `{self.folder}`: {self.run['device']}, PyTorch {versions['torch']}, {self.run['date'][:10]}.\n"
@@ -219,8 +220,30 @@ def of_recipes(data: str) -> str:
 
 
 def of_robustness(file: str) -> str:
-    """The results in a file, by its path relative to docs/."""
-    return as_table(json.loads((CHECKOUT / "docs" / file).read_text("utf-8")))
+    """The results of `diffnet robustness` in a file, by its path relative to docs/."""
+    return robustness_table(json.loads((CHECKOUT / "docs" / file).read_text("utf-8")))
+
+
+def robustness_table(results: dict[str, Any]) -> str:
+    """The rows of results.json as a table in Markdown.
+
+    >>> row = {"change": "mirrored", "kept": 0.98, "accuracy_before": 0.94, "accuracy": 0.945, "error": None}
+    >>> print(robustness_table({"accuracy": 0.94, "rows": [row]}))
+    | change | predictions kept | accuracy before | accuracy |
+    |---|---|---|---|
+    | none | 100.0 % | 94.0 % | 94.0 % |
+    | mirrored | 98.0 % | 94.0 % | 94.5 % |
+    <BLANKLINE>
+    """
+    unchanged = percent(results["accuracy"])
+    lines = [["none", percent(1.0), unchanged, unchanged]]
+    for row in results["rows"]:
+        if row["error"] is None:
+            cells = [percent(row[name]) for name in ("kept", "accuracy_before", "accuracy")]
+        else:
+            cells = [f"not measured: {row['error'].replace('|', '/')}", "", ""]
+        lines.append([row["change"], *cells])
+    return table(["change", "predictions kept", "accuracy before", "accuracy"], lines)
 
 
 # For each page, a function that makes a table from its name.

@@ -1,137 +1,84 @@
-from .arrays import array_statistics, own_arrays
-from .augmentation import augmented
-from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
+from .arrays import array_statistics as array_statistics, own_arrays as own_arrays
+from .augmentation import augmented as augmented
+from .conversion import (
+    chosen_classes as chosen_classes,
+    labels_at as labels_at,
+    with_label_names as with_label_names,
+    with_labels_at as with_labels_at,
+    without_classes as without_classes,
+)
 from .decimation import (
-    decimated,
-    decimated_to_score,
-    interpolation_weights,
-    transferred_labels,
-    with_few_faces,
+    decimated as decimated,
+    decimated_to_score as decimated_to_score,
+    interpolation_weights as interpolation_weights,
+    transferred_labels as transferred_labels,
+    with_few_faces as with_few_faces,
 )
 from .feature_names import (
-    FEATURE_CHANNELS,
-    ArrayStatistics,
-    FeaturePart,
-    Statistics,
-    canonical_features,
-    check_statistics,
-    check_target_statistics,
-    feature_channels,
-    feature_parts,
-    vector_channels,
+    FEATURE_CHANNELS as FEATURE_CHANNELS,
+    ArrayStatistics as ArrayStatistics,
+    FeaturePart as FeaturePart,
+    Statistics as Statistics,
+    canonical_features as canonical_features,
+    check_statistics as check_statistics,
+    check_target_statistics as check_target_statistics,
+    feature_channels as feature_channels,
+    feature_parts as feature_parts,
+    vector_channels as vector_channels,
 )
 from .features import (
-    available_cores,
-    fill_cache,
-    input_features,
-    load_meanwhile,
-    precompute_all,
-    prepare,
-    rotate_vectors,
+    available_cores as available_cores,
+    fill_cache as fill_cache,
+    input_features as input_features,
+    load_meanwhile as load_meanwhile,
+    precompute_all as precompute_all,
+    prepare as prepare,
+    rotate_vectors as rotate_vectors,
 )
-from .folders.classes import load_classes
-from .folders.indexed import IndexedDataset, IndexedMeshes, index_classes, index_dataset, index_targets
-from .folders.layouts import LAYOUTS, Layout, load_dataset
-from .folders.targets import load_targets
-from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
-from .options import Preprocessing, Variants
-from .pairs.folders import load_pairs, save_pairs
-from .pairs.meshes import PairedMeshes, paired_meshes
-from .pairs.samples import PairSample, collate_pairs
-from .pairs.scoring import PairErrors, pair_errors
-from .pairs.shapes import MeshPairs, PairShape, Truth
-from .parallel import computed_for_all
-from .samples import Interpolation, MeshBatches, MeshSamples, Sample, collate_samples, epoch_seed, make_sample
-from .shards.reading import ShardedDataset, ShardedMeshes, load_shards
-from .shards.writing import write_shards
-from .synthetic.classes import shapes
-from .synthetic.dataset import curved_figure, figure, figures
-from .synthetic.pairs import figure_pairs
-from .target_names import target_parts
-from .targets import original_targets, standardized_targets, target_statistics, with_columns
-from .variants import make_variants
-
-__all__ = [
-    "FEATURE_CHANNELS",
-    "LAYOUTS",
-    "UNLABELED",
-    "ArrayStatistics",
-    "DataError",
-    "FeaturePart",
-    "IndexedDataset",
-    "IndexedMeshes",
-    "Interpolation",
-    "LabeledMesh",
-    "LabeledMeshes",
-    "LabelsAt",
-    "Layout",
-    "MeshBatches",
-    "MeshPairs",
-    "MeshSamples",
-    "PairErrors",
-    "PairSample",
-    "PairShape",
-    "PairedMeshes",
-    "Preprocessing",
-    "Sample",
-    "ShardedDataset",
-    "ShardedMeshes",
-    "Statistics",
-    "TargetsAt",
-    "Truth",
-    "Variants",
-    "array_statistics",
-    "augmented",
-    "available_cores",
-    "canonical_features",
-    "check_statistics",
-    "check_target_statistics",
-    "chosen_classes",
-    "collate_pairs",
-    "collate_samples",
-    "computed_for_all",
-    "curved_figure",
-    "decimated",
-    "decimated_to_score",
-    "epoch_seed",
-    "feature_channels",
-    "feature_parts",
-    "figure",
-    "figure_pairs",
-    "figures",
-    "fill_cache",
-    "index_classes",
-    "index_dataset",
-    "index_targets",
-    "input_features",
-    "interpolation_weights",
-    "labels_at",
-    "load_classes",
-    "load_dataset",
-    "load_meanwhile",
-    "load_pairs",
-    "load_shards",
-    "load_targets",
-    "make_sample",
-    "make_variants",
-    "original_targets",
-    "own_arrays",
-    "pair_errors",
-    "paired_meshes",
-    "precompute_all",
-    "prepare",
-    "rotate_vectors",
-    "save_pairs",
-    "shapes",
-    "standardized_targets",
-    "target_parts",
-    "target_statistics",
-    "transferred_labels",
-    "vector_channels",
-    "with_columns",
-    "with_few_faces",
-    "with_label_names",
-    "with_labels_at",
-    "without_classes",
-    "write_shards",
-]
+from .folders.classes import load_classes as load_classes
+from .folders.indexed import (
+    IndexedDataset as IndexedDataset,
+    IndexedMeshes as IndexedMeshes,
+    index_classes as index_classes,
+    index_dataset as index_dataset,
+    index_targets as index_targets,
+)
+from .folders.layouts import LAYOUTS as LAYOUTS, Layout as Layout, load_dataset as load_dataset
+from .folders.targets import load_targets as load_targets
+from .labeled import (
+    UNLABELED as UNLABELED,
+    DataError as DataError,
+    LabeledMesh as LabeledMesh,
+    LabeledMeshes as LabeledMeshes,
+    LabelsAt as LabelsAt,
+    TargetsAt as TargetsAt,
+)
+from .options import Preprocessing as Preprocessing, Variants as Variants
+from .pairs.folders import load_pairs as load_pairs, save_pairs as save_pairs
+from .pairs.meshes import PairedMeshes as PairedMeshes, paired_meshes as paired_meshes
+from .pairs.samples import PairSample as PairSample, collate_pairs as collate_pairs
+from .pairs.scoring import PairErrors as PairErrors, pair_errors as pair_errors
+from .pairs.shapes import MeshPairs as MeshPairs, PairShape as PairShape, Truth as Truth
+from .parallel import computed_for_all as computed_for_all
+from .samples import (
+    Interpolation as Interpolation,
+    MeshBatches as MeshBatches,
+    MeshSamples as MeshSamples,
+    Sample as Sample,
+    collate_samples as collate_samples,
+    epoch_seed as epoch_seed,
+    make_sample as make_sample,
+)
+from .shards.reading import ShardedDataset as ShardedDataset, ShardedMeshes as ShardedMeshes, load_shards as load_shards
+from .shards.writing import write_shards as write_shards
+from .synthetic.classes import shapes as shapes
+from .synthetic.dataset import curved_figure as curved_figure, figure as figure, figures as figures
+from .synthetic.pairs import figure_pairs as figure_pairs
+from .target_names import target_parts as target_parts
+from .targets import (
+    original_targets as original_targets,
+    standardized_targets as standardized_targets,
+    target_statistics as target_statistics,
+    with_columns as with_columns,
+)
+from .variants import make_variants as make_variants

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.stored import StoredMeshes, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
-from diffnet.geometry.elements.polygons import file_edges, on_polygons, on_triangles
+from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
 from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
 
 

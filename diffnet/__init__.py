@@ -7,13 +7,11 @@ Public are the names in `__all__` of this package and of its subpackages, which 
 - `diffnet.data`: labeled data sets, samples and batches. `diffnet.data.pyg` is for PyTorch Geometric; import it.
 - `diffnet.train`: training and prediction as the command line does it.
 - `diffnet.viz`: pictures and pages of meshes.
-- `diffnet.benchmarks`: the benchmarks of `diffnet bench`.
 
 All other names and modules can change in any version. Each is imported when it is first used.
 """
 
-from diffnet.interrupts import ExitAtCtrlC as _ExitAtCtrlC
-from diffnet.interrupts import is_command as _is_command
+from diffnet.interrupts import ExitAtCtrlC as _ExitAtCtrlC, is_command as _is_command
 
 with _ExitAtCtrlC(_is_command()):
     from pathlib import Path as _Path

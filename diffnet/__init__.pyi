@@ -1,94 +1,51 @@
-from . import benchmarks, data, geometry, ops, train, viz
-from .block import DiffusionNetBlock
-from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
-from .checkpoints.files import CheckpointError
-from .cuda_graphs import graphed
-from .diffusion import LearnedTimeDiffusion
-from .geometry import (
-    MeshError,
-    Operators,
-    boundary_vertices,
-    collate,
-    diffuse,
-    farthest_points,
-    from_spectral,
-    functional_map,
-    functional_map_from_points,
-    geodesic_label_errors,
-    gradient,
-    hks,
-    load_mesh,
-    mesh_mean,
-    normalize_positions,
-    point_map,
-    precompute,
-    precompute_all,
-    random_rotation,
-    soft_functional_map,
-    to_spectral,
-    wks,
-    zoomout,
+from . import data as data, geometry as geometry, ops as ops, train as train, viz as viz
+from .block import DiffusionNetBlock as DiffusionNetBlock
+from .block_sparse import (
+    BlockSparseAttention as BlockSparseAttention,
+    BlockSparseConv2d as BlockSparseConv2d,
+    BlockSparseLinear as BlockSparseLinear,
 )
-from .geometry.errors import DiffnetError
-from .graphed_step import GraphedStep
-from .implicit_diffusion import ImplicitDiffusion
-from .mesh_attention import MeshAttention
-from .model import DiffusionNet
-from .ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
-from .sparse import SparseLinear, SparseMultiheadAttention
-from .spatial_gradient_features import SpatialGradientFeatures
-from .weight_average import WeightAverage
+from .checkpoints.files import CheckpointError as CheckpointError
+from .cuda_graphs import graphed as graphed
+from .diffusion import LearnedTimeDiffusion as LearnedTimeDiffusion
+from .geometry import (
+    MeshError as MeshError,
+    Operators as Operators,
+    boundary_vertices as boundary_vertices,
+    collate as collate,
+    diffuse as diffuse,
+    farthest_points as farthest_points,
+    from_spectral as from_spectral,
+    functional_map as functional_map,
+    functional_map_from_points as functional_map_from_points,
+    geodesic_label_errors as geodesic_label_errors,
+    gradient as gradient,
+    hks as hks,
+    load_mesh as load_mesh,
+    mesh_mean as mesh_mean,
+    normalize_positions as normalize_positions,
+    point_map as point_map,
+    precompute as precompute,
+    precompute_all as precompute_all,
+    random_rotation as random_rotation,
+    soft_functional_map as soft_functional_map,
+    to_spectral as to_spectral,
+    wks as wks,
+    zoomout as zoomout,
+)
+from .geometry.errors import DiffnetError as DiffnetError
+from .graphed_step import GraphedStep as GraphedStep
+from .implicit_diffusion import ImplicitDiffusion as ImplicitDiffusion
+from .mesh_attention import MeshAttention as MeshAttention
+from .model import DiffusionNet as DiffusionNet
+from .ops import (
+    dice_loss as dice_loss,
+    focal_loss as focal_loss,
+    generalized_dice_loss as generalized_dice_loss,
+    label_smoothing_loss as label_smoothing_loss,
+)
+from .sparse import SparseLinear as SparseLinear, SparseMultiheadAttention as SparseMultiheadAttention
+from .spatial_gradient_features import SpatialGradientFeatures as SpatialGradientFeatures
+from .weight_average import WeightAverage as WeightAverage
 
 __version__: str
-
-__all__ = [
-    "BlockSparseAttention",
-    "BlockSparseConv2d",
-    "BlockSparseLinear",
-    "CheckpointError",
-    "DiffnetError",
-    "DiffusionNet",
-    "DiffusionNetBlock",
-    "GraphedStep",
-    "ImplicitDiffusion",
-    "LearnedTimeDiffusion",
-    "MeshAttention",
-    "MeshError",
-    "Operators",
-    "SparseLinear",
-    "SparseMultiheadAttention",
-    "SpatialGradientFeatures",
-    "WeightAverage",
-    "benchmarks",
-    "boundary_vertices",
-    "collate",
-    "data",
-    "dice_loss",
-    "diffuse",
-    "farthest_points",
-    "focal_loss",
-    "from_spectral",
-    "functional_map",
-    "functional_map_from_points",
-    "generalized_dice_loss",
-    "geodesic_label_errors",
-    "geometry",
-    "gradient",
-    "graphed",
-    "hks",
-    "label_smoothing_loss",
-    "load_mesh",
-    "mesh_mean",
-    "normalize_positions",
-    "ops",
-    "point_map",
-    "precompute",
-    "precompute_all",
-    "random_rotation",
-    "soft_functional_map",
-    "to_spectral",
-    "train",
-    "viz",
-    "wks",
-    "zoomout",
-]

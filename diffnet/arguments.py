@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.geometry import Operators
-from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.batches.functional import with_eigenpairs
+from diffnet.geometry.errors import refuses
 from diffnet.ops.common.checks import not_a_tensor
 
 M = TypeVar("M", bound=nn.Module)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from diffnet.arguments import check_eigenpairs, is_plain, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
-from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.batches.functional import check_operators
+from diffnet.geometry.errors import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffnet.arguments import check_eigenpairs, is_sharded, refuses_fields
 from diffnet.geometry import Operators
-from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.errors import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.compiler import under_transforms

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import is_plain
-from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.errors import refuses
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.errors import refuses
 from diffnet.ops import Backend, gradient_features
 from diffnet.ops.common.checks import check_count
 

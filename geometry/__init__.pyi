@@ -1,146 +1,89 @@
-from .augmentation.cuts import MeshPart, cut_by_plane
-from .augmentation.decimate import decimate
-from .augmentation.transforms import mirrored, rotated, scaled
-from .batches.collate import collate
-from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
+from .augmentation.reduction import MeshPart as MeshPart, cut_by_plane as cut_by_plane, decimate as decimate
+from .augmentation.transforms import mirrored as mirrored, rotated as rotated, scaled as scaled
+from .batches.collate import collate as collate
+from .batches.functional import (
+    diffuse as diffuse,
+    from_spectral as from_spectral,
+    gradient as gradient,
+    mesh_mean as mesh_mean,
+    to_spectral as to_spectral,
+)
 from .batches.functional_maps import (
-    functional_map,
-    functional_map_from_points,
-    point_map,
-    soft_functional_map,
-    zoomout,
+    functional_map as functional_map,
+    functional_map_from_points as functional_map_from_points,
+    point_map as point_map,
+    soft_functional_map as soft_functional_map,
+    zoomout as zoomout,
 )
-from .curvatures import curvature, diffused_curvature
-from .descriptors import hks, wks
-from .diagnosis import Diagnosis, diagnose, is_inside_out
-from .discretize.coincident import joined_vertices
-from .discretize.connectivity import Connectivity
-from .discretize.frames import tangent_frames
-from .discretize.gradient import gradient_values, one_ring
-from .discretize.laplacian import laplacian_and_mass
-from .eigen.solve import eigenbases, eigenbasis
+from .descriptors import curvature as curvature, diffused_curvature as diffused_curvature, hks as hks, wks as wks
+from .diagnosis import Diagnosis as Diagnosis, diagnose as diagnose, is_inside_out as is_inside_out
+from .discretize.coincident import joined_vertices as joined_vertices
+from .discretize.connectivity import Connectivity as Connectivity, boundary_vertices as boundary_vertices
+from .discretize.frames import tangent_frames as tangent_frames
+from .discretize.gradient import gradient_values as gradient_values, one_ring as one_ring
+from .discretize.laplacian import laplacian_and_mass as laplacian_and_mass
+from .eigen.solve import eigenbases as eigenbases, eigenbasis as eigenbasis
 from .elements.elements import (
-    ElementsAt,
-    border_lengths,
-    edges_of_faces,
-    element_areas,
-    element_points,
-    element_weights,
+    ElementsAt as ElementsAt,
+    border_lengths as border_lengths,
+    edges_of_faces as edges_of_faces,
+    element_areas as element_areas,
+    element_points as element_points,
+    element_weights as element_weights,
+    file_edges as file_edges,
+    on_triangles as on_triangles,
 )
-from .elements.instances import Instances, label_instances
-from .elements.polygons import file_edges, on_triangles
-from .elements.smoothing import smooth_boundaries
-from .errors import MeshError
-from .geodesics.curve import area_under_curve, error_curve, mean_error
-from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all, geodesic_label_errors
-from .mesh.attributes import Attributes, load_attributes
-from .mesh.boundary import boundary_vertices
-from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
-from .mesh.normalize import normalize_positions
-from .mesh.normals import NORMALS_RULES, NormalsRule
-from .neighborhoods import nearest_pattern, with_k_ring, with_nearest
-from .operators import Operators, UnpackAt
-from .positions.closest import closest_points
-from .positions.farthest import farthest_points
-from .positions.rotation import random_rotation, random_rotations, rotate
-from .positions.surface_points import SurfacePoints
-from .preprocessing.differentiable import assemble
-from .preprocessing.many import precompute_all
-from .preprocessing.one import precompute
+from .elements.labels import (
+    Instances as Instances,
+    label_instances as label_instances,
+    smooth_boundaries as smooth_boundaries,
+)
+from .errors import MeshError as MeshError
+from .geodesics.errors import (
+    Prediction as Prediction,
+    area_under_curve as area_under_curve,
+    error_curve as error_curve,
+    geodesic_errors as geodesic_errors,
+    geodesic_errors_of_all as geodesic_errors_of_all,
+    geodesic_label_errors as geodesic_label_errors,
+    mean_error as mean_error,
+)
+from .mesh.attributes import load_attributes as load_attributes
+from .mesh.formats import Attributes as Attributes
+from .mesh.mesh import (
+    FORMATS as FORMATS,
+    Mesh as Mesh,
+    MeshLike as MeshLike,
+    load_mesh as load_mesh,
+    make_mesh as make_mesh,
+    mesh_edges as mesh_edges,
+)
+from .mesh.normalize import normalize_positions as normalize_positions
+from .mesh.objects import NORMALS_RULES as NORMALS_RULES, NormalsRule as NormalsRule
+from .neighborhoods import (
+    Patches as Patches,
+    nearest_pattern as nearest_pattern,
+    patches as patches,
+    with_k_ring as with_k_ring,
+    with_nearest as with_nearest,
+)
+from .operators import Operators as Operators, UnpackAt as UnpackAt
+from .positions.closest import closest_points as closest_points
+from .positions.farthest import farthest_points as farthest_points
+from .positions.rotation import (
+    random_rotation as random_rotation,
+    random_rotations as random_rotations,
+    rotate as rotate,
+)
+from .positions.surface_points import SurfacePoints as SurfacePoints
+from .preprocessing.differentiable import assemble as assemble
+from .preprocessing.many import precompute_all as precompute_all
+from .preprocessing.one import precompute as precompute
 from .preprocessing.options import (
-    BASIS_PRECISIONS,
-    JOIN_RULES,
-    LAPLACIANS,
-    BasisPrecision,
-    JoinRule,
-    LaplacianKind,
+    BASIS_PRECISIONS as BASIS_PRECISIONS,
+    JOIN_RULES as JOIN_RULES,
+    LAPLACIANS as LAPLACIANS,
+    BasisPrecision as BasisPrecision,
+    JoinRule as JoinRule,
+    LaplacianKind as LaplacianKind,
 )
-from .vertex_patches import Patches, patches
-
-__all__ = [
-    "BASIS_PRECISIONS",
-    "FORMATS",
-    "JOIN_RULES",
-    "LAPLACIANS",
-    "NORMALS_RULES",
-    "Attributes",
-    "BasisPrecision",
-    "Connectivity",
-    "Diagnosis",
-    "ElementsAt",
-    "Instances",
-    "JoinRule",
-    "LaplacianKind",
-    "Mesh",
-    "MeshError",
-    "MeshLike",
-    "MeshPart",
-    "NormalsRule",
-    "Operators",
-    "Patches",
-    "Prediction",
-    "SurfacePoints",
-    "UnpackAt",
-    "area_under_curve",
-    "assemble",
-    "border_lengths",
-    "boundary_vertices",
-    "closest_points",
-    "collate",
-    "curvature",
-    "cut_by_plane",
-    "decimate",
-    "diagnose",
-    "diffuse",
-    "diffused_curvature",
-    "edges_of_faces",
-    "eigenbases",
-    "eigenbasis",
-    "element_areas",
-    "element_points",
-    "element_weights",
-    "error_curve",
-    "farthest_points",
-    "file_edges",
-    "from_spectral",
-    "functional_map",
-    "functional_map_from_points",
-    "geodesic_errors",
-    "geodesic_errors_of_all",
-    "geodesic_label_errors",
-    "gradient",
-    "gradient_values",
-    "hks",
-    "is_inside_out",
-    "joined_vertices",
-    "label_instances",
-    "laplacian_and_mass",
-    "load_attributes",
-    "load_mesh",
-    "make_mesh",
-    "mean_error",
-    "mesh_edges",
-    "mesh_mean",
-    "mirrored",
-    "nearest_pattern",
-    "normalize_positions",
-    "on_triangles",
-    "one_ring",
-    "patches",
-    "point_map",
-    "precompute",
-    "precompute_all",
-    "random_rotation",
-    "random_rotations",
-    "rotate",
-    "rotated",
-    "scaled",
-    "smooth_boundaries",
-    "soft_functional_map",
-    "tangent_frames",
-    "to_spectral",
-    "with_k_ring",
-    "with_nearest",
-    "wks",
-    "zoomout",
-]

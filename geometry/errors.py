@@ -1,8 +1,17 @@
-"""Errors that a user can fix. This module imports nothing, so every room above `ops` can use it.
+"""Errors that a user can fix. It imports the standard library only, so every room above `ops` can use it.
 
 It is not in `ops`, because importing `diffnet.ops` loads PyTorch, and worker processes that preprocess meshes do
 without it.
 """
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+MAX_REASONS = 5  # in one error message, and names of what has the same reason
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class DiffnetError(Exception):
@@ -24,9 +33,6 @@ class ConvergenceError(DiffnetError, RuntimeError):
     """An iterative solver did not converge."""
 
 
-MAX_REASONS = 5  # in one error message, and names of what has the same reason
-
-
 def some_reasons(reasons: list[str]) -> str:
     """The first reasons why meshes or files can't be used, for one error message. Each stands there once.
 
@@ -43,3 +49,38 @@ def some_reasons(reasons: list[str]) -> str:
 
 class WorkerError(DiffnetError, RuntimeError):
     """Worker processes can't start."""
+
+
+def refuses(
+    advice: str = "pass the others by name", /, **replacements: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function refuse arguments that the original implementation has (https://github.com/nmwsharp/diffusion-net).
+
+    advice: what to do instead of passing more arguments by position than the function has
+    replacements: for each of the original's names, what to write instead
+
+    The decorated function raises TypeError that names the replacement.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__qualname__.removesuffix(".__init__")
+        parameters = inspect.signature(function).parameters.values()
+        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        most = len(positional)
+        listed = ", ".join(p for p in positional if p != "self")
+
+        @functools.wraps(function)
+        def checked(*arguments: P.args, **options: P.kwargs) -> R:
+            for option in options:
+                if option in replacements:
+                    raise TypeError(
+                        f"{name} has no argument {option}, which is the original's name; write {replacements[option]}"
+                    )
+            if len(arguments) > most:
+                more = len(arguments) - most
+                raise TypeError(f"{name} takes {listed} by position, got {more} more; {advice}")
+            return function(*arguments, **options)
+
+        return checked
+
+    return decorate

@@ -28,6 +28,37 @@ def binary_stl(triangles: Any, header: bytes = b"solid of a binary file") -> byt
     return header.ljust(80) + struct.pack("<I", len(triangles)) + body
 
 
+def lines(rows: Any, lead: str = "") -> str:
+    return "".join(lead + " ".join(map(str, row)) + "\n" for row in rows)
+
+
+def written(form: str, verts: Any, faces: Any) -> str:
+    """The text of a file with these vertices and polygons. Words in place of numbers stay. form: a key of FORMS"""
+    points, polygons = lines(verts), lines([len(f), *f] for f in faces or [])
+    if form in ("obj", "negative obj"):
+        first = 1 if form == "obj" else -len(verts)
+        rows = ([i + first if isinstance(i, int) else i for i in f] for f in faces)
+        return lines(verts, "v ") + lines(rows, "f ")
+    if form == "off":
+        return f"OFF\n{len(verts)} {len(faces)} 0\n{points}{polygons}"
+    if form == "ply":
+        corners = "" if faces is None else f"element face {len(faces)}\nproperty list uchar int vertex_indices\n"
+        properties = "".join(f"property float {axis}\n" for axis in "xyz")
+        head = f"ply\nformat ascii 1.0\ncomment of\nelement vertex {len(verts)}\n{properties}{corners}end_header\n"
+        return head + points + polygons
+    size = len(faces) + sum(map(len, faces))
+    kind, name, types = (
+        ("POLYDATA", "POLYGONS", "") if form == "vtk" else ("UNSTRUCTURED_GRID", "CELLS", "7\n" * len(faces))
+    )
+    head = f"# vtk DataFile Version 3.0\nx\nASCII\nDATASET {kind}\nPOINTS {len(verts)} float\n"
+    return f"{head}{points}{name} {len(faces)} {size}\n{polygons}" + (
+        f"CELL_TYPES {len(faces)}\n{types}" if types else ""
+    )
+
+
+FORMS = {"obj": ".obj", "negative obj": ".obj", "off": ".off", "ply": ".ply", "vtk": ".vtk", "vtk grid": ".vtk"}
+
+
 def read(path: Path, data: str | bytes, cache: Path | None = None) -> Any:
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return load_mesh(path, cache)

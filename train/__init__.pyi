@@ -1,27 +1,17 @@
-from .export import export_network, exported_inputs
-from .inference.matching import Matched, load_matching_network, match_meshes
-from .inference.network_input import network_input
-from .inference.predict import predict_labels, predict_probabilities, predict_values
-from .inference.scoring import run_evaluation
-from .options import TrainOptions
-from .run import run_training
-from .tasks.network import MetadataError, NetworkInput
-from .tasks.segmentation import write_predictions
-
-__all__ = [
-    "Matched",
-    "MetadataError",
-    "NetworkInput",
-    "TrainOptions",
-    "export_network",
-    "exported_inputs",
-    "load_matching_network",
-    "match_meshes",
-    "network_input",
-    "predict_labels",
-    "predict_probabilities",
-    "predict_values",
-    "run_evaluation",
-    "run_training",
-    "write_predictions",
-]
+from .export import export_network as export_network, exported_inputs as exported_inputs
+from .inference.matching import (
+    Matched as Matched,
+    load_matching_network as load_matching_network,
+    match_meshes as match_meshes,
+)
+from .inference.network_input import network_input as network_input
+from .inference.predict import (
+    predict_labels as predict_labels,
+    predict_probabilities as predict_probabilities,
+    predict_values as predict_values,
+)
+from .inference.scoring import run_evaluation as run_evaluation
+from .options import TrainOptions as TrainOptions
+from .run import run_training as run_training
+from .tasks.network import MetadataError as MetadataError, NetworkInput as NetworkInput
+from .tasks.segmentation import write_predictions as write_predictions

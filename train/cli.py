@@ -1,4 +1,4 @@
-"""The command line: `diffnet demo`, `train`, `predict`, `match`, `evaluate`, `precompute`, `export`, `info` and `view`.
+"""The command line: `diffnet train` and the commands of `train/commands/`.
 
 `--help` and mistakes on the command line should answer at once. So this file and the top of the commands' files import
 neither PyTorch nor SciPy, and each command imports what it runs.
@@ -24,6 +24,7 @@ from diffnet.train.commands.exporting import export
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
+from diffnet.train.commands.robustness import robustness
 from diffnet.train.commands.view import view
 from diffnet.train.place import place
 from diffnet.train.tasks.options.shared import TaskName
@@ -65,7 +66,7 @@ def _options(
 
 
 app.add_typer(train_app, name="train")
-for command in (demo, predict, match, evaluate, precompute, export, info, view):
+for command in (demo, predict, match, evaluate, robustness, precompute, export, info, view):
     app.command()(command)
 
 

@@ -17,7 +17,7 @@ from diffnet.data.folders.files import listing
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
-from diffnet.geometry.positions.alignment import principal_axes, shared_axes
+from diffnet.geometry.positions.rotation import principal_axes, shared_axes
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 

@@ -1,18 +1,5 @@
-from .color_maps import COLOR_MAPS
-from .pages import Page, page
-from .palette import UNLABELED_COLOR, label_colors
-from .pictures import Picture, picture
-from .ply import write_ply
-from .view import View
-
-__all__ = [
-    "COLOR_MAPS",
-    "UNLABELED_COLOR",
-    "Page",
-    "Picture",
-    "View",
-    "label_colors",
-    "page",
-    "picture",
-    "write_ply",
-]
+from .pages import Page as Page, page as page
+from .palette import COLOR_MAPS as COLOR_MAPS, UNLABELED_COLOR as UNLABELED_COLOR, label_colors as label_colors
+from .pictures import Picture as Picture, picture as picture
+from .ply import write_ply as write_ply
+from .surface import View as View

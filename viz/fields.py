@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.elements.polygons import file_edges, on_triangles
+from diffnet.geometry.elements.elements import file_edges, on_triangles
 from diffnet.geometry.mesh.mesh import mesh_edges
 from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.palette import UNLABELED_COLOR

@@ -16,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.files import write_atomically
-from diffnet.viz.color_maps import ColorMap, Scale, ticks
 from diffnet.viz.fields import MISSING_COLOR, Field
-from diffnet.viz.palette import DISTINCT, ERROR_COLORS, label_colors
+from diffnet.viz.palette import DISTINCT, ERROR_COLORS, ColorMap, label_colors, ticks
 from diffnet.viz.render import ARROW_COLOR
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
-from diffnet.viz.surface import Surface, ValuesAt, corner_normals, face_elements, shown_points
-from diffnet.viz.view import View, chosen_view
+from diffnet.viz.surface import Surface, ValuesAt, View, chosen_view, corner_normals, face_elements, shown_points
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,7 +94,15 @@ def page(
         "missingColor": list(MISSING_COLOR),
         "errorColors": _base64(ERROR_COLORS),
         "arrowColor": list(ARROW_COLOR),
-        "scales": {name: _pack_scale(scale) for name, scale in scales.items()},
+        "scales": {
+            name: {
+                "low": scale.low,
+                "high": scale.high,
+                "table": _base64(scale.table),
+                "ticks": [{"value": value, "text": text} for value, text in ticks(scale.low, scale.high)],
+            }
+            for name, scale in scales.items()
+        },
         "items": [_pack(shape, i, view) for i, shape in enumerate(shapes)],
     }
     text = fill_template("diffnet.viz", "viewer.html", title=html.escape(heading), data=_json_in_html(data))
@@ -158,15 +164,6 @@ def _pack_field(field: Field) -> dict[str, Any]:
     kind = "<f4" if field.kind == "scalars" else "<i4"
     with np.errstate(over="ignore"):  # scalars beyond single precision become infinite
         return {"name": field.name, "kind": field.kind, "at": field.at, "values": _base64(values.astype(kind))}
-
-
-def _pack_scale(scale: Scale) -> dict[str, Any]:
-    return {
-        "low": scale.low,
-        "high": scale.high,
-        "table": _base64(scale.table),
-        "ticks": [{"value": value, "text": text} for value, text in ticks(scale.low, scale.high)],
-    }
 
 
 def _base64(array: NDArray[Any]) -> str:

@@ -1,13 +1,15 @@
-"""Colors for labels."""
+"""Colors for labels and for scalars."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from diffnet.geometry.mesh.polygons import Floats
 
 UNLABELED_COLOR = (178, 180, 184)
 ERROR_COLORS = np.array([[214, 217, 221], [214, 40, 48]], np.uint8)  # correct, wrong
@@ -16,6 +18,11 @@ ERROR_COLORS = np.array([[214, 217, 221], [214, 40, 48]], np.uint8)  # correct, 
 # ten are distinct under protanopia, deuteranopia and tritanopia too.
 _FIRST = ("0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "F0E442", "332288", "882255", "A5F0C8")
 DISTINCT = 1024
+ColorMap: TypeAlias = "str | Callable[[Any], Any]"
+# Those of Matplotlib that the help names: for scalars, for scalars with signs, and for angles.
+COLOR_MAPS = ("viridis", "coolwarm", "twilight")
+_DIVERGING = ("coolwarm",)
+_LEVELS = 256
 
 
 def label_colors(n: int) -> NDArray[np.uint8]:
@@ -46,15 +53,10 @@ def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np
     return out
 
 
-def parse_colors(codes: Sequence[str]) -> NDArray[np.uint8]:
-    """Colors (n, 3) uint8 from hexadecimal codes such as "0072B2"."""
-    return np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in codes], np.uint8)
-
-
 @cache
 def _table() -> NDArray[np.uint8]:
     """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
-    first = parse_colors(_FIRST)
+    first = np.array([list(bytes.fromhex(code)) for code in _FIRST], np.uint8)
     candidates = _candidates()
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # No label gets the gray of unlabeled elements.
@@ -72,8 +74,7 @@ def _candidates() -> NDArray[np.uint8]:
     steps = np.linspace(0, 255, 20).round().astype(np.uint8)
     grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
     lightness, a, b = _oklab(grid).T
-    kept: NDArray[np.uint8] = grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
-    return kept
+    return grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
 
 
 def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -90,11 +91,98 @@ def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
             ]
         )
     )
-    lab: NDArray[np.float64] = cone @ np.array(
+    return cone @ np.array(
         [
             [0.2104542553, 1.9779984951, 0.0259040371],
             [0.7936177850, -2.4285922050, 0.7827717662],
             [-0.0040720468, 0.4505937099, -0.8086757660],
         ]
     )
-    return lab
+
+
+class Scale(NamedTuple):
+    """From scalars to colors: the scalars from `low` to `high` have the colors of a table (256, 3) uint8."""
+
+    low: float
+    high: float
+    table: NDArray[np.uint8]
+
+    def shares(self, values: Floats) -> Floats:
+        """The places of scalars on the scale, from 0 to 1. NaN stays NaN."""
+        return (values.clip(self.low, self.high) - self.low) / (self.high - self.low)
+
+    def colors(self, values: Floats) -> NDArray[np.uint8]:
+        """The colors (N, 3) of scalars. Those of NaN are gray."""
+        rows = (np.nan_to_num(self.shares(values)) * (len(self.table) - 1)).round().astype(np.int64)
+        return np.where(np.isnan(values)[:, None], np.array(UNLABELED_COLOR, np.uint8), self.table[rows])
+
+
+def make_scale(values: Floats, color_map: ColorMap = "viridis", range: Any = None) -> Scale:
+    """The scale for scalars (N,).
+
+    color_map: the name of a colormap of Matplotlib, such as those of COLOR_MAPS, or a function from numbers (N,) from 0
+        to 1 to colors (N, 3) or (N, 4) from 0 to 1
+    range: the scalars at the ends of the color map. Default: the least and the largest finite scalar, and for
+        "coolwarm" a range with 0 in the middle. Differences below 1e-5 of the largest scalar count as rounding errors.
+
+    Raises ValueError for an unknown map and for a range that is not two increasing numbers.
+    """
+    table = color_table(color_map)
+    if range is not None:
+        try:
+            low, high = (float(end) for end in range)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"range should be two numbers (low, high), got {range!r}") from e
+        if not (low < high and np.isfinite(high - low)):
+            raise ValueError(f"range should be two increasing finite numbers, got ({low:g}, {high:g})")
+        return Scale(low, high, table)
+    finite = values[np.abs(values) <= np.finfo(np.float32).max]  # differences of larger ones could overflow
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    largest = max(abs(low), abs(high))
+    if color_map in _DIVERGING:
+        low, high = -largest, largest
+    if high - low <= 1e-5 * largest:  # a constant is in the middle of the scale
+        middle, half = (low + high) / 2, 0.5 * largest or 1.0
+        low, high = middle - half, middle + half
+    return Scale(low, high, table)
+
+
+def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
+    """The colors (256, 3) uint8 of a color map, see `make_scale`.
+
+    >>> color_table("viridis")[[0, 255]]
+    array([[ 68,   1,  84],
+           [253, 231,  37]], dtype=uint8)
+    """
+    shares = np.linspace(0, 1, _LEVELS)
+    if isinstance(color_map, str):
+        import matplotlib  # imported here because it takes a quarter of a second
+
+        if color_map not in matplotlib.colormaps:
+            expected = f"{', '.join(COLOR_MAPS)}, or a name that Matplotlib knows"
+            raise ValueError(f"unknown color_map {color_map!r}, expected one of {expected}")
+        color_map = matplotlib.colormaps[color_map]
+    if not callable(color_map):
+        raise ValueError(f"color_map should be a name or a function, got {type(color_map).__name__}")
+    colors = np.asarray(color_map(shares), np.float64)
+    if colors.shape not in ((_LEVELS, 3), (_LEVELS, 4)) or not ((colors >= 0) & (colors <= 1)).all():
+        raise ValueError(f"color_map should return colors (N, 3) from 0 to 1, got values of shape {colors.shape}")
+    return (colors[:, :3] * 255).round().astype(np.uint8)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[tuple[float, str]]:
+    """About `count` round numbers between two bounds, each with its text.
+
+    >>> ticks(-0.13, 0.62)
+    [(0.0, '0.0'), (0.2, '0.2'), (0.4, '0.4'), (0.6, '0.6')]
+    """
+    rough = (high - low) / count
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = float(power * min((1, 2, 5, 10), key=lambda factor: abs(np.log(factor * power / rough))))
+    numbers = np.arange(np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9) + 1) + 0.0  # -0 becomes 0
+    largest = max(abs(low), abs(high))
+    digits = int(np.floor(np.log10(step) + 1e-9))
+    if 1e-4 <= largest < 1e6:
+        return [(float(round(n * step, max(-digits, 0))), f"{n * step:.{max(-digits, 0)}f}") for n in numbers]
+    decimals = max(int(np.floor(np.log10(largest))) - digits, 0)
+    return [(float(n * step), f"{n * step:.{decimals}e}" if n else "0") for n in numbers]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.elements.polygons import on_polygons
+from diffnet.geometry.elements.elements import on_polygons
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import MeshLike, mesh_edges
 from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.polygons import Ints
 from diffnet.viz.fields import Field, make_field
 from diffnet.viz.palette import colorize
-from diffnet.viz.surface import Ints, Surface, ValuesAt, surface_of
+from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
+# The names, types and columns of the properties of vertices and of faces.
+_Properties: TypeAlias = dict[str, list[tuple[str, str, NDArray[Any]]]]
 _TYPES = {"uchar": "u1", "int": "<i4", "float": "<f4", "double": "<f8"}
 RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "label_index", "vertex_indices"}
 
@@ -60,23 +63,23 @@ def write_ply(
     if not os.fspath(path).lower().endswith(".ply"):
         raise ValueError(f"{path}: the file is written in PLY format, so its name should end in .ply")
     surface = surface_of(mesh)
-    properties = _Properties()
+    properties: _Properties = {"vertices": [], "faces": []}
     if labels is not None:
         field = _labels_to_show("labels", labels, surface, at)
         if colors is None and instances is None:
-            properties.add_colors(field.at, colorize(field.values))
+            properties[field.at] += _colors(colorize(field.values))
         numbers = _numbers(field.values, label_numbers)
-        properties.add(field._replace(values=numbers), "label", _type_of(numbers))
+        properties[field.at].append(("label", _type_of(numbers), numbers))
         if label_numbers is not None and list(label_numbers) != list(range(len(label_numbers))):
-            properties.add(field, "label_index", "int")
+            properties[field.at].append(("label_index", "int", field.values))
     if instances is not None:
         field = _labels_to_show("instances", instances, surface, at)
         if colors is None:
-            properties.add_colors(field.at, colorize(field.values))
-        properties.add(field, "instance", "int")
+            properties[field.at] += _colors(colorize(field.values))
+        properties[field.at].append(("instance", "int", field.values))
     if colors is not None:
         field = _not_at_edges(make_field("colors", "colors", colors, surface, at))
-        properties.add_colors(field.at, field.values)
+        properties[field.at] += _colors(field.values)
     reserved = RESERVED if instances is None else RESERVED | {"instance"}
     for name, values in (scalars or {}).items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in reserved:
@@ -86,21 +89,12 @@ def write_ply(
             )
         long = np.asarray(on_host(values)).dtype.itemsize == 8
         field = _not_at_edges(make_field("scalars", name, values, surface, at))
-        properties.add(field, name, "double" if long else "float")
+        properties[field.at].append((name, "double" if long else "float", field.values))
     write_atomically(path, _content(surface, properties, _comments(label_names or (), label_numbers)))
 
 
-class _Properties:
-    """The properties of vertices and of faces: names, types and columns."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, list[tuple[str, str, NDArray[Any]]]] = {"vertices": [], "faces": []}
-
-    def add(self, field: Field, name: str, kind: str) -> None:
-        self.of[field.at].append((name, kind, field.values))
-
-    def add_colors(self, at: str, colors: NDArray[np.uint8]) -> None:
-        self.of[at] += [(name, "uchar", colors[:, i]) for i, name in enumerate(("red", "green", "blue"))]
+def _colors(colors: NDArray[np.uint8]) -> list[tuple[str, str, NDArray[Any]]]:
+    return [(name, "uchar", column) for name, column in zip(("red", "green", "blue"), colors.T, strict=True)]
 
 
 def _labels_to_show(name: str, labels: Any, surface: Surface, at: ValuesAt | None) -> Field:
@@ -149,7 +143,7 @@ def _content(surface: Surface, properties: _Properties, comments: list[str]) -> 
     """The header and the rows of a file."""
     verts, faces = surface[:2]
     position = [(name, "double", verts[:, i]) for i, name in enumerate(("x", "y", "z"))]
-    of_vertices, of_faces = position + properties.of["vertices"], properties.of["faces"]
+    of_vertices, of_faces = position + properties["vertices"], properties["faces"]
     header = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {len(verts)}"]
     header += [f"property {kind} {name}" for name, kind, _ in of_vertices]
     rows = _rows([column.astype(_TYPES[kind]) for _, kind, column in of_vertices])

@@ -1,52 +1,60 @@
-"""Pictures of surfaces, drawn in NumPy without a GPU, a display or OpenGL."""
+"""Pictures of surfaces, drawn in NumPy without a GPU, a display or OpenGL.
+
+Triangles and balls are drawn into a grid of samples with a depth buffer, because Matplotlib has none and sorts whole
+triangles by depth. Arrays of the depth buffer have one row per coordinate, (3, N). NumPy is several times faster on
+long rows than on many short ones.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.viz.fields import MISSING_COLOR
-from diffnet.viz.raster import DepthBuffer, barycentric, put_balls, put_faces
-from diffnet.viz.surface import Floats, Ints, Surface, ValuesAt, corner_normals, face_elements, shown_points
-from diffnet.viz.view import View, chosen_view, rotation_of, to_screen
+from diffnet.viz.surface import (
+    Surface,
+    ValuesAt,
+    View,
+    chosen_view,
+    corner_normals,
+    face_elements,
+    rotation_of,
+    shown_points,
+    to_screen,
+)
 
 BACKGROUND = (250, 250, 251)
 ARROW_COLOR = (26, 29, 33)
 _OVERSAMPLE = 3  # samples per pixel and axis
 _KEY_LIGHT = np.array([-0.45, 0.62, 0.64])
 _FILL_LIGHT = np.array([0.80, 0.05, 0.60])
+# Covered samples: the fields of `Drawing` after `size`, but for each sample the number of itself instead of its pixel.
+_Samples: TypeAlias = "tuple[Ints, Floats, Ints, Ints | None, Floats | None]"
+BATCH = 4_000_000  # samples drawn at once, which bounds the memory
 
 
 class Drawing(NamedTuple):
     """A surface seen from one direction, before it is colored. Pictures of several fields share it.
 
     size: width and height in pixels
-    pixels, elements, brightness: (N,), for each covered sample its pixel (from 0, row by row), the element that colors
-        it, and its brightness. The element of arrows is -1.
+    pixels, brightness, elements: (N,), for each covered sample its pixel (from 0, row by row), its brightness, and the
+        element that colors it. The element of arrows is -1.
     corners, weights: (3, N) or None, the vertices around each sample and their barycentric weights
     """
 
     size: tuple[int, int]
     pixels: Ints
-    elements: Ints
     brightness: Floats
+    elements: Ints
     corners: Ints | None = None
     weights: Floats | None = None
-
-
-class _Samples(NamedTuple):
-    """Covered samples, with the normal toward the viewer (3, N) at each. `Drawing` has the other fields."""
-
-    pixels: Ints
-    normals: Floats
-    elements: Ints
-    corners: Ints | None
-    weights: Floats | None
 
 
 def draw(
@@ -76,22 +84,15 @@ def draw(
         raise ValueError(f"the picture's size should be at least 1 × 1, got {width} × {height}")
     samples = (height * _OVERSAMPLE, width * _OVERSAMPLE)
     points = shown_points(surface)
-    drawn: list[_Samples] = []
+    none = (np.zeros((3, 0), np.int64), np.zeros((3, 0))) if blend else (None, None)
+    drawn: list[_Samples] = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), *none)]
     if len(points):
         shown = points if arrows is None else np.concatenate([points, arrows.verts])
-        drawn = list(_draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend))
-    empty = np.zeros(0, np.int64)
-    pixels = np.concatenate([empty, *(part.pixels for part in drawn)])
+        drawn += _draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend)
+    fields: list[Any] = [None if x[0] is None else np.concatenate(x, -1) for x in zip(*drawn, strict=True)]
+    pixels, *others = fields
     y, x = np.divmod(pixels, samples[1])
-    none = np.zeros((3, 0), np.int64)
-    return Drawing(
-        size,
-        y // _OVERSAMPLE * width + x // _OVERSAMPLE,
-        np.concatenate([empty, *(part.elements for part in drawn)]),
-        np.concatenate([np.zeros(0), *(_shade(part.normals) for part in drawn)]),
-        np.concatenate([none, *(part.corners for part in drawn if part.corners is not None)], 1) if blend else None,
-        np.concatenate([none, *(part.weights for part in drawn if part.weights is not None)], 1) if blend else None,
-    )
+    return Drawing(size, y // _OVERSAMPLE * width + x // _OVERSAMPLE, *others)
 
 
 def paint(drawing: Drawing, colors: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -180,13 +181,9 @@ def _draw(
         weights = barycentric(triangles, owner, pixels[is_face], samples[1])
         # The distance to a side is the opposite corner's weight times its height.
         nearness = weights if heights is None else -weights * heights[:, owner]
-        yield _Samples(
-            pixels[is_face],
-            _facing(normals, owner, weights),
-            elements[owner, nearness.argmax(axis=0)],
-            corners[:, owner] if blend else None,
-            weights if blend else None,
-        )
+        nearest_elements = elements[owner, nearness.argmax(axis=0)]
+        blended = (corners[:, owner], weights) if blend else (None, None)
+        yield pixels[is_face], _shade(_facing(normals, owner, weights)), nearest_elements, *blended
         if len(balls):
             ball = items[~is_face] - len(faces)
             yield _ball_samples(pixels[~is_face], centers[ball], radius, balls[ball], samples[1], blend)
@@ -205,8 +202,7 @@ def _facing(normals: Floats, owner: Ints, weights: Floats) -> Floats:
 def _heights(corners: Floats) -> Floats:
     """The heights (3, F) of the corners of triangles (F, 3, 3) over the opposite sides, times a number per triangle."""
     sides = np.linalg.norm(np.roll(corners, -2, axis=1) - np.roll(corners, -1, axis=1), axis=-1)
-    heights: Floats = 1 / np.maximum(sides.T, 1e-300)
-    return heights
+    return 1 / np.maximum(sides.T, 1e-300)
 
 
 def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, width: int, blend: bool) -> _Samples:
@@ -216,7 +212,7 @@ def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, 
     toward = np.sqrt(np.maximum(1 - across**2 - down**2, 0))
     corners = np.stack([elements] * 3) if blend else None
     weights = np.repeat([[1.0], [0.0], [0.0]], len(elements), axis=1) if blend else None
-    return _Samples(pixels, np.stack([across, -down, toward]), elements, corners, weights)
+    return pixels, _shade(np.stack([across, -down, toward])), elements, corners, weights
 
 
 def _by_corner(values: Floats) -> Floats:
@@ -236,5 +232,127 @@ def _shade(normals: Floats) -> Floats:
     key = np.maximum(_KEY_LIGHT / np.linalg.norm(_KEY_LIGHT) @ normals, 0)
     fill = np.maximum(_FILL_LIGHT / np.linalg.norm(_FILL_LIGHT) @ normals, 0)
     facing = normals[2].clip(0, 1)
-    brightness: Floats = (0.48 + 0.52 * key + 0.18 * fill) * (1 - 0.45 * (1 - facing) ** 3)
-    return brightness
+    return (0.48 + 0.52 * key + 0.18 * fill) * (1 - 0.45 * (1 - facing) ** 3)
+
+
+class DepthBuffer:
+    """For every sample of a picture, the nearest item (triangle or ball) drawn there.
+
+    depths: all depths that will be drawn lie within their range; samples: height and width
+    """
+
+    def __init__(self, depths: Floats, samples: tuple[int, int]) -> None:
+        self.samples = samples
+        self._low = float(depths.min(initial=0.0))
+        self._steps = (2**30 - 1) / max(float(depths.max(initial=0.0)) - self._low, 1.0)
+        # The upper half of each integer is the depth, the lower half the item. One minimum finds both and breaks ties.
+        self._keys = np.full(samples[0] * samples[1], np.iinfo(np.int64).max)
+
+    def put(self, pixels: Ints, depth: Floats, items: Ints) -> None:
+        """Draw items (N,), numbers below 2³², at samples (N,) and depths (N,)."""
+        np.minimum.at(self._keys, pixels, (((depth - self._low) * self._steps).astype(np.int64) << 32) | items)
+
+    def visible(self) -> Iterator[tuple[Ints, Ints]]:
+        """Batches of the samples (N,) where anything was drawn, with the nearest item (N,) at each."""
+        pixels = np.flatnonzero(self._keys != np.iinfo(np.int64).max)
+        for start in range(0, len(pixels), BATCH // 8):
+            part = pixels[start : start + BATCH // 8]
+            yield part, self._keys[part] & 0xFFFFFFFF
+
+
+def put_faces(nearest: DepthBuffer, triangles: Floats) -> None:
+    """Draw triangles (3, 3, F), by corner and screen coordinate, into a depth buffer as the items 0 … F - 1.
+
+    Triangles are cut into rows, and rows into samples. The work is proportional to the covered samples, even for thin
+    triangles.
+    """
+    height, width = nearest.samples
+    triangles = np.take_along_axis(triangles, triangles[:, 1:2].argsort(axis=0, kind="stable"), axis=0)  # by height
+    first = _first_center(triangles[0, 1], height)
+    rows = _first_center(triangles[2, 1], height) - first
+    for part in batches(rows, BATCH // 4):
+        face, step = _spread(rows[part])
+        face += part.start
+        y = first[face] + step
+        left, right, near_left, near_right = _row_ends(triangles, face, y + 0.5)
+        start = _first_center(left, width)
+        counts = np.maximum(_first_center(right, width) - start, 0)
+        slope = np.divide(near_right - near_left, right - left, out=np.zeros_like(left), where=right > left)
+        depth = near_left + slope * (start + 0.5 - left)
+        pixel = y * width + start
+        for columns in batches(counts, BATCH):
+            row, step = _spread(counts[columns])
+            row += columns.start
+            nearest.put(pixel[row] + step, depth[row] + slope[row] * step, face[row])
+
+
+def put_balls(nearest: DepthBuffer, centers: Floats, radius: float, first: int) -> None:
+    """Draw balls around centers (N, 3) in screen coordinates into a depth buffer as the items first … first + N - 1."""
+    height, width = nearest.samples
+    reach = np.arange(-int(np.ceil(radius)), int(np.ceil(radius)) + 1)
+    dy, dx = (grid.ravel() for grid in np.meshgrid(reach, reach, indexing="ij"))
+    for part in batches(np.full(len(centers), len(dx)), BATCH):
+        center = centers[part]
+        x, y = np.floor(center[:, :1]).astype(int) + dx, np.floor(center[:, 1:2]).astype(int) + dy
+        away = (x + 0.5 - center[:, :1]) ** 2 + (y + 0.5 - center[:, 1:2]) ** 2
+        inside = (away < radius**2) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        ball = np.nonzero(inside)[0]
+        depth = center[ball, 2] - np.sqrt(radius**2 - away[inside])
+        nearest.put((y * width + x)[inside], depth, ball + part.start + first)
+
+
+def _row_ends(triangles: Floats, face: Ints, y: NDArray[np.floating[Any]]) -> tuple[Floats, Floats, Floats, Floats]:
+    """The x (N,) where horizontal lines enter triangles, the x (N,) where they leave, and the depths (N,) at both.
+
+    triangles: (3, 3, F), the corners of each from top to bottom
+    face, y: (N,), the lines; line i crosses triangle face[i]
+
+    Two triangles that share a side get the same x there, so no sample between them is missed.
+    """
+    # A line crosses the side from the top to the bottom, and the side above or below the middle corner.
+    above = y < triangles[1, 1, face]
+    sides = []
+    for upper, lower in ((0, 2), (np.where(above, 0, 1), np.where(above, 1, 2))):
+        (x0, y0, z0), (x1, y1, z1) = ([triangles[corner, i, face] for i in range(3)] for corner in (upper, lower))
+        share = (y - y0) / (y1 - y0)
+        sides.append((x0 + share * (x1 - x0), z0 + share * (z1 - z0)))
+    (x, z), (other_x, other_z) = sides
+    swap = other_x < x
+    return (
+        np.where(swap, other_x, x),
+        np.where(swap, x, other_x),
+        np.where(swap, other_z, z),
+        np.where(swap, z, other_z),
+    )
+
+
+def barycentric(triangles: Floats, face: Ints, pixels: Ints, width: int) -> Floats:
+    """The barycentric weights (3, N) of triangles face (N,) at the centers of samples (N,). None is negative.
+
+    triangles: (3, 3, F), by corner and screen coordinate
+    """
+    x, y = pixels % width + 0.5, pixels // width + 0.5
+    to = [(triangles[k, 0, face] - x, triangles[k, 1, face] - y) for k in range(3)]
+    opposite = np.stack([to[k - 2][0] * to[k - 1][1] - to[k - 2][1] * to[k - 1][0] for k in range(3)])
+    weights = np.maximum(opposite * np.sign(opposite.sum(axis=0)), 0)
+    total = weights.sum(axis=0)
+    return np.divide(weights, total, out=np.full_like(weights, 1 / 3), where=total > 0)
+
+
+def _first_center(edge: Floats, limit: int) -> Ints:
+    """The first of the samples 0 … limit - 1 whose center is at or after an edge. `limit` if there is none."""
+    return np.ceil(edge - 0.5).clip(0, limit).astype(np.int64)
+
+
+def batches(sizes: Ints, limit: int) -> Iterator[slice]:
+    """Slices over items of given sizes (N,). Each holds about `limit` in total, or a single item."""
+    group = (np.cumsum(sizes) - sizes) // limit
+    bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(sizes)]
+    for start, stop in pairwise(bounds):
+        yield slice(start, stop)
+
+
+def _spread(counts: Ints) -> tuple[Ints, Ints]:
+    """For each item of N groups with counts (N,), its group and its place there: [2, 1] gives [0, 0, 1], [0, 1, 0]."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""The arguments that `picture` and `page` share: shapes with their fields, and the scales of their scalars."""
+"""What `picture` and `page` share: shapes with their fields and arrows, and the scales of their scalars."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.mesh.mesh import MeshLike
-from diffnet.viz.arrows import vector_arrows
-from diffnet.viz.color_maps import Scale, make_scale
-from diffnet.viz.fields import PLAIN_COLOR, Field, Kind, make_field
-from diffnet.viz.surface import Surface, ValuesAt, surface_of
+from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.polygons import Floats, Ints
+from diffnet.viz.fields import PLAIN_COLOR, Field, Kind, elements_of, make_field
+from diffnet.viz.palette import Scale, make_scale
+from diffnet.viz.surface import Surface, ValuesAt, is_operators, surface_of, unit
 
 Meshes: TypeAlias = "MeshLike | list[Any]"
+_MAX_ARROWS = 400
+_SIDES = 6
 
 
 class Shape(NamedTuple):
@@ -117,3 +121,103 @@ def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Map
         raise ValueError(f"vectors: there are no values named {', '.join(map(repr, unknown))}")
     arrows = {name: vector_arrows(surface, each, given["frames"]) for name, each in by_name.items()}
     return Shape(title, surface, fields, arrows)
+
+
+def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface:
+    """Arrows for vectors at the vertices (V, 3) or faces (F, 3), or for tangent vectors (V, 2) in frames (V, 3, 3).
+
+    frames: the rows of each are tangent x, tangent y and normal; `Operators` stand for their frames
+
+    At most 400 arrows are drawn, evenly spread. They start at the vertices or in the middle of the faces. Their lengths
+    are proportional to the vectors; above the 95th percentile of the lengths, all are equally long. Vectors of length
+    0, NaN or infinity are left out.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    given = np.asarray(on_host(vectors), np.float64)
+    if given.ndim != 2 or given.shape[1] not in (2, 3):
+        raise ValueError(f"vectors: expected shape (N, 3), or (V, 2) with frames, shape is {given.shape}")
+    if given.shape[1] == 2:
+        given = _in_space(surface, given, frames)
+    at = elements_of("vectors", len(given), surface)
+    if at == "edges":
+        raise ValueError(f"vectors: {len(given)} vectors at edges. Give them at vertices or faces")
+    given = given if surface.mesh is None else on_triangles(surface.mesh, given, at)
+    points = surface.verts if at == "vertices" else surface.verts[surface.faces].mean(axis=1)
+    lengths = np.linalg.norm(given, axis=1)
+    shown = np.flatnonzero((lengths > 0) & np.isfinite(lengths) & np.isfinite(points).all(axis=1))
+    if not len(shown):
+        return Surface(np.zeros((0, 3)), np.zeros((0, 3), np.int64))
+    longest = float(np.percentile(lengths[shown], 95))
+    shown = shown[_spread(points[shown], _MAX_ARROWS)]
+    spacing = _spacing(points[shown])
+    directions = unit(given[shown]) * (np.minimum(lengths[shown] / longest, 1) * 1.6 * spacing)[:, None]
+    return arrow_surface(points[shown], directions, 0.055 * spacing)
+
+
+def arrow_surface(starts: Floats, vectors: Floats, radius: float) -> Surface:
+    """Triangles of arrows from starts (N, 3) along vectors (N, 3). Short arrows are thinner than `radius`."""
+    length = np.linalg.norm(vectors, axis=1)
+    thin = np.minimum(radius, 0.12 * length)
+    neck = length - np.minimum(6 * thin, 0.6 * length)
+    ahead = unit(vectors)
+    helper = np.eye(3)[np.abs(ahead).argmin(axis=1)]
+    right = unit(np.cross(ahead, helper))
+    up = np.cross(ahead, right)
+    angles = 2 * np.pi * np.arange(_SIDES) / _SIDES
+    circle = right[:, None] * np.cos(angles)[:, None] + up[:, None] * np.sin(angles)[:, None]  # (N, sides, 3)
+    rings = [
+        starts[:, None] + along[:, None, None] * ahead[:, None] + wide[:, None, None] * circle
+        for along, wide in ((0 * neck, thin), (neck, thin), (neck, 2.6 * thin), (length, 0 * thin))
+    ]
+    verts = np.stack(rings, axis=1).reshape(-1, 3)
+    side = np.arange(len(rings) * _SIDES).reshape(len(rings), _SIDES)
+    a, b, c, d = side[:-1], np.roll(side, -1, 1)[:-1], np.roll(side, -1, 1)[1:], side[1:]  # quadrilaterals of rings
+    faces = np.concatenate([np.stack([a, b, c], -1).reshape(-1, 3), np.stack([a, c, d], -1).reshape(-1, 3)])
+    first = np.arange(len(starts)) * len(rings) * _SIDES
+    return Surface(verts, (faces + first[:, None, None]).reshape(-1, 3))
+
+
+def _in_space(surface: Surface, tangent: Floats, frames: Any) -> Floats:
+    """Tangent vectors (V, 2) as vectors (V, 3)."""
+    verts = len(surface.verts)
+    if len(tangent) != verts:
+        raise ValueError(f"vectors: {len(tangent)} tangent vectors do not fit {verts} vertices")
+    if frames is None:
+        raise ValueError("vectors: tangent vectors (V, 2) need frames, such as frames=operators")
+    axes = np.asarray(on_host(frames.frames if is_operators(frames) else frames), np.float64)
+    if axes.shape != (verts, 3, 3):
+        raise ValueError(f"frames should have shape ({verts}, 3, 3), shape is {axes.shape}")
+    return tangent[:, :1] * axes[:, 0] + tangent[:, 1:] * axes[:, 1]
+
+
+def _spread(points: Floats, most: int) -> Ints:
+    """The numbers of at most `most` of the points (N, 3): in each cell of a grid, the point nearest to its center."""
+    low, extent = points.min(axis=0), float(np.ptp(points, axis=0).max())
+    if len(points) <= most or extent == 0:
+        return np.arange(len(points))[:most]
+    small, large = extent / most, extent  # sides of a cell; the second is large enough
+    for _ in range(12):
+        middle = float(np.sqrt(small * large))
+        fits = len(np.unique(_cells(points - low, middle))) <= most
+        small, large = (small, middle) if fits else (middle, large)
+    cells = _cells(points - low, large)
+    away = np.linalg.norm((points - low) / large % 1 - 0.5, axis=1)
+    order = np.lexsort((away, cells))
+    return order[np.unique(cells[order], return_index=True)[1]]
+
+
+def _cells(points: Floats, side: float) -> Ints:
+    """The number of the cell of a grid that holds each of the points (N, 3), which are not negative."""
+    x, y, z = (points / side).astype(np.int64).T
+    return (x * 2**20 + y) * 2**20 + z
+
+
+def _spacing(points: Floats) -> float:
+    """The typical distance (median) of a point to the nearest other point, at most a tenth of the extent."""
+    from scipy.spatial import cKDTree  # imported here because it takes a tenth of a second
+
+    extent = float(np.linalg.norm(np.ptp(points, axis=0))) or 4.0
+    if len(points) < 2:
+        return 0.1 * extent
+    return min(float(np.median(cKDTree(points).query(points, k=2)[0][:, 1])), 0.1 * extent) or 0.02 * extent

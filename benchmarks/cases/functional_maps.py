@@ -16,8 +16,7 @@ from diffnet.benchmarks.harness.peers import both_passes, leaf
 from diffnet.benchmarks.harness.registry import Case, Options, Run, Unavailable, benchmark
 from diffnet.benchmarks.harness.sweep import Size, sweep
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
-from diffnet.ops import functional_map as functional_map_of_coefficients
-from diffnet.ops import nearest_neighbors, soft_map
+from diffnet.ops import functional_map as functional_map_of_coefficients, nearest_neighbors, soft_map
 from diffnet.ops.functional_maps import reference
 from diffnet.ops.functional_maps.op import resolvent
 from diffnet.train.correspondence.maps import point_map_of

@@ -34,7 +34,7 @@ from diffnet.geometry import (
     precompute,
 )
 from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, in_batches, packed_eigenbases
-from diffnet.geometry.eigen.gpu.packed import packed
+from diffnet.geometry.eigen.gpu.lanczos import packed
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.processes import WorkerPool, available_cores, stop_workers

@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from diffnet.geometry.discretize.vertex_order import order_along_surface, order_unless_near
+from diffnet.geometry.discretize.gradient import order_along_surface, order_unless_near
 from diffnet.ops import Pattern
 
 Order: TypeAlias = Literal["local", "shuffled", "renumbered", "precomputed"]

@@ -101,7 +101,7 @@ def write_run(path: Path, names: Sequence[str], options: Options) -> None:
     run: dict[str, Any] = {
         "benchmarks": list(names),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": ["diffnet", *sys.argv[1:]],
+        "command": ["python", "-m", "diffnet.benchmarks", *sys.argv[1:]],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "cores": available_cores(),
         "threads": torch.get_num_threads(),

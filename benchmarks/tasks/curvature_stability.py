@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from diffnet.benchmarks.harness.results import write_csv
-from diffnet.benchmarks.robustness.changes import noisy
 from diffnet.benchmarks.tasks.programs import argument_parser
 from diffnet.data import Preprocessing, input_features, prepare
 from diffnet.data.synthetic.shape import sample_shape
 from diffnet.data.synthetic.surface import polygonize
 from diffnet.geometry import Mesh, decimate, load_mesh, make_mesh
+from diffnet.train.inference.mesh_changes import noisy
 
 FEATURES = ("curvature", "diffused-curvature")
 COUNTS = (15000, 3000, 750)

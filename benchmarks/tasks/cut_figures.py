@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from diffnet.benchmarks.harness.results import write_csv
-from diffnet.benchmarks.robustness.changes import LOST, cut, rotated
 from diffnet.benchmarks.tasks.programs import argument_parser, results, run_diffnet
 from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, figure, figures
 from diffnet.data.synthetic.shape import PARTS
+from diffnet.train.inference.mesh_changes import LOST, cut, rotated
 
 FIRST, COUNT = 1000, 64  # seeds of the unseen figures
 SHARE = 0.3  # of the vertices are cut off

@@ -24,7 +24,7 @@ from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.parallel import computed_in_chunks
 from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
-from diffnet.geometry.elements.polygons import file_edges
+from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.errors import DiffnetError, some_reasons
 from diffnet.geometry.file_state import FileIdentity, file_identity, state_number
 

@@ -16,8 +16,8 @@ from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
 from diffnet.data.folders.sources import MAX_COLORS, FileLabels, read_source
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh
-from diffnet.geometry.elements.polygons import file_edges, on_triangles
-from diffnet.geometry.mesh.arrays import MeshArray
+from diffnet.geometry.elements.elements import file_edges, on_triangles
+from diffnet.geometry.mesh.attributes import MeshArray
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 # Class indices of the labels of each file, the names of the classes, and their numbers in the files or None.

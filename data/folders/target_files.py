@@ -13,7 +13,7 @@ from diffnet.data.feature_names import COLORS, FILE_PREFIX
 from diffnet.data.folders.columns import checked_columns, read_columns
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.geometry import FORMATS, load_attributes
-from diffnet.geometry.mesh.attributes import COLOR_FORMATS, VTK_FORMATS
+from diffnet.geometry.mesh.formats import READERS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 _SUFFIXES = (".npy", ".txt", ".csv", ".npy.gz", ".txt.gz", ".csv.gz")
@@ -74,8 +74,8 @@ def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> l
 
 def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
     """The arrays NAME in a mesh file itself, with their elements: those of PLY and VTK files, or colors of vertices."""
-    suffix = mesh_suffix(mesh)
-    if suffix not in (".ply", *VTK_FORMATS) and (name != COLORS or suffix not in COLOR_FORMATS):
+    reader = READERS.get(mesh_suffix(mesh))
+    if reader is None or reader.attributes is None or not (reader.properties or name == COLORS):
         return []
     attributes = load_attributes(mesh)
     if name == COLORS and attributes.colors is not None:

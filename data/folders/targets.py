@@ -22,7 +22,7 @@ from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.shards.reading import labeled_shards
 from diffnet.data.target_names import TABLE, target_parts
 from diffnet.geometry import Mesh, load_mesh
-from diffnet.geometry.elements.polygons import on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from diffnet.data.content import generator_of
 from diffnet.data.pairs.shapes import Ints, MeshPairs, PairShape
-from diffnet.geometry.mesh.normals import unit_normals
+from diffnet.geometry.mesh.objects import unit_normals
 
 
 def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:

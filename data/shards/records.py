@@ -13,8 +13,7 @@ from diffnet.data.feature_names import array_names
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh
-from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT
-from diffnet.geometry.cache import Arrays
+from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT, Arrays
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import Options, chosen_scale
 

@@ -1,6 +1,15 @@
-"""Vertices at the same position: which of them are joined before the operators are computed."""
+"""Vertices at the same position: which of them are joined, and the operators of a mesh with joined vertices.
+
+Joining gives J vertices for the V original ones, which are their copies. A function on the joined mesh is lifted to a
+function on the original mesh that has the same value at all copies. docs/joined_vertices.md derives the formulas.
+
+firsts: (J,) int64, ascending; the first copy of each joined vertex
+place: (V,) int64, the joined vertex of each copy
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import scipy.sparse
@@ -8,6 +17,8 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.objects import mean_normals
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
 
 
@@ -78,16 +89,14 @@ def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     ends = np.minimum(tail, head), np.maximum(tail, head)
     count = scipy.sparse.csr_matrix((np.ones(len(tail)), ends), (vertices, vertices))  # sorts them, and adds up
     start = np.repeat(np.arange(vertices), np.diff(count.indptr))
-    edges: NDArray[np.int64] = np.stack([start, count.indices], axis=1)[count.data == 1]
-    return edges
+    return np.stack([start, count.indices], axis=1)[count.data == 1]
 
 
 def components(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     """The number (V,) of the connected component of each vertex. Rows of two corners, edges, are allowed, too."""
     first, second = faces[:, :-1].reshape(-1), faces[:, 1:].reshape(-1)
     graph = scipy.sparse.coo_matrix((np.ones(len(first)), (first, second)), (vertices, vertices))
-    label: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-    return label
+    return scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
 
 
 def _connects(faces: NDArray[np.int64], edges: NDArray[np.int64], first: NDArray[np.int64]) -> bool:
@@ -107,3 +116,54 @@ def _connects(faces: NDArray[np.int64], edges: NDArray[np.int64], first: NDArray
     connected[before[meet]] = True
     connected[after[meet]] = True
     return bool(2 * connected[component[faces[:, 0]]].sum() > len(faces))
+
+
+def join(mesh: Mesh, firsts: Ints, place: Ints) -> Mesh:
+    """The joined mesh. It has the same faces, in the same order. Normals are the means of those of the copies."""
+    normals = None if mesh.normals is None else mean_normals(mesh.normals, place, len(firsts))
+    return replace(mesh, verts=mesh.verts[firsts], faces=place[mesh.faces], normals=normals)
+
+
+def lift_mass(mass: Floats, place: Ints) -> Floats:
+    """Mass (V,): the copies share the mass (J,) of their joined vertex equally, so integrals don't change."""
+    return (mass / np.bincount(place))[place]
+
+
+def lift_laplacian(laplacian: scipy.sparse.csr_matrix, firsts: Ints, place: Ints) -> scipy.sparse.csr_matrix:
+    """The Laplacian (V, V) of functions on the copies, from that of the joined mesh (J, J).
+
+    It is symmetric and positive semi-definite, and its null space is that of the joined mesh, lifted. Lifted
+    eigenvectors are eigenvectors with the same eigenvalues, with respect to `lift_mass`. Differences between copies
+    decay at the rate of the shortest waves.
+    """
+    joined, copies = laplacian.shape[0], len(place)
+    share = 1 / np.bincount(place)
+    mean = scipy.sparse.csr_matrix(
+        (share[place], (np.arange(copies), place)), (copies, joined)
+    )  # its transpose averages over copies
+    at_first = scipy.sparse.csr_matrix((np.ones(joined), (firsts, np.arange(joined))), (copies, joined))
+    half = (mean - at_first / 2) @ laplacian @ at_first.T
+
+    further = np.flatnonzero(firsts[place] != np.arange(copies))
+    rows = np.arange(len(further))
+    shape = len(further), copies
+    difference = scipy.sparse.csr_matrix((np.ones(len(further)), (rows, further)), shape) - scipy.sparse.csr_matrix(
+        (np.ones(len(further)), (rows, firsts[place[further]])), shape
+    )
+    stiffness = (share * np.asarray(abs(laplacian).sum(axis=1)).reshape(-1))[place[further]]
+    lifted = scipy.sparse.csr_matrix(half + half.T + difference.T @ scipy.sparse.diags(stiffness) @ difference)
+    lifted.sort_indices()
+    return lifted
+
+
+def lift_gradient(
+    values: Floats, pattern: scipy.sparse.csr_matrix, firsts: Ints, place: Ints
+) -> tuple[Floats, scipy.sparse.csr_matrix]:
+    """Values (2, nnz') and pattern (V, V) of the gradient, from those of the joined mesh, (2, nnz) and (J, J).
+
+    Each copy has the row of its joined vertex. Rows read functions at first copies.
+    """
+    numbered = scipy.sparse.csr_matrix((np.arange(pattern.nnz), pattern.indices, pattern.indptr), pattern.shape)
+    rows = numbered[place]
+    lifted = scipy.sparse.csr_matrix((np.ones(rows.nnz), firsts[rows.indices], rows.indptr), (len(place), len(place)))
+    return values[:, rows.data], lifted

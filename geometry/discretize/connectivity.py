@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops import Pattern
-from diffnet.ops.common.checks import check_lengths, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_lengths, not_a_tensor
 
 PIECE = 64  # rows of a mesh that one thread of a GPU adds up
 
@@ -108,8 +108,7 @@ class Corners:
     def sums(self, rows: Tensor) -> Tensor:
         """The sum of the rows of the corners at each vertex."""
         first, second, third = self._groups.sums(rows).view(-1, 3, *rows.shape[1:]).unbind(1)
-        total: Tensor = first + second + third
-        return total
+        return first + second + third
 
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of the rows of the corners at each vertex, at least 0."""
@@ -188,3 +187,30 @@ def _reduced(rows: Tensor, lengths: Tensor, how: str) -> Tensor:
     columns = rows[:, None] if rows.ndim == 1 else rows
     reduced = torch.segment_reduce(columns, how, lengths=lengths, axis=0, initial=0, unsafe=True)
     return reduced.squeeze(1) if rows.ndim == 1 else reduced
+
+
+def boundary_vertices(faces: Tensor, vertices: int) -> Tensor:
+    """Return which vertices lie on the boundary, (V,) bool: on an edge that belongs to exactly one face.
+
+    faces: (F, 3) integers
+    vertices: the number of vertices, V
+
+    Vertices that no face uses are not on the boundary. On a GPU, it waits for the GPU.
+
+    Raises TypeError for faces that are no integer tensor, ValueError for another shape and vertices that don't exist.
+
+    >>> import torch
+    >>> boundary_vertices(torch.tensor([[0, 1, 2], [0, 2, 3], [0, 3, 1]]), 5).tolist()  # around vertex 0
+    [False, True, True, True, False]
+    """
+    check_count("vertices", vertices, 0)
+    _check_faces(faces, vertices)
+    corners = faces.long()
+    ends = torch.stack([corners, corners.roll(-1, 1)]).sort(0).values.reshape(2, -1)
+    ends = ends[:, ends[0] != ends[1]]  # a face with a repeated corner has a side without length
+    edges, count = torch.unique(ends[0] * vertices + ends[1], return_counts=True)
+    alone = edges[count == 1]
+    mask = torch.zeros(vertices, dtype=torch.bool, device=faces.device)
+    mask[alone // max(vertices, 1)] = True
+    mask[alone % max(vertices, 1)] = True
+    return mask

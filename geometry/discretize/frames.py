@@ -7,10 +7,9 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.laplacian import CLOUD_NEIGHBORS
-from diffnet.geometry.discretize.triangles import corner_positions, sums_at_vertices
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.mesh.normals import unit_normals
-from diffnet.geometry.mesh.objects import real_array
+from diffnet.geometry.mesh.objects import real_array, unit_normals
+from diffnet.geometry.mesh.polygons import corner_positions, sums_at_vertices
 
 MIN_NORMAL = 1e-3  # length of the sum of face normals, relative to the sum of lengths; shorter sums have cancelled out
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 # The edges of a vertex measure the gradient badly in a direction in which they hardly extend, as at slivers. Their
 # spread (sum of squared lengths) in that direction is taken as at least this share of the spread in their main
 # direction, so gradients don't blow up. Of the values from 1e-4 to 5e-2, 5e-3 gives the most accurate gradients of
 # linear functions on the RNA surfaces.
 MIN_SPREAD = 5e-3
+# Rows keep their order if the numbers of neighbors differ by less than this on average. 8192 rows of 128 float32 are
+# 4 MiB, a tenth of the cache of a large GPU.
+MAX_GAP = 8192
 
 
 def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix:
@@ -67,8 +73,7 @@ def gradient_values(
         return np.repeat(values, degree, axis=-1)
 
     def per_vertex(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums: NDArray[np.float64] = np.bincount(rows, weights, len(verts)).astype(np.float64)
-        return sums
+        return np.bincount(rows, weights, len(verts)).astype(np.float64)
 
     # One contiguous row for each coordinate, which is several times faster.
     positions, axes = (np.ascontiguousarray(np.moveaxis(array, 0, -1)) for array in (verts, frames[:, :2]))
@@ -103,3 +108,16 @@ def _inverse(
     mean, half = (slow + fast) / 2, np.divide((slow - fast) / 2, half, out=np.zeros_like(half), where=half > 0)
     cosine, sine = half * (xx - yy) / 2, half * xy
     return mean + cosine, sine, mean - cosine
+
+
+def order_along_surface(graph: Any) -> NDArray[np.int64]:
+    """The vertices (V,) of a sparse graph (V, V) in reverse Cuthill-McKee order, which is breadth-first."""
+    return reverse_cuthill_mckee(graph).astype(np.int64)
+
+
+def order_unless_near(graph: Any) -> NDArray[np.int64] | None:
+    """`order_along_surface`, or None if the numbers of neighbors already differ by less than MAX_GAP on average."""
+    rows = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
+    if graph.nnz == 0 or np.abs(rows - graph.indices).mean() < MAX_GAP:
+        return None
+    return order_along_surface(graph)

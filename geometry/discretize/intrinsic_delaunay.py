@@ -14,14 +14,14 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.discretize.triangles import Array, Indices, corner_positions, sums_at_vertices
+from diffnet.geometry.mesh.polygons import Floats, Ints, corner_positions, sums_at_vertices
 
 MIN_EXCESS = 1e-5  # times the mean edge length: two edges of a triangle exceed the third by at least this
 MIN_COTANGENT = -1e-6  # edges with a smaller cotangent weight are flipped
 MAX_ROUNDS = 1000  # of flips
 
 
-def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_matrix, Array] | None:
+def delaunay_laplacian(verts: Floats, faces: Ints) -> tuple[scipy.sparse.csr_matrix, Floats] | None:
     """The cotangent Laplacian (V, V) and vertex areas (V,) after edges are flipped until all are Delaunay.
 
     verts: (V, 3)
@@ -60,36 +60,34 @@ class _Halfedges:
     cotangent: the cotangent of the angle opposite to the edge
     """
 
-    tail: Indices
-    twin: Indices
-    length: Array
-    cotangent: Array
+    tail: Ints
+    twin: Ints
+    length: Floats
+    cotangent: Floats
 
-    def edges(self) -> Indices:
+    def edges(self) -> Ints:
         """One halfedge of each edge."""
         return np.flatnonzero(self.twin > np.arange(len(self.twin)))
 
-    def weights(self, edges: Indices) -> Array:
+    def weights(self, edges: Ints) -> Floats:
         """Cotangent weights: the mean of the cotangents of the two angles opposite to each edge."""
-        mean: Array = (self.cotangent[edges] + self.cotangent[self.twin[edges]]) / 2
-        return mean
+        return (self.cotangent[edges] + self.cotangent[self.twin[edges]]) / 2
 
 
-def _areas(lengths: Array) -> Array:
+def _areas(lengths: Floats) -> Floats:
     """Areas (…) of triangles with edges of these lengths (…, 3)."""
     a, b, c = np.moveaxis(lengths, -1, 0)
     half = (a + b + c) / 2
-    areas: Array = np.sqrt(np.maximum(half * (half - a) * (half - b) * (half - c), 0))
-    return areas
+    return np.sqrt(np.maximum(half * (half - a) * (half - b) * (half - c), 0))
 
 
-def _cotangents(lengths: Array) -> Array:
+def _cotangents(lengths: Floats) -> Floats:
     """Cotangents (…, 3) of the angles opposite to the edges of triangles with these lengths (…, 3)."""
     a, b, c = np.moveaxis(lengths**2, -1, 0)
     return np.stack([b + c - a, c + a - b, a + b - c], axis=-1) / (4 * _areas(lengths))[..., None]
 
 
-def _glued(verts: Array, faces: Indices) -> _Halfedges | None:
+def _glued(verts: Floats, faces: Ints) -> _Halfedges | None:
     tail, head = faces.reshape(-1), faces[:, [1, 2, 0]].reshape(-1)
     number = np.arange(len(tail))
     along = scipy.sparse.csr_matrix((number, (tail, head)), (len(verts), len(verts)))
@@ -122,11 +120,11 @@ def _make_delaunay(halfedges: _Halfedges) -> bool:
     return _flip_while(halfedges, edges, _could_reach_smaller) is not None
 
 
-def _is_bad(halfedges: _Halfedges, edges: Indices) -> NDArray[np.bool_]:
+def _is_bad(halfedges: _Halfedges, edges: Ints) -> NDArray[np.bool_]:
     return halfedges.weights(edges) < MIN_COTANGENT
 
 
-def _could_reach_smaller(halfedges: _Halfedges, edges: Indices) -> NDArray[np.bool_]:
+def _could_reach_smaller(halfedges: _Halfedges, edges: Ints) -> NDArray[np.bool_]:
     """Whether the other diagonal is Delaunay, too, and has an end of a smaller number."""
     due = np.abs(halfedges.weights(edges)) <= -MIN_COTANGENT
     edges = edges[due]
@@ -137,7 +135,7 @@ def _could_reach_smaller(halfedges: _Halfedges, edges: Indices) -> NDArray[np.bo
 
 
 def _flip_while(
-    halfedges: _Halfedges, edges: Indices, is_due: Callable[[_Halfedges, Indices], NDArray[np.bool_]]
+    halfedges: _Halfedges, edges: Ints, is_due: Callable[[_Halfedges, Ints], NDArray[np.bool_]]
 ) -> NDArray[np.bool_] | None:
     """Flip edges that are due until none is, in rounds of edges that share no triangle.
 
@@ -163,7 +161,7 @@ def _flip_while(
     return None
 
 
-def _flip(halfedges: _Halfedges, edges: Indices, place: Indices) -> Indices:
+def _flip(halfedges: _Halfedges, edges: Ints, place: Ints) -> Ints:
     """Flip each edge, so that it joins the other two corners of its triangles. Returns the halfedges around these.
 
     place: the numbers of all halfedges, np.arange(len(twin)); changed during the call and restored

@@ -17,10 +17,10 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
-from diffnet.geometry.discretize.triangles import Array
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.mesh.normals import unit_normals
+from diffnet.geometry.mesh.objects import unit_normals
+from diffnet.geometry.mesh.polygons import Floats
 
 SHIFT = 1e-8  # times the mean mass, added to each mass; also added to the diagonal of L for eigenpairs
 GRADIENT_REGULARIZER = 1e-5  # length², added to the diagonal of the normal equations of each gradient
@@ -36,11 +36,11 @@ class Parts(NamedTuple):
     """
 
     laplacian: scipy.sparse.csr_matrix
-    mass: Array
-    frames: Array
+    mass: Floats
+    frames: Floats
     pattern: scipy.sparse.csr_matrix
-    gradient: Array
-    lone_mass: Array
+    gradient: Floats
+    lone_mass: Floats
 
 
 def original_parts(mesh: Mesh) -> Parts:
@@ -82,7 +82,7 @@ def original_parts(mesh: Mesh) -> Parts:
     return Parts(laplacian, mass, frames, pattern, gradient, np.where(lone, mass, 0))
 
 
-def frames_of_normals(normals: Array) -> Array:
+def frames_of_normals(normals: Floats) -> Floats:
     """Frames (V, 3, 3) of normals (V, 3): tangent x is the projected x-axis, or the y-axis where that is too close."""
     axis = np.where(np.abs(normals[:, :1]) < 0.9, [[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]])
     tangent = axis - (axis * normals).sum(1, keepdims=True) * normals
@@ -90,7 +90,7 @@ def frames_of_normals(normals: Array) -> Array:
     return np.stack([tangent, np.cross(normals, tangent), normals], axis=1)
 
 
-def _mesh_normals(mesh: Mesh) -> Array:
+def _mesh_normals(mesh: Mesh) -> Floats:
     """The mean of the normals of the faces around each vertex, each with the same weight."""
     normals = _mean_normals(mesh.verts, mesh.faces)
     missing = ~np.isfinite(normals).all(axis=1, keepdims=True)
@@ -103,14 +103,14 @@ def _mesh_normals(mesh: Mesh) -> Array:
     return normals
 
 
-def _mean_normals(verts: Array, faces: NDArray[np.int64]) -> Array:
+def _mean_normals(verts: Floats, faces: NDArray[np.int64]) -> Floats:
     a, b, c = (verts[faces[:, i]] for i in range(3))
     normals = np.cross(b - a, c - a)
     normals /= np.linalg.norm(normals, axis=1, keepdims=True) + UNIT_EPSILON
     corners = faces.reshape(-1)
     sums = np.stack([np.bincount(corners, np.repeat(normals[:, i], 3), len(verts)) for i in range(3)], axis=1)
     with np.errstate(invalid="ignore"):
-        mean: Array = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+        mean: Floats = sums / np.linalg.norm(sums, axis=1, keepdims=True)
     return mean
 
 
@@ -130,12 +130,11 @@ def _nearest(mesh: Mesh) -> NDArray[np.int64]:
     return np.asarray(found[others].reshape(count, CLOUD_NEIGHBORS), np.int64)
 
 
-def _cloud_normals(points: Array, neighbors: NDArray[np.int64]) -> Array:
-    normals: Array = np.linalg.svd(points[neighbors] - points[:, None], full_matrices=False)[2][:, 2]
-    return normals
+def _cloud_normals(points: Floats, neighbors: NDArray[np.int64]) -> Floats:
+    return np.linalg.svd(points[neighbors] - points[:, None], full_matrices=False)[2][:, 2]
 
 
-def _cloud_laplacian(mesh: Mesh) -> tuple[scipy.sparse.csc_matrix, Array]:
+def _cloud_laplacian(mesh: Mesh) -> tuple[scipy.sparse.csc_matrix, Floats]:
     try:
         laplacian, mass = robust_laplacian.point_cloud_laplacian(mesh.verts, n_neighbors=CLOUD_NEIGHBORS)
     except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example

@@ -7,10 +7,11 @@ from typing import Protocol
 
 import numpy as np
 import scipy.sparse
+import scipy.sparse.linalg
+from numpy.typing import NDArray
 
+from diffnet.geometry.eigen.lanczos import Rows, random_rows, transpose, without_constant
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Searched
-from diffnet.geometry.eigen.shift_invert import Rows, random_rows, transpose, without_constant
-from diffnet.geometry.eigen.superlu import shuffled, superlu
 
 PAIRS_CHECKED = 4  # smallest pairs; rounding spoils the smallest eigenvalues first
 MAX_DEVIATION = 1e-5  # largest deviation of a Rayleigh quotient from its eigenvalue. Clean meshes have less than 1e-7.
@@ -154,3 +155,18 @@ def deviation_fault(evals: Array, quotients: Array) -> str | None:
         return None
     i = int(right.argmin())
     return f"eigenvalue {values[i]:.6g} has the Rayleigh quotient {quotients[i]:.6g}"
+
+
+def superlu(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.linalg.SuperLU:
+    """LU factorization of a symmetric matrix with pivots from the diagonal, whose signs give the matrix's inertia."""
+    return scipy.sparse.linalg.splu(
+        matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+    )
+
+
+def shuffled(count: int) -> NDArray[np.int64]:
+    """A fixed permutation of the rows.
+
+    In their own order, SuperLU takes a hundred times as long for some regular meshes, such as subdivided spheres.
+    """
+    return np.random.default_rng(0).permutation(count)

@@ -14,8 +14,8 @@ import scipy.sparse
 import scipy.sparse.linalg
 from scipy.linalg import lapack
 
-from diffnet.geometry.eigen.checks import MissedError, checked_pairs, rounding_fault
-from diffnet.geometry.eigen.lanczos import KrylovSpace
+from diffnet.geometry.eigen.checks import MissedError, checked_pairs, rounding_fault, shuffled, superlu
+from diffnet.geometry.eigen.lanczos import KrylovSpace, ShiftInvert
 from diffnet.geometry.eigen.problem import (
     LARGE_SHIFT,
     SMALL_SHIFT,
@@ -26,8 +26,6 @@ from diffnet.geometry.eigen.problem import (
     Pairs,
     is_small,
 )
-from diffnet.geometry.eigen.shift_invert import ShiftInvert
-from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.errors import ConvergenceError
 
 # glibc returns freed blocks to the system if they are larger than any block of up to 32 MiB that was freed before. The

@@ -1,20 +1,96 @@
 """Block Lanczos iteration with thick restarts, for the largest eigenpairs of an operator that is expensive to apply.
 
+The operator is the inverse of L + σM, which turns the smallest eigenvalues into the largest.
+
 Small matrices use NumPy's linear algebra. SciPy has its own BLAS, whose threads and NumPy's would wait for each other.
 """
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+import cholespy
 import numpy as np
+import scipy.sparse
 
 from diffnet.geometry.eigen.problem import Array, Pairs
-from diffnet.geometry.eigen.shift_invert import ShiftInvert, random_rows, without_constant
 
+Rows: TypeAlias = Any  # vectors as the rows of a matrix (…, count, V): a NumPy array, or a tensor on a device
 MAX_RESTARTS = 20
 ROUNDING = 1e-15
 WELL_CONDITIONED = 30  # rows of at most this condition are orthonormal to 1e-13 after one Cholesky QR
 TILE_LENGTH = 8192  # entries of a row in a tile
 TILE_PRODUCTS = 10**6  # multiplications for a tile; above this number, OpenBLAS copies matrices before it multiplies
+
+
+class ShiftInvert:
+    """M^½ (L + σM)⁻¹ M^½ on vectors orthogonal to the constant. Vectors are the rows of NumPy arrays.
+
+    laplacian: (V, V) of one connected component
+    mass: (V,) > 0
+    shift: σ > 0
+
+    An eigenvalue θ of the operator gives λ = 1/θ − σ, an eigenvector y gives φ = M^−½ y. Raises ArithmeticError if
+    L + σM isn't positive definite.
+    """
+
+    # Rows to apply the operator to at once. CHOLMOD solves for four right-hand sides together. Wider blocks need more
+    # vectors in all until the iteration converges.
+    block = 4
+
+    def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: Array, shift: float) -> None:
+        self.shift, self.root = np.asarray(shift), np.sqrt(mass)
+        self.constant = self.root[None] / np.sqrt(mass.sum())  # M^½ 1, scaled to unit length
+        # Scale the matrix once instead of the vectors of each solve. The scaling doesn't change Cholesky's rounding.
+        row, column = np.repeat(np.arange(len(mass)), np.diff(laplacian.indptr)), laplacian.indices
+        values = laplacian.data / (self.root[row] * self.root[column])
+        self.scaled = scipy.sparse.csr_matrix((values, column, laplacian.indptr), laplacian.shape)
+        # COO, because cholespy 2.2 reallocates the arrays of compressed matrices, which belong to NumPy. It adds up
+        # entries at the same place.
+        diagonal = np.arange(len(mass), dtype=np.int32)
+        places = (np.concatenate([ends.astype(np.int32), diagonal]) for ends in (row, column))
+        values = np.concatenate([values, np.full(len(mass), shift)])
+        try:
+            self.factor = cholespy.CholeskySolverD(len(mass), *places, values, cholespy.MatrixType.COO)
+        except ValueError as e:
+            raise ArithmeticError(str(e)) from e
+
+    def apply(self, rows: Array) -> Array:
+        """The operator times rows. Rounding errors leave some of the constant in the result."""
+        right = np.empty((rows.shape[1], len(rows)))
+        for column, row in zip(right.T, rows, strict=True):  # takes half the time of a transposed copy
+            column[:] = row
+        left = np.empty_like(right)
+        self.factor.solve(right, left)
+        return np.ascontiguousarray(left.T)
+
+    def apply_inverse(self, rows: Array) -> Array:
+        """The inverse of the operator times rows."""
+        return (self.scaled @ rows.T).T + self.shift * rows
+
+    # `checked_pairs` calls these, since the rows may be tensors on a device.
+    def to_host(self, rows: Array) -> Array:
+        return rows
+
+    def from_host(self, rows: Array) -> Array:
+        return rows
+
+
+def random_rows(count: int, size: int) -> Array:
+    """Standard normal numbers (count, size), the same at every call."""
+    return np.random.default_rng(0).standard_normal((count, size))
+
+
+def without_constant(rows: Rows, constant: Rows) -> Rows:
+    """The part of each row that is orthogonal to the constant (…, 1, V), which has unit length."""
+    for _ in range(2):  # the constant may be 10⁹ times as long as the rest, so rounding leaves a part of it
+        rows = rows - (rows @ transpose(constant)) * constant
+    return rows
+
+
+def transpose(rows: Rows) -> Rows:
+    """Transpose the last two dimensions."""
+    return rows.swapaxes(-1, -2)
 
 
 class KrylovSpace:

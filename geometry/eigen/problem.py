@@ -110,5 +110,4 @@ def diagonal_of(mass: Any) -> Array:
             f"mass should be diagonal, but the matrix has {beside} entries beside the diagonal. Lump it: pass the sums "
             "of its rows, np.asarray(mass.sum(axis=1)).ravel()"
         )
-    diagonal: Array = matrix.diagonal()
-    return diagonal
+    return matrix.diagonal()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import potpourri3d
@@ -10,19 +13,18 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
-from diffnet.geometry.discretize.coincident import components, joined_vertices
+from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
+from diffnet.geometry.discretize.coincident import components
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
-from diffnet.geometry.mesh.normalize import round_positions
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from diffnet.geometry.mesh.polygons import Floats, Ints
 
 # Up to this distance / √area, a search for each pair is faster than one search over the mesh for all pairs of a vertex.
 MAX_SEARCH = 0.1
 # Faces with a smaller area, as a share of the squared extent of the mesh, have no usable angles.
 MIN_FACE_AREA = 1e-14
+MAX_PAIRS = 2**24  # of one entry, 270 MB
 
 
 def area(mesh: Mesh) -> float:
@@ -36,15 +38,10 @@ def area(mesh: Mesh) -> float:
     return float(total)
 
 
-def joined(mesh: Mesh) -> Ints:
-    """The vertex (V,) that stands for each vertex where several are at one position, as in `precompute`."""
-    return joined_vertices(round_positions(mesh))
-
-
 def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
     """The distances (N,) along the surface between the ends (2, N) of pairs.
 
-    same: the result of `joined`
+    same: the vertex (V,) that stands for each vertex where several are at one position, as in `precompute`
     pairs: vertices that stand for themselves. Pairs with equal second ends are fastest if they stand together.
 
     Infinity between components. On manifold meshes, a distance is the length of a geodesic path, found by edge flips
@@ -136,7 +133,52 @@ def is_manifold(faces: Ints) -> bool:
     return bool(fans == len(np.unique(faces)))
 
 
-def has_flat_faces(verts: NDArray[np.float64], faces: Ints) -> bool:
+def has_flat_faces(verts: Floats, faces: Ints) -> bool:
     """Whether the area of a face is almost 0."""
     extent = np.ptp(verts, axis=0).max()
     return bool((potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * extent**2).any())
+
+
+class KnownDistances(NamedTuple):
+    """Distances of a mesh.
+
+    keys: (N,) int64, ascending: a · V + b for vertices a and b
+    values: (N,) float64
+    """
+
+    keys: Ints
+    values: Floats
+
+
+NO_DISTANCES = KnownDistances(np.zeros(0, np.int64), np.zeros(0))
+
+
+def distances_path(mesh: Mesh, cache_dir: str | os.PathLike[str]) -> Path:
+    """The file of the entry of a mesh. It need not exist."""
+    return entry_path(
+        cache_dir, cache_key({"verts": mesh.verts, "faces": mesh.faces}, solver="edge flips"), "geodesics"
+    )
+
+
+def read_distances(path: Path, vertices: int) -> KnownDistances:
+    """The distances in an entry. None are known if there is no entry, or, with a warning, a damaged one."""
+    arrays = read_entry(path, lambda arrays: _check(arrays, vertices))
+    return NO_DISTANCES if arrays is None else KnownDistances(arrays["keys"], arrays["values"])
+
+
+def write_distances(path: Path, distances: KnownDistances) -> None:
+    """Write an entry, unless it has more than MAX_PAIRS. See `write_entry`.
+
+    Two processes that extend an entry at once lose the additions of one of them. They are computed again when needed.
+    """
+    if len(distances.keys) <= MAX_PAIRS:
+        write_entry(path, distances._asdict())
+
+
+def _check(arrays: Arrays, vertices: int) -> None:
+    keys = arrays["keys"]
+    check_arrays(arrays, {"keys": ("int64", (keys.size,)), "values": ("float64", (keys.size,))})
+    if keys.size and not (keys[0] >= 0 and keys[-1] < vertices**2 and (np.diff(keys) > 0).all()):
+        raise ValueError(f"keys don't ascend from 0 to {vertices**2 - 1}")
+    if not (arrays["values"] >= 0).all():
+        raise ValueError("values are negative or NaN")

@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.geodesics.distances import Floats, Ints, area, joined, pair_distances
-from diffnet.geometry.geodesics.known import (
+from diffnet.geometry.geodesics.distances import (
     NO_DISTANCES,
     KnownDistances,
+    area,
     distances_path,
+    pair_distances,
     read_distances,
     write_distances,
 )
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.normalize import round_positions
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
+# The thresholds of the literature on correspondence: errors / √area from 0 to 0.25.
+THRESHOLDS = np.linspace(0.0, 0.25, 101)
 
 
 class Prediction(NamedTuple):
@@ -122,7 +128,7 @@ def geodesic_errors_of_all(
         requests.append((surfaces[id(mesh)], _request(surfaces[id(mesh)], predicted, truth)))
     for surface in surfaces.values():
         own = [request.keys.reshape(-1) for other, request in requests if other is surface]
-        surface.to_find = surface.known.missing(np.unique(np.concatenate(own)))
+        surface.to_find = np.setdiff1d(np.unique(np.concatenate(own)), surface.known.keys, assume_unique=True)
     _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
     return [_errors(surface, request) for surface, request in requests]
 
@@ -131,7 +137,7 @@ def geodesic_errors_of_all(
 class _Surface:
     """A mesh, and its distances.
 
-    same: the vertex (V,) that stands for each, see `joined`
+    same: the vertex (V,) that stands for each, see `pair_distances`
     scale: √area
     to_find: (N,) the keys of distances that are not known yet, ascending
     """
@@ -146,7 +152,7 @@ class _Surface:
 def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
     vertices = len(mesh.verts)
     known = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
-    return _Surface(mesh, joined(mesh), float(np.sqrt(area(mesh))), known, NO_DISTANCES.keys)
+    return _Surface(mesh, joined_vertices(round_positions(mesh)), float(np.sqrt(area(mesh))), known, NO_DISTANCES.keys)
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,9 @@ def _find(
 
     def done(surface: _Surface, found: list[Floats]) -> None:
         if len(surface.to_find):
-            surface.known = surface.known.with_more(surface.to_find, np.concatenate(found))
+            keys = np.concatenate([surface.known.keys, surface.to_find])
+            order = np.argsort(keys, kind="stable")
+            surface.known = KnownDistances(keys[order], np.concatenate([surface.known.values, *found])[order])
             if cache_dir is not None:
                 write_distances(distances_path(surface.mesh, cache_dir), surface.known)
         advance()
@@ -216,16 +224,13 @@ def _find(
         return
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         waiting = [
-            (
-                surface,
-                [
-                    pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
-                    for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
-                ],
-            )
+            [
+                pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
+                for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
+            ]
             for surface in surfaces
         ]
-        for surface, futures in waiting:
+        for surface, futures in zip(surfaces, waiting, strict=True):
             done(surface, [future.result() for future in futures])
 
 
@@ -235,7 +240,7 @@ def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
 
 
 def _errors(surface: _Surface, request: _Request) -> Floats:
-    distances = surface.known.of(request.keys.reshape(-1)).astype(np.float64).reshape(request.keys.shape)
+    distances = surface.known.values[np.searchsorted(surface.known.keys, request.keys)].astype(np.float64)
     if request.weights is None:
         errors = distances[:, 0]
     else:
@@ -272,3 +277,49 @@ def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
         straight = np.hypot(x - source_x, y + source_y)
         shortest = np.where(inside, np.minimum(shortest, straight), shortest)
     return np.asarray(np.maximum(shortest, lower), np.float64)
+
+
+def error_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> NDArray[np.float64]:
+    """The share (T,) of errors that are at most each threshold (T,), as in Kim et al. 2011. NaNs don't count.
+
+    Raises ValueError if there are no errors.
+
+    >>> error_curve([0.0, 0.05, 0.3, 0.1], [0.0, 0.1, 0.2])
+    array([0.25, 0.75, 0.75])
+    """
+    known = _known(errors)
+    limits = np.asarray(thresholds, np.float64)
+    return np.asarray(np.searchsorted(np.sort(known), limits, side="right") / len(known), np.float64)
+
+
+def area_under_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> float:
+    """The area under the error curve, divided by the range of thresholds. 1 if all errors are 0.
+
+    The curve is sampled at the thresholds, which ascend, and joined by straight lines. Raises ValueError if there are
+    no errors, or fewer than two thresholds.
+
+    >>> area_under_curve([0.0, 1.0])
+    0.5
+    """
+    limits = np.asarray(thresholds, np.float64)
+    if limits.ndim != 1 or len(limits) < 2 or not (np.diff(limits) > 0).all():
+        raise ValueError(f"thresholds should be at least 2 ascending numbers, got shape {limits.shape}")
+    curve = error_curve(errors, limits)
+    return float(((curve[1:] + curve[:-1]) / 2 * np.diff(limits)).sum() / (limits[-1] - limits[0]))
+
+
+def mean_error(errors: ArrayLike) -> float:
+    """The mean of the errors that are known. Raises ValueError if there are none.
+
+    >>> mean_error([0.25, 0.75, float("nan")])
+    0.5
+    """
+    return float(_known(errors).mean())
+
+
+def _known(errors: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(errors, np.float64).reshape(-1)
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        raise ValueError(f"there should be at least one known error, got {len(values)} values, none of them known")
+    return known

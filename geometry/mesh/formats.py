@@ -1,4 +1,4 @@
-"""Strict readers of obj, off, ply, stl, glb, gltf, vtk, vtp and vtu files.
+"""Strict readers of obj, off, ply, stl, glb, gltf, vtk, vtp and vtu files, one row of READERS for each.
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
 be refused, whatever the versions of other packages are, in memory that is a small multiple of the file. VTK reads vtk,
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.content import is_binary_stl, stl_count
 from diffnet.geometry.mesh.gltf import read_gltf
-from diffnet.geometry.mesh.normals import mean_normals, unit_normals
+from diffnet.geometry.mesh.objects import mean_normals, unit_normals
 from diffnet.geometry.mesh.ply import Columns, Lists, read_ply
 from diffnet.geometry.mesh.text import (
     Line,
@@ -33,7 +34,16 @@ from diffnet.geometry.mesh.text import (
     whole_table,
     without_comments,
 )
-from diffnet.geometry.mesh.vtk_files import read_vtk
+from diffnet.geometry.mesh.vtk import read_vtk, read_vtk_arrays
+
+NO_POLYGONS = "it holds {}, expected polygons. For a point cloud, save the points alone"
+_OBJ_CURVES = {"l": "lines", "curv": "curves", "curv2": "curves", "surf": "free-form surfaces"}
+_OBJ_NORMAL = re.compile(rb"^[ \t]*vn[ \t]", re.MULTILINE)
+_OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
+PLY_CORNERS = ("vertex_indices", "vertex_index")
+_STL_TRIANGLE = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+_DAMAGED_STL = "not an STL file, or a damaged one"
+_PLY_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
 
 
 class Content(NamedTuple):
@@ -51,6 +61,22 @@ class Content(NamedTuple):
     normals: NDArray[np.float64] | None = None
 
 
+@dataclass(frozen=True)
+class Attributes:
+    """Colors and properties of a mesh file, in the file's order.
+
+    colors: (V, 3) float64 from 0 to 1 at the vertices, or None
+    face_colors: (P, 3) the same at the polygons
+    vertices: by name, the numbers of each property of the vertices, (V,) or (V, C), with the file's dtype
+    faces: the same for the polygons, (P,) or (P, C)
+    """
+
+    colors: NDArray[np.float64] | None = None
+    face_colors: NDArray[np.float64] | None = None
+    vertices: dict[str, NDArray[Any]] = field(default_factory=dict)
+    faces: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
 def parse(data: bytes, suffix: str) -> Content:
     """The content of a mesh file.
 
@@ -61,7 +87,7 @@ def parse(data: bytes, suffix: str) -> Content:
     if not data.strip():
         raise ValueError("the file is empty")
     try:
-        return Content(*READERS[suffix](data))
+        return Content(*READERS[suffix].mesh(data))
     except OverflowError as e:
         raise ValueError("an index is beyond 64 bits") from e
 
@@ -110,11 +136,6 @@ def _read_obj(data: bytes) -> Content:
     return content._replace(normals=_obj_normals(content, np.array(normals).reshape(-1, 3), np.array(named)))
 
 
-NO_POLYGONS = "it holds {}, expected polygons. For a point cloud, save the points alone"
-_OBJ_CURVES = {"l": "lines", "curv": "curves", "curv2": "curves", "surf": "free-form surfaces"}
-_OBJ_NORMAL = re.compile(rb"^[ \t]*vn[ \t]", re.MULTILINE)
-
-
 def _obj_normals(
     content: Content, normals: NDArray[np.float64], named: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
@@ -140,9 +161,6 @@ def _normal_index(word: str, before: int) -> int:
         return -1
     index = integer(parts[2])
     return index - 1 if index > 0 else before + index
-
-
-_OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
 
 
 def _read_off(data: bytes) -> Content:
@@ -239,9 +257,6 @@ def _read_polygons(lines: Iterator[Line], count: int) -> tuple[NDArray[np.int64]
     return np.array(sizes), np.array(corners)
 
 
-PLY_CORNERS = ("vertex_indices", "vertex_index")
-
-
 def _read_ply(data: bytes) -> Content:
     elements = read_ply(data)
     vertex = elements.get("vertex", {})
@@ -272,9 +287,6 @@ def _stacked(columns: Columns, names: Sequence[str]) -> NDArray[np.float64] | No
     return np.stack(found, axis=1).astype(np.float64) if len(found) == len(names) else None
 
 
-_STL_TRIANGLE = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
-
-
 def _read_stl(data: bytes) -> Content:
     """STL has three vertices for each triangle. Triangles share none."""
     if is_binary_stl(data):
@@ -282,9 +294,6 @@ def _read_stl(data: bytes) -> Content:
     else:
         verts = _ascii_stl_corners(data)
     return Content(verts, np.full(len(verts) // 3, 3), np.arange(len(verts)))
-
-
-_DAMAGED_STL = "not an STL file, or a damaged one"
 
 
 def _ascii_stl_corners(data: bytes) -> NDArray[np.float64]:
@@ -326,24 +335,6 @@ def _ascii_stl_corners(data: bytes) -> NDArray[np.float64]:
     return np.array(verts).reshape(-1, 3)
 
 
-def _read_gltf(data: bytes) -> Content:
-    verts, faces = read_gltf(data)
-    return Content(verts, np.full(len(faces), 3), faces.reshape(-1))
-
-
-READERS: dict[str, Callable[[bytes], tuple[Any, ...]]] = {
-    ".obj": _read_obj,
-    ".off": _read_off,
-    ".ply": _read_ply,
-    ".stl": _read_stl,
-    ".glb": _read_gltf,
-    ".gltf": _read_gltf,
-    ".vtk": read_vtk,
-    ".vtp": read_vtk,
-    ".vtu": read_vtk,
-}
-
-
 def _read_lines(lines: Iterable[Line], read: Callable[[list[str]], None]) -> None:
     """Call `read` for the words of each line. Errors name the line."""
     for number, line in lines:
@@ -358,3 +349,100 @@ def _point(words: list[str], what: str = "vertex") -> list[float]:
     if len(point) < 3:
         raise ValueError(f"a {what} with {len(point)} coordinates")
     return point
+
+
+# ---- colors and properties ----
+
+
+def _ply_attributes(data: bytes) -> Attributes:
+    elements = read_ply(data)
+    vertices, faces = (
+        {name: column for name, column in elements.get(element, {}).items() if not isinstance(column, Lists)}
+        for element in ("vertex", "face")
+    )
+    colors = _ply_colors(vertices), _ply_colors(faces)
+    return Attributes(*colors, {name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces)
+
+
+def _vtk_attributes(data: bytes) -> Attributes:
+    vertices, faces = read_vtk_arrays(data)
+
+    def colors(own: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+        named = next((name for name, x in own.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2), None)
+        return None if named is None else _unit_range(own.pop(named)[:, :3])
+
+    return Attributes(colors(vertices), colors(faces), vertices, faces)
+
+
+def ply_color_names(properties: Iterable[str]) -> tuple[str, str, str] | None:
+    """The names of the properties that are colors in a PLY file."""
+    return next((names for names in _PLY_COLORS if set(names) <= set(properties)), None)
+
+
+def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+    names = ply_color_names(properties)
+    return None if names is None else _unit_range(np.stack([properties[name] for name in names], 1))
+
+
+def _obj_attributes(data: bytes) -> Attributes:
+    lines = without_comments(numbered_lines(data, continued=True))
+    return _colors_in((line for _, line in lines if line.split(None, 1)[0] == "v"), range(4, 7))
+
+
+def _off_attributes(data: bytes) -> Attributes:
+    kind, vertices, _, header_lines = read_off_header(data)
+    first = 6 if "N" in kind[:-3] else 3  # normals stand before colors
+    lines = islice(without_comments(numbered_lines(data)), header_lines, header_lines + vertices)
+    return _colors_in((line for _, line in lines), range(first, first + 3))
+
+
+def _colors_in(lines: Iterable[str], columns: range) -> Attributes:
+    """The colors in these columns of the lines of vertices. There are none if the first line doesn't have them."""
+    values = array("d")
+    for number, line in enumerate(lines):
+        words = line.split()
+        if len(words) < columns.stop:
+            if number == 0:
+                break
+            raise ValueError(f"vertex 0 has a color, but vertex {number} has none")
+        values.extend([real(words[i]) for i in columns])
+    return Attributes(_unit_range(np.array(values).reshape(-1, len(columns))) if values else None)
+
+
+def _unit_range(colors: NDArray[Any]) -> NDArray[np.float64]:
+    """Colors from 0 to 1. Raises ValueError for others than 0 … 1, 0 … 255, and 16 bits in PLY."""
+    unit = colors.astype(np.float64)
+    if colors.dtype.kind == "u":
+        return unit / np.iinfo(colors.dtype).max
+    if not ((unit >= 0) & (unit <= 255)).all():
+        bad = np.flatnonzero(~((unit >= 0) & (unit <= 255)).all(axis=1))[0]
+        raise ValueError(f"colors should be from 0 to 1 or from 0 to 255, that of vertex {bad} is {unit[bad].tolist()}")
+    return unit / 255 if colors.max(initial=0) > 1 else unit
+
+
+class Reader(NamedTuple):
+    """How files of a format are read, from their content.
+
+    mesh: the vertices, polygons and perhaps normals, see `Content`
+    attributes: the colors and properties; None if files of the format have none
+    properties: whether they can have other properties than colors
+    """
+
+    mesh: Callable[[bytes], tuple[Any, ...]]
+    attributes: Callable[[bytes], Attributes] | None = None
+    properties: bool = False
+
+
+_GLTF = Reader(read_gltf)
+_VTK = Reader(read_vtk, _vtk_attributes, properties=True)
+READERS: dict[str, Reader] = {
+    ".obj": Reader(_read_obj, _obj_attributes),
+    ".off": Reader(_read_off, _off_attributes),
+    ".ply": Reader(_read_ply, _ply_attributes, properties=True),
+    ".stl": Reader(_read_stl),
+    ".glb": _GLTF,
+    ".gltf": _GLTF,
+    ".vtk": _VTK,
+    ".vtp": _VTK,
+    ".vtu": _VTK,
+}

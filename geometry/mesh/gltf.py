@@ -26,20 +26,21 @@ _DAMAGED = "not a glTF file, or a damaged one"
 _COMPRESSED = ("draco", "meshopt")
 
 
-def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Vertices (V, 3) and triangles (F, 3) of the default scene, in the scene's coordinates.
+def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Vertices (V, 3), the number of corners of each triangle, 3, and all corners of the default scene.
 
-    The meshes of the file follow each other in the file's order, each once for every node that shows it. Primitives
-    that have their vertices in the same place of a buffer, and the same transformation, share them. Buffers must be
-    inside the file; see `embed_buffers`. Raises ValueError for a damaged file, for content that is not supported, and
-    for more than `check_unpacked` allows.
+    They are in the scene's coordinates. The meshes of the file follow each other in the file's order, each once for
+    every node that shows it. Primitives that have their vertices in the same place of a buffer, and the same
+    transformation, share them. Buffers must be inside the file; see `embed_buffers`. Raises ValueError for a damaged
+    file, for content that is not supported, and for more than `check_unpacked` allows.
     """
     header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
     try:
         _check(header)
-        return _scene(header, [_buffer(each, binary) for each in header.get("buffers", [])])
+        verts, faces = _scene(header, [_buffer(each, binary) for each in header.get("buffers", [])])
     except (LookupError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
+    return verts, np.full(len(faces), 3), faces.reshape(-1)
 
 
 def embed_buffers(data: bytes, folder: Path) -> bytes:
@@ -195,5 +196,4 @@ def _numbers(header: Json, buffers: list[memoryview], index: int, columns: int) 
     end = begin + (accessor["count"] - 1) * stride + columns * dtype.itemsize
     if not end <= len(data) == view["byteLength"] or accessor["type"] != _COLUMNS[columns]:
         raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
-    rows: NDArray[Any] = np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))
-    return rows
+    return np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))

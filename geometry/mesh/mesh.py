@@ -19,8 +19,7 @@ from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.normals import normals_array, own_normals, unit_normals
-from diffnet.geometry.mesh.objects import on_host, real_array, source_of
+from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
 from diffnet.geometry.mesh.polygons import triangulate
 
 if TYPE_CHECKING:
@@ -28,6 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMATS = tuple(READERS)  # each may be followed by .gz
+MeshLike: TypeAlias = (
+    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
+    " | HasPositions | HasVertices | NDArray[Any] | Tensor | Sequence[Sequence[float]]"
+)
+_MAX_COORDINATE = float(np.finfo(np.float32).max)
+_keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
+_STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def mesh_suffix(path: str | os.PathLike[str]) -> str:
@@ -77,12 +83,6 @@ class HasVertices(Protocol):
     def vertices(self) -> Any: ...
     @property
     def faces(self) -> Any: ...
-
-
-MeshLike: TypeAlias = (
-    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
-    " | HasPositions | HasVertices | NDArray[Any] | Tensor | Sequence[Sequence[float]]"
-)
 
 
 @dataclass(frozen=True)
@@ -288,9 +288,6 @@ def make_mesh(
     return Mesh(v, *triangulate(v, sizes, corners), polygon_count, name, unit, None, sizes, corners)
 
 
-_MAX_COORDINATE = float(np.finfo(np.float32).max)
-
-
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     """The undirected edges (E, 2), smaller index first, of triangles (F, 3).
 
@@ -327,9 +324,6 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
         write_entry(entry, _as_arrays(mesh))
         mesh = parsed_mesh(entry, name) or mesh  # mapped files don't count as memory of a process
     return mesh, entry
-
-
-_keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
 
 
 def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
@@ -406,9 +400,6 @@ def _from_arrays(arrays: Arrays, name: str) -> Mesh:
     verts, faces, polygons, count = (arrays[name] for name in _STORED)
     more = (arrays.get(name) for name in ("sizes", "corners"))
     return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), name, *more)
-
-
-_STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def _check_stored(arrays: Arrays) -> None:

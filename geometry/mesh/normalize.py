@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
-from diffnet.geometry.mesh.normals import check_normals_rule, own_normals
+from diffnet.geometry.mesh.objects import check_normals_rule, own_normals
 from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule, counts_all
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = 
         size = _area(centered, faces) ** 0.5
     else:
         size = ((surface - center) ** 2).sum(1).max() ** 0.5
-    scaled: Positions = centered / (size if size > 0 else 1.0)
-    return scaled
+    return centered / (size if size > 0 else 1.0)
 
 
 def scale_rule(normalize: bool | ScaleRule) -> ScaleRule | None:

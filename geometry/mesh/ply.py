@@ -17,6 +17,14 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, table, whole
 
+Columns: TypeAlias = "dict[str, NDArray[Any] | Lists]"
+_BYTE_ORDERS = {"ascii": "=", "binary_little_endian": "<", "binary_big_endian": ">"}
+_TYPES = {
+    **{"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"},
+    **{"int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4", "uint32": "u4"},
+    **{"float": "f4", "double": "f8", "float32": "f4", "float64": "f8"},
+}
+
 
 class Lists(NamedTuple):
     """A property whose rows are lists.
@@ -27,9 +35,6 @@ class Lists(NamedTuple):
 
     sizes: NDArray[np.int64]
     items: NDArray[Any]
-
-
-Columns: TypeAlias = "dict[str, NDArray[Any] | Lists]"
 
 
 class _Property(NamedTuple):
@@ -44,14 +49,6 @@ class _Element(NamedTuple):
     name: str
     rows: int
     properties: dict[str, _Property]
-
-
-_BYTE_ORDERS = {"ascii": "=", "binary_little_endian": "<", "binary_big_endian": ">"}
-_TYPES = {
-    **{"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"},
-    **{"int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4", "uint32": "u4"},
-    **{"float": "f4", "double": "f8", "float32": "f4", "float64": "f8"},
-}
 
 
 def read_ply(data: bytes) -> dict[str, Columns]:

@@ -1,25 +1,28 @@
-"""Triangles of polygons."""
+"""Triangles of polygons, and the corners of triangles and sums over them.
+
+NumPy computes on rows of F numbers, one for each coordinate, several times faster than on F rows of three.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
-Points = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 
 ROUNDING = 1e-6  # of a product of lengths, in single precision
 CHUNK = 500  # polygons
 
 
-def triangulate(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indices, Indices]:
+def triangulate(verts: Floats, sizes: Ints, corners: Ints) -> tuple[Ints, Ints]:
     """Triangles (F, 3) of polygons, in their order, and the polygon (F,) of each triangle.
 
     verts: (V, 3)
     sizes: (P,) the number of corners of each polygon
-    corners: the vertices of all corners. Indices out of range are allowed, and give fans.
+    corners: the vertices of all corners. Ints out of range are allowed, and give fans.
 
     A polygon of n corners has n − 2 triangles, and one of fewer than three corners has none. They are the fan at its
     first corner. If this fan leaves the polygon, as it can if the polygon isn't convex, ears are cut off instead.
@@ -48,7 +51,7 @@ def triangulate(verts: Points, sizes: Indices, corners: Indices) -> tuple[Indice
     return faces, source
 
 
-def _are_left_by_fans(verts: Points, faces: Indices, first: Indices) -> NDArray[np.bool_]:
+def _are_left_by_fans(verts: Floats, faces: Ints, first: Ints) -> NDArray[np.bool_]:
     """Which polygons their fans leave: those with a triangle that is turned over.
 
     faces: (F, 3) the fans of several polygons
@@ -64,18 +67,17 @@ def _are_left_by_fans(verts: Points, faces: Indices, first: Indices) -> NDArray[
     return np.logical_or.reduceat(turns_over, first)
 
 
-def _flat(points: Points) -> Points:
+def _flat(points: Floats) -> Floats:
     """A polygon (n, 3) as seen along its normal, (n, 2). It runs counterclockwise."""
     around = points - points[0]
     normal = np.cross(around, np.roll(around, -1, axis=0)).sum(axis=0)
     along = np.cross(normal, np.eye(3)[np.abs(normal).argmin()])
     across = np.cross(normal, along)
     axes: Any = np.stack([along / np.linalg.norm(along), across / np.linalg.norm(across)], axis=1)
-    flat: Points = around @ axes
-    return flat
+    return around @ axes
 
 
-def _ears(points: Points) -> Indices:
+def _ears(points: Floats) -> Ints:
     """Triangles (n − 2, 3) of a polygon (n, 2) that runs counterclockwise, by cutting off ears (Meisters 1975).
 
     Where no ear is left, because sides cross each other, the rest is a fan.
@@ -93,7 +95,7 @@ def _ears(points: Points) -> Indices:
     return np.array(triangles)
 
 
-def _is_ear(points: Points, k: int) -> bool:
+def _is_ear(points: Floats, k: int) -> bool:
     """Whether the triangle at corner k of a polygon is turned like the polygon, and no other corner lies in it."""
     a, b, c = points[k - 1], points[k], points[(k + 1) % len(points)]
     if not _turn(a, b, c) > 0:
@@ -103,6 +105,22 @@ def _is_ear(points: Points, k: int) -> bool:
     return not (inside & ~corners).any()
 
 
-def _turn(a: Points, b: Points, c: Points) -> Any:
+def _turn(a: Floats, b: Floats, c: Floats) -> Any:
     """Twice the area of the triangles a, b, c, negative if they run clockwise."""
     return (b[0] - a[0]) * (c[..., 1] - a[1]) - (b[1] - a[1]) * (c[..., 0] - a[0])
+
+
+def corner_positions(verts: Floats, faces: Ints) -> Floats:
+    """Positions (corner, coordinate, F) of the corners of faces (F, 3), from the positions (V, 3) of vertices.
+
+    >>> corner_positions(np.eye(3), np.array([[2, 0, 1]]))[0, :, 0].tolist()
+    [0.0, 0.0, 1.0]
+    """
+    coordinates = np.ascontiguousarray(verts.T)
+    return np.stack([coordinates.take(corner, axis=1) for corner in faces.T])
+
+
+def sums_at_vertices(values: Floats, faces: Ints, vertices: int) -> Floats:
+    """For each vertex (V,), the sum of the values (F,) of the faces (F, 3) around it."""
+    first, second, third = (np.bincount(corner, values, vertices).astype(np.float64) for corner in faces.T)
+    return first + second + third

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.objects import real_array
+from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.geometry.positions.surface_points import SurfacePoints
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MAX_PAIRS = 1 << 16  # pairs of a point and a box at once; more pairs wait, so memory is bounded
 
@@ -114,8 +112,7 @@ def _squares(corners: Floats, weights: Floats, points: Floats) -> Floats:
 
 
 def _dot(x: Floats, y: Floats) -> Floats:
-    products: Floats = np.einsum("nx,nx->n", x, y)
-    return products
+    return np.einsum("nx,nx->n", x, y)
 
 
 class FaceTree(NamedTuple):

@@ -17,9 +17,9 @@ from torch import Tensor
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
 from diffnet.geometry.discretize.original import SHIFT
+from diffnet.geometry.eigen.checks import shuffled, superlu
+from diffnet.geometry.eigen.lanczos import random_rows
 from diffnet.geometry.eigen.problem import USUAL_SHIFT, Array, Component, Pairs, checked_problem, diagonal_of
-from diffnet.geometry.eigen.shift_invert import random_rows
-from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array

@@ -11,8 +11,7 @@ import torch
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.eigen.gpu.batches import packed_eigenbases
-from diffnet.geometry.eigen.gpu.lanczos import Map
-from diffnet.geometry.eigen.gpu.packed import PackedProblem
+from diffnet.geometry.eigen.gpu.lanczos import Map, PackedProblem
 from diffnet.geometry.errors import ConvergenceError, MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators

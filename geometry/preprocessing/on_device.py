@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.connectivity import Connectivity, matrix_pattern, sums
+from diffnet.geometry.discretize.gradient import MAX_GAP, order_along_surface
 from diffnet.geometry.discretize.packed import (
     Triangles,
     cotan_laplacian,
@@ -27,7 +28,6 @@ from diffnet.geometry.discretize.packed import (
     triangles,
 )
 from diffnet.geometry.discretize.packed_delaunay import packed_delaunay_laplacian
-from diffnet.geometry.discretize.vertex_order import MAX_GAP, order_along_surface
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators

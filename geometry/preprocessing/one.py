@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays, write_later
 from diffnet.geometry.diagnosis import component_warning
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import MeshError, refuses
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators

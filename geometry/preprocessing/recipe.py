@@ -13,16 +13,13 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays
-from diffnet.geometry.discretize.coincident import joined_vertices
+from diffnet.geometry.discretize.coincident import join, joined_vertices, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.frames import tangent_frames
-from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
+from diffnet.geometry.discretize.gradient import gradient_values, one_ring, order_unless_near, pattern_with_diagonal
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
-from diffnet.geometry.discretize.lifting import join, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.original import SHIFT, Parts, original_parts
-from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
-from diffnet.geometry.eigen.shifted import shifted_pairs
-from diffnet.geometry.eigen.solve import eigenbasis
+from diffnet.geometry.eigen.solve import eigenbasis, shifted_pairs
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh

@@ -13,7 +13,7 @@ from diffnet.geometry.eigen.problem import MIN_VERTICES
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
-from diffnet.geometry.mesh.normals import NormalsRule
+from diffnet.geometry.mesh.objects import NormalsRule
 from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.entry import find_operators, stored_arrays
 from diffnet.geometry.preprocessing.flat import Flat, flat, tensor_arrays

@@ -1,25 +1,23 @@
-"""The commands as functions, and an empty registry."""
+"""The command as a function, and an empty registry."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
-from diffnet.__main__ import main
 from diffnet.benchmarks import Benchmark
-from diffnet.benchmarks.harness import registry as registry_module
-from diffnet.benchmarks.harness import run as run_module
+from diffnet.benchmarks.__main__ import main
+from diffnet.benchmarks.harness import registry as registry_module, run as run_module
 
 
 @pytest.fixture
-def diffnet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs a command with the given arguments on a device, and returns its exit code."""
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `python -m diffnet.benchmarks` with the given arguments on a device, and returns its exit code."""
 
     def run(*arguments: object, device: str = "cpu") -> int:
-        monkeypatch.setattr(sys, "argv", ["diffnet", *map(str, arguments), "--device", device])
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments), "--device", device])
         try:
             main()
         except SystemExit as e:
@@ -27,11 +25,6 @@ def diffnet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return 0
 
     return run
-
-
-@pytest.fixture
-def bench(diffnet: Callable[..., int]) -> Callable[..., int]:
-    return partial(diffnet, "bench")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The command `diffnet bench` and its files; timing, arithmetics, sweeps and peers; the benchmarks at tiny sizes."""
+"""The command of the benchmarks and its files; timing, arithmetics, sweeps and peers; the benchmarks at tiny sizes."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Pat
         assert picture.width > 100
     run = json.loads((out / "run.json").read_text())
     assert run["benchmarks"] == ["mine"]
-    assert run["command"][:3] == ["diffnet", "bench", "mine"]
+    assert run["command"][:4] == ["python", "-m", "diffnet.benchmarks", "mine"]
     assert run["options"]["vertices"] == [1000, 7]
     assert run["versions"]["torch"] == torch.__version__
 
@@ -447,11 +447,9 @@ def test_the_catalog_agrees_with_the_registry() -> None:
 
 
 def test_the_list_loads_no_pytorch() -> None:
-    code = "import sys; from diffnet.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    code = "from diffnet.benchmarks.__main__ import main, sys\ntry: main()\nfinally: print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", code, "bench", "--list"], env=environment, capture_output=True, text=True
-    )
+    ran = subprocess.run([sys.executable, "-c", code, "--list"], env=environment, capture_output=True, text=True)
     assert "train-step" in ran.stdout
     assert ran.stdout.endswith("False\n")
 

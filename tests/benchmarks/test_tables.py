@@ -12,8 +12,8 @@ import pytest
 from diffnet.benchmarks import tables
 from diffnet.benchmarks.harness.results import COLUMNS, read_csv, write_csv
 from diffnet.benchmarks.markdown import BLOCK, updated
-from diffnet.benchmarks.robustness.changes import CHANGES
 from diffnet.benchmarks.tasks.configurations import ORDER
+from diffnet.train.inference.mesh_changes import CHANGES
 
 RUN = {
     "device": "a GPU",
@@ -76,7 +76,7 @@ def test_steps(tmp_path: Path) -> None:
     assert "| 77.5 ms (0.25) |" in full
     assert "| not measured |" in full
     assert "a GPU, PyTorch 9.9, 2026-12-01." in full
-    assert "`diffnet bench x --out DIR --data DIR`" in full
+    assert "`python -m diffnet.benchmarks x --out DIR --data DIR`" in full
     write(tmp_path / "fp32", "train-step", rows)
     assert "| `original` | 77.5 ms, 0.50 GiB |" in tables.float32(tmp_path)
 

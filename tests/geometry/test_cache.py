@@ -24,7 +24,7 @@ from shapes import ellipsoid
 from diffnet import geometry
 from diffnet.data import Preprocessing, fill_cache
 from diffnet.geometry import MeshError, cache, file_state, load_mesh, precompute
-from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.discretize import gradient
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
 from diffnet.geometry.processes import WorkerPool
@@ -64,7 +64,7 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows-in-mesh-order", "rows-reordered"])
+@pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows-in-mesh-order", "rows-reordered"])
 @pytest.mark.parametrize(
     ("k", "basis"),
     [(K, "float32"), (0, "float32"), (K, "float16")],
@@ -73,7 +73,7 @@ def entry(folder: Path) -> Path:
 def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, basis: Any, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    monkeypatch.setattr(gradient, "MAX_GAP", near)
     precompute = partial(geometry.precompute, basis=basis)
     fresh = precompute(mesh, k=k)
     assert (fresh.gradient.pattern.row_order is None) == (near > 0)
@@ -331,11 +331,11 @@ def test_the_checksum_is_computed_once_for_each_file(tmp_path: Path, monkeypatch
         assert cache.read_entry(path) is None
 
 
-@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows-in-mesh-order", "rows-reordered"])
+@pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows-in-mesh-order", "rows-reordered"])
 @pytest.mark.parametrize("laplacian", ["robust", "cotan"])
 def test_small_entries(tmp_path: Path, near: int, laplacian: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a basis in half precision, an entry takes at most 330 bytes for each vertex at K = 128."""
-    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    monkeypatch.setattr(gradient, "MAX_GAP", near)
     precompute(ellipsoid(0, 4), k=128, basis="float16", laplacian=laplacian, cache_dir=tmp_path)
     assert entry(tmp_path).stat().st_size <= 330 * 2562
 

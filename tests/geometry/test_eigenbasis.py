@@ -17,14 +17,11 @@ from operator_checks import relative
 from torch import Tensor
 
 from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
-from diffnet.geometry.eigen import checks as eigenpair_checks
-from diffnet.geometry.eigen import cpu, lanczos
-from diffnet.geometry.eigen import problem as eigenproblem
+from diffnet.geometry.eigen import checks as eigenpair_checks, cpu, lanczos, problem as eigenproblem
 from diffnet.geometry.eigen.cpu import smallest_pairs
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
 from diffnet.geometry.eigen.gpu.lanczos import largest_pairs
-from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
-from diffnet.geometry.eigen.gpu.nested_dissection import LEAF, nested_dissection
+from diffnet.geometry.eigen.gpu.multifrontal import LEAF, MultifrontalCholesky, nested_dissection
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import Pairs, Problem
 

@@ -17,7 +17,7 @@ import torch
 import trimesh
 from command import complaint, diffnet, output
 from numpy.typing import NDArray
-from polygon_files import read, refused
+from polygon_files import FORMS, read, refused, written
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, Preprocessing, array_statistics, load_dataset, prepare
@@ -35,7 +35,7 @@ from diffnet.geometry import (
     on_triangles,
     precompute,
 )
-from diffnet.geometry.elements.polygons import polygon_shares
+from diffnet.geometry.elements.elements import polygon_shares
 from diffnet.train import match_meshes, predict_labels, predict_probabilities, predict_values
 from diffnet.viz import picture
 
@@ -260,45 +260,12 @@ def prism(sign: int = 1) -> tuple[NDArray[np.float64], list[list[int]]]:
     return verts, [[5, 4, 3, 2, 1, 0], [6, 7, 8, 9, 10, 11], *sides]
 
 
-def written(form: str, verts: Any, faces: Any) -> str:
-    points = "".join(" ".join(map(str, v)) + "\n" for v in verts)
-    lines = "".join(f"{len(f)} {' '.join(map(str, f))}\n" for f in faces)
-    if form == "obj":
-        return "".join(f"v {v}\n" for v in points.splitlines()) + "".join(
-            "f " + " ".join(str(i + 1) for i in f) + "\n" for f in faces
-        )
-    if form == "negative obj":
-        return "".join(f"v {v}\n" for v in points.splitlines()) + "".join(
-            "f " + " ".join(str(i - len(verts)) for i in f) + "\n" for f in faces
-        )
-    if form == "off":
-        return f"OFF\n{len(verts)} {len(faces)} 0\n{points}{lines}"
-    if form == "ply":
-        return (
-            f"ply\nformat ascii 1.0\nelement vertex {len(verts)}\n"
-            "property float x\nproperty float y\nproperty float z\n"
-            f"element face {len(faces)}\nproperty list uchar int vertex_indices\nend_header\n{points}{lines}"
-        )
-    size = len(faces) + sum(map(len, faces))
-    head = "# vtk DataFile Version 3.0\nx\nASCII\nDATASET "
-    if form == "vtk":
-        return f"{head}POLYDATA\nPOINTS {len(verts)} float\n{points}POLYGONS {len(faces)} {size}\n{lines}"
-    types = "\n".join("7" for _ in faces)
-    return (
-        f"{head}UNSTRUCTURED_GRID\nPOINTS {len(verts)} float\n{points}CELLS {len(faces)} {size}\n{lines}"
-        f"CELL_TYPES {len(faces)}\n{types}\n"
-    )
-
-
-FORMS = ["obj", "negative obj", "off", "ply", "vtk", "vtk grid"]
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_polygons_are_cut_inside(tmp_path: Path, form: str) -> None:
     verts, faces = prism()
     for turn in range(6):  # fans at some corners are inside
         turned = [[*f[turn % len(f) :], *f[: turn % len(f)]] for f in faces]
-        path = tmp_path / f"{turn}.{form.split()[-1].replace('grid', 'vtk')}"
+        path = tmp_path / f"{turn}{FORMS[form]}"
         mesh = read(path, written(form, verts, turned), tmp_path / "cache")
         again = load_mesh(path, tmp_path / "cache")
         assert area(mesh) == pytest.approx(22)
@@ -370,7 +337,7 @@ def quads(seed: int = 0) -> tuple[NDArray[np.float64], list[list[int]]]:
 @pytest.mark.parametrize("form", FORMS)
 def test_one_prediction_for_each_face_of_the_file(tmp_path: Path, form: str) -> None:
     verts, faces = quads()
-    path = tmp_path / f"m.{form.split()[-1].replace('grid', 'vtk')}"
+    path = tmp_path / f"m{FORMS[form]}"
     mesh = read(path, written(form, verts.tolist(), faces))
     assert len(mesh.faces) == 192
     net = network("faces", label_names=list("abc"))

@@ -23,8 +23,8 @@ import trimesh
 from polygon_files import FAN, POLYGONS, VERTS, ascii_stl, binary_stl, check, read
 
 from diffnet.geometry import FORMATS, MeshError, load_attributes, load_mesh, normalize_positions, precompute
-from diffnet.geometry.mesh import vtk_files
-from diffnet.geometry.mesh.arrays import mesh_arrays
+from diffnet.geometry.mesh import vtk
+from diffnet.geometry.mesh.attributes import mesh_arrays
 
 OBJ = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 1 1 0\nf 2 5 3\nf 1 2 5 3\nf 1 2 4\n"
 OFF = "OFF\n5 3 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n1 1 0\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\n"
@@ -72,14 +72,10 @@ def test_off_damage(tmp_path: Path, old: str, new: str, message: str) -> None:
     refused(tmp_path / "a.off", OFF.replace(old, new, 1), message)
 
 
-@pytest.mark.parametrize("suffix", TEXTS)
-def test_carriage_returns_end_lines(tmp_path: Path, suffix: str) -> None:
-    check(read(tmp_path / f"a{suffix}", TEXTS[suffix].replace("\n", "\r")))
-
-
-def test_carriage_returns_of_ascii_stl(tmp_path: Path) -> None:
-    expected = read(tmp_path / "a.stl", ascii_stl(CORNERS))
-    found = read(tmp_path / "b.stl", ascii_stl(CORNERS).replace("\n", "\r"))
+def test_carriage_returns_end_lines(tmp_path: Path) -> None:
+    for suffix, content in TEXTS.items():
+        check(read(tmp_path / f"a{suffix}", content.replace("\n", "\r")))
+    expected, found = (read(tmp_path / "a.stl", ascii_stl(CORNERS).replace("\n", end)) for end in "\n\r")
     np.testing.assert_array_equal(found.verts, expected.verts)
     np.testing.assert_array_equal(found.faces, expected.faces)
 
@@ -439,7 +435,13 @@ def test_colors_of_text_files(
 
 
 def test_files_without_colors(tmp_path: Path) -> None:
-    for name, content in (("a.obj", obj([""] * 3)), ("a.off", off([""] * 3, "OFF")), ("b.obj", obj(["0.5"] * 3))):
+    texts = {
+        "a.obj": obj([""] * 3),
+        "a.off": off([""] * 3, "OFF"),
+        "b.obj": obj(["0.5"] * 3),
+        "a.stl": ascii_stl(CORNERS),
+    }
+    for name, content in texts.items():
         (tmp_path / name).write_text(content)
         found = load_attributes(tmp_path / name)
         assert found.colors is None
@@ -503,15 +505,6 @@ def test_damaged_attributes(tmp_path: Path, name: str, content: str, message: st
         load_attributes(tmp_path / "missing.ply")
 
 
-def test_other_formats_have_none(tmp_path: Path) -> None:
-    (tmp_path / "a.stl").write_text(
-        "solid s\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\nendfacet\n"
-        "endsolid\n"
-    )
-    assert load_attributes(tmp_path / "a.stl").colors is None
-    assert load_attributes(str(tmp_path / "a.stl")).vertices == {}
-
-
 # ---- VTK files: legacy .vtk, and XML .vtp and .vtu ----
 
 
@@ -548,8 +541,7 @@ def test_legacy_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def dataset(kind: str) -> Any:
     """The surface as an object of VTK."""
-    from vtkmodules import vtkCommonCore as core
-    from vtkmodules import vtkCommonDataModel as model
+    from vtkmodules import vtkCommonCore as core, vtkCommonDataModel as model
 
     data = getattr(model, kind)()
     points = core.vtkPoints()
@@ -687,7 +679,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_failure_that_is_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(RuntimeError, match=r"the process that reads VTK files failed: .*Traceback"):
-        vtk_files.read_vtk(POLYDATA.encode())
+        vtk.read_vtk(POLYDATA.encode())
 
 
 @needs_vtk

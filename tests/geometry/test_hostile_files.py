@@ -181,7 +181,7 @@ def test_memory_that_runs_out_names_the_file(tmp_path: Path, monkeypatch: pytest
     def exhausted(data: bytes) -> Any:
         raise MemoryError
 
-    monkeypatch.setitem(formats.READERS, ".obj", exhausted)
+    monkeypatch.setitem(formats.READERS, ".obj", formats.Reader(exhausted))
     refused(tmp_path / "a.obj", OBJ, "its 24 bytes need more memory than there is")
 
 

@@ -272,7 +272,7 @@ def test_thousands_of_copies_of_one_vertex() -> None:
 def test_rows_along_the_surface(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = soup(ellipsoid_arrays(1))[0]
     expected = precompute(broken, k=8)
-    monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.MAX_GAP", 0)
+    monkeypatch.setattr("diffnet.geometry.discretize.gradient.MAX_GAP", 0)
     found = precompute(broken, k=8, basis="bfloat16")
     assert found.gradient.pattern.row_order is not None
     for ours, theirs in ((found.laplacian, expected.laplacian), (found.gradient, expected.gradient)):

@@ -24,12 +24,11 @@ from operator_checks import assert_same
 from shapes import ellipsoid, soup
 
 from diffnet.geometry import Mesh, MeshError, file_state, load_mesh, make_mesh, precompute, precompute_all, processes
-from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.discretize import gradient
 from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.phases import take_phases
-from diffnet.geometry.preprocessing import gpu_groups, group, many, read_again, stored, worker
-from diffnet.geometry.preprocessing import one as one_mesh
+from diffnet.geometry.preprocessing import gpu_groups, group, many, one as one_mesh, read_again, stored, worker
 from diffnet.geometry.preprocessing.flat import ALIGNMENT
 from diffnet.geometry.preprocessing.known_entry import have_even_rows, show_even_rows
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
@@ -320,9 +319,9 @@ def test_small_meshes_move_to_a_gpu_in_groups(monkeypatch: pytest.MonkeyPatch, l
     assert len(groups) == {1: 7, 200_000: 3, 10**9: 1}[largest]
 
 
-@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
+@pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
 def test_arrays_show_even_rows(monkeypatch: pytest.MonkeyPatch, near: int) -> None:
-    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    monkeypatch.setattr(gradient, "MAX_GAP", near)
     options = Options(8)
     for source, even in ((ellipsoid(0, 2), True), (open_cone(40), near == 0), (open_cone(200), False)):
         arrays = computed_arrays(source, options)
@@ -398,12 +397,12 @@ def pinned_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pinned_on_the_cpu")
-@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
+@pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
 @pytest.mark.parametrize("basis", ["float32", "float16"])
 def test_operators_are_equal_when_they_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any
 ) -> None:
-    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    monkeypatch.setattr(gradient, "MAX_GAP", near)
     monkeypatch.setattr(pattern, "PIECE", 30)
     files, folder = write_files(tmp_path), tmp_path / "cache"
     expected = [precompute(file, k=8, basis=basis, normalize=True, cache_dir=folder) for file in files]

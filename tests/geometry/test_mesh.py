@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,11 @@ import pytest
 import torch
 import trimesh
 from operator_checks import relative
-from polygon_files import FAN, POLYGONS, ascii_stl, binary_stl, check, read
-from polygon_files import VERTS as CORNERS
+from polygon_files import FAN, POLYGONS, VERTS as CORNERS, ascii_stl, binary_stl, check, lines, read, written
 
 from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges, normalize_positions
 
-
-def lines(rows: list[list[Any]], lead: str = "") -> str:
-    return "".join(lead + " ".join(map(str, row)) + "\n" for row in rows)
-
-
-def obj(verts: list[list[Any]], polygons: list[list[Any]]) -> str:
-    return lines(verts, "v ") + lines([[i + 1 if isinstance(i, int) else i for i in p] for p in polygons], "f ")
-
-
-def off(verts: list[list[Any]], polygons: list[list[Any]]) -> str:
-    return f"OFF\n{len(verts)} {len(polygons)} 0\n" + lines(verts) + lines([[len(p), *p] for p in polygons])
-
-
-def ply(verts: list[list[Any]], polygons: list[list[Any]] | None) -> str:
-    header = f"ply\nformat ascii 1.0\ncomment of\nelement vertex {len(verts)}\n" + lines(
-        [["property", "float", axis] for axis in "xyz"]
-    )
-    if polygons is not None:
-        header += f"element face {len(polygons)}\nproperty list uchar int vertex_indices\n"
-    return header + "end_header\n" + lines(verts) + lines([[len(p), *p] for p in polygons or []])
+obj, off, ply = (partial(written, form) for form in ("obj", "off", "ply"))
 
 
 def binary_ply(polygons: list[list[int]], order: str = "<") -> bytes:

@@ -15,7 +15,7 @@ from scipy.spatial import Delaunay
 from shapes import arrays
 
 from diffnet.geometry import MeshError, closest_points, load_mesh, make_mesh, precompute, precompute_all, tangent_frames
-from diffnet.geometry.discretize.local_triangulations import local_triangles
+from diffnet.geometry.discretize.laplacian import local_triangles
 from diffnet.geometry.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

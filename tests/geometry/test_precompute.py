@@ -14,8 +14,7 @@ import scipy.sparse
 import torch
 import trimesh
 from conftest import random_rotation
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from operator_checks import assert_sound, gradient, gram, matrix, relative
 from shapes import TETRAHEDRON, arrays, cloud_of, degraded_sphere, ellipsoid, moebius, soup, strip_on_a_line
 
@@ -35,7 +34,7 @@ from diffnet.geometry import (
     with_k_ring,
 )
 from diffnet.geometry.discretize.original import original_parts
-from diffnet.geometry.eigen.shifted import shifted_pairs
+from diffnet.geometry.eigen.solve import shifted_pairs
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import SparseMatrix
 
@@ -271,7 +270,7 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
 
 
 def test_the_warning_counts_components_of_reordered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.MAX_GAP", 0)
+    monkeypatch.setattr("diffnet.geometry.discretize.gradient.MAX_GAP", 0)
     operators = []
     (message,) = caught(lambda: operators.append(precompute(BROKEN, k=12, join="never")))
     assert operators[0].gradient.pattern.row_order is not None

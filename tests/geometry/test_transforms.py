@@ -28,8 +28,7 @@ from diffnet.geometry import (
     scaled,
     wks,
 )
-from diffnet.geometry.positions.alignment import center_of, is_common_orientation, principal_axes
-from diffnet.geometry.positions.rotation import small_rotations
+from diffnet.geometry.positions.rotation import center_of, is_common_orientation, principal_axes, small_rotations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.cuda_graphs import graphed
-from diffnet.cuda_graphs import sizes as graph_sizes
+from diffnet.cuda_graphs import graphed, sizes as graph_sizes
 from diffnet.cuda_graphs.forward import MAX_LANES
 from diffnet.cuda_graphs.module_state import GRAPHS
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of

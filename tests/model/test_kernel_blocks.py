@@ -15,8 +15,7 @@ from kernel_accuracy import relative
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffnet import DiffusionNet, collate, model, precompute
-from diffnet import block as block_module
+from diffnet import DiffusionNet, block as block_module, collate, model, precompute
 from diffnet.geometry import Operators
 
 pytest.importorskip("triton")

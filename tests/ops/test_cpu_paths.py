@@ -13,8 +13,7 @@ from torch import Tensor
 
 from diffnet.ops import Pattern, gradient_features, mlp
 from diffnet.ops.common import cpu as common
-from diffnet.ops.diffusion_features import cpu as diffusion_cpu
-from diffnet.ops.diffusion_features import reference as diffusion_reference
+from diffnet.ops.diffusion_features import cpu as diffusion_cpu, reference as diffusion_reference
 from diffnet.ops.diffusion_features.complex_entries import complex_entries
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
 from diffnet.ops.gradient_features import reference as features_reference

@@ -14,8 +14,14 @@ import scipy.sparse
 import sparse_cases
 import torch
 from float64 import DEVICE, random
-from sparse_cases import backends, dense_of, dense_softmax, ints, strided
-from sparse_cases import small_pieces as small_pieces  # a fixture
+from sparse_cases import (
+    backends,
+    dense_of,
+    dense_softmax,
+    ints,
+    small_pieces as small_pieces,  # a fixture
+    strided,
+)
 from torch import Tensor
 
 from diffnet.ops import Backend, EllPattern, HybridPattern, Pattern, sparse_softmax, spmm

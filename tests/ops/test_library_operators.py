@@ -9,8 +9,11 @@ import pytest
 import torch
 from float64 import DEVICE
 from kernel_accuracy import Place, feature_inputs, normal, pointer
-from sparse_cases import backends, random_pattern
-from sparse_cases import small_pieces as small_pieces  # a fixture
+from sparse_cases import (
+    backends,
+    random_pattern,
+    small_pieces as small_pieces,  # a fixture
+)
 from torch import Tensor
 
 from diffnet.ops import (

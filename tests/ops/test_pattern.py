@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 import torch
 from float64 import random
-from sparse_cases import PIECE, dense_of, ints, pattern_of, random_mask, random_pattern, strided
-from sparse_cases import small_pieces as small_pieces  # a fixture
+from sparse_cases import (
+    PIECE,
+    dense_of,
+    ints,
+    pattern_of,
+    random_mask,
+    random_pattern,
+    small_pieces as small_pieces,  # a fixture
+    strided,
+)
 from torch import Tensor
 
 from diffnet.ops import (

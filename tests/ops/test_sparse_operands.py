@@ -8,8 +8,17 @@ import pytest
 import scipy.sparse
 import torch
 from float64 import DEVICE, random
-from sparse_cases import backends, dense_of, ints, name_of, padded, random_mask, random_pattern, strided
-from sparse_cases import small_pieces as small_pieces  # a fixture
+from sparse_cases import (
+    backends,
+    dense_of,
+    ints,
+    name_of,
+    padded,
+    random_mask,
+    random_pattern,
+    small_pieces as small_pieces,  # a fixture
+    strided,
+)
 from torch import Tensor
 
 from diffnet.ops import (

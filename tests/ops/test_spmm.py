@@ -24,14 +24,13 @@ from sparse_cases import (
     random_mask,
     random_pattern,
     shape_id,
+    small_pieces as small_pieces,  # a fixture
 )
-from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffnet.ops import Backend, Pattern, diagonal, row_sum, sddmm, sparse_softmax, spmm
-from diffnet.ops.sparse import pattern as pattern_module
-from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
+from diffnet.ops.sparse import pattern as pattern_module, sddmm_kernels, softmax_kernels, spmm_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 

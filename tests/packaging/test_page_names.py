@@ -12,7 +12,7 @@ import pytest
 import typer
 from rooms import ROOT
 
-from diffnet.__main__ import bench, robustness
+from diffnet.benchmarks.__main__ import app as bench
 from diffnet.train.cli import app
 
 PAGES = [
@@ -51,10 +51,7 @@ def test_options_exist(page: Path) -> None:
     for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         lines = [line.partition("#")[0] for line in block.splitlines() if "diffnet " in line.partition("#")[0]]
         found |= {option for text in lines for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
-    commands = [app, typer.Typer(), typer.Typer()]
-    commands[1].command()(bench)
-    commands[2].command()(robustness)
-    known = {"--help", *OTHERS, *(option for c in commands for option in options(typer.main.get_command(c)))}
+    known = {"--help", *OTHERS, *(option for c in (app, bench) for option in options(typer.main.get_command(c)))}
     for program in (ROOT / "benchmarks").rglob("*.py"):
         known.update(re.findall(r'"(--[a-z-]+)"', program.read_text()))
     assert found - known == set()

@@ -87,7 +87,7 @@ def test_the_new_op_in_a_copy_of_the_checkout(tmp_path: Path) -> None:
     small = "_empty = lambda *shape, dtype: torch.zeros(2, *shape[1:], dtype=dtype)"
     names = "import torch\nfrom diffnet.ops.scale_rows import kernels as scale_rows\n"
     names += f"dtype, WIDTHS = torch.float32, [[5]]\n{small}\n"
-    bench = "-m diffnet bench scale-rows --device cpu --vertices 100 --seconds 0 --no-compile --out out"
+    bench = "-m diffnet.benchmarks scale-rows --device cpu --vertices 100 --seconds 0 --no-compile --out out"
     tests = "-m pytest -q -p no:cacheprovider tests/ops/test_scale_rows.py tests/packaging/test_house_rules.py"
     for command in (tests.split(), bench.split(), ["-c", names + launches]):
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}

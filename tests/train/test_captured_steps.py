@@ -19,8 +19,7 @@ import trimesh
 from graph_emulator import EmulatedGraph
 
 from diffnet import DiffusionNet, WeightAverage
-from diffnet.cuda_graphs import lane
-from diffnet.cuda_graphs import sizes as graph_sizes
+from diffnet.cuda_graphs import lane, sizes as graph_sizes
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
 from diffnet.geometry import random_rotations

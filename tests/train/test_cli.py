@@ -227,7 +227,7 @@ def run(*arguments):
     except SystemExit as end:
         assert not end.code, arguments
 
-for command in ("", "train", "train segmentation", "predict", "demo", "view", "bench"):
+for command in ("", "train", "train segmentation", "predict", "demo", "view", "robustness"):
     run(*command.split(), "--help")
 heavy = ["torch", "triton", "scipy", "trimesh", "matplotlib", "tensorboard", "skimage", "PIL"]
 print("loaded for help:", [name for name in heavy if name in sys.modules])

@@ -48,7 +48,7 @@ def test_demo_keeps_files_of_others(tmp_path: Path) -> None:
 def test_demo_opens_its_page_on_a_desktop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str, terminal: bool
 ) -> None:
-    from diffnet.train.commands.browser import open_page
+    from diffnet.train.commands.view import open_page
 
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) is None)

@@ -17,7 +17,7 @@ from diffnet.data import LabeledMesh, LabeledMeshes, figures, load_targets
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.alignment import shared_axes
+from diffnet.geometry.positions.rotation import shared_axes
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import mesh_axes, rotations_of, warn_of_rotations
 from diffnet.train.tasks.regression import TASK as REGRESSION

@@ -34,7 +34,7 @@ from diffnet.data.prepared import PreparedSamples
 from diffnet.data.samples import PinnedSample
 from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import Mesh, cache, file_state, load_mesh, make_mesh, transfer
-from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.discretize import gradient
 from diffnet.geometry.preprocessing import read_again
 from diffnet.ops.sparse import pattern
 from diffnet.train import batches, resident
@@ -248,13 +248,13 @@ def as_moved(sample: Sample | PinnedSample) -> Sample:
     return replace(sample, operators=sample.operators.prepared(torch.bfloat16))
 
 
-@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
+@pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
 @pytest.mark.parametrize("given", [{}, {"max_faces": 200}, {"basis": "float16"}], ids=str)
 def test_samples_in_pinned_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, given: dict[str, Any]
 ) -> None:
     """They are equal when they are read for the first time, when they are read again, and on the CPU."""
-    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
+    monkeypatch.setattr(gradient, "MAX_GAP", near)
     samples = prepared(tmp_path, monkeypatch, **given)
     plain = PreparedSamples.__getitem__
     whole: list[int] = []

@@ -25,8 +25,7 @@ from diffnet.data.stored import names_of
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.train import batches, epoch
-from diffnet.train import evaluate as evaluate_module
+from diffnet.train import batches, epoch, evaluate as evaluate_module
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.epoch import TrainingError

@@ -155,7 +155,7 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
     with ExitAtCtrlC():
         from diffnet.data.folders.labels import labels_beside
         from diffnet.geometry import diagnose, file_edges, load_mesh
-        from diffnet.geometry.mesh.arrays import mesh_arrays
+        from diffnet.geometry.mesh.attributes import mesh_arrays
 
     loaded = load_mesh(mesh)
     found = diagnose(loaded)

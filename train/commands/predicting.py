@@ -12,7 +12,7 @@ import typer
 from diffnet.data.folders.files import listing
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
-from diffnet.geometry.elements.instances import LEAST_AREA
+from diffnet.geometry.elements.labels import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
@@ -144,7 +144,7 @@ def predict(
         from diffnet.data.feature_names import array_names
         from diffnet.data.folders.numbers import check_vertex_numbers
         from diffnet.data.folders.target_files import array_files
-        from diffnet.geometry.elements.smoothing import MAX_WEIGHT
+        from diffnet.geometry.elements.labels import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.predict import as_json, from_json, predictor

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import webbrowser
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +16,6 @@ import typer
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.browser import open_page
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import MESH_FILES
 from diffnet.train.commands.predicting import check_suffix, described_input
@@ -57,16 +60,13 @@ def view(
         from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.viz import page
 
-        if polyscope:
-            from diffnet.train.commands.polyscope_window import show_window
-
     loaded = load_mesh(mesh)
     predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, checkpoint)
     computed, vectors = _values(loaded)
     stored, arrows = _arrays(loaded, mesh)
     fields, name, vectors = [*predicted, *stored, *computed], mesh_stem(loaded.name), arrows | vectors
     if polyscope:
-        show_window(name, loaded, fields, vectors)
+        _show_window(name, loaded, fields, vectors)
         return
     values: dict[str, dict[str, Any]] = {"labels": {}, "scalars": {}, "colors": {}}
     for field in fields:
@@ -90,12 +90,50 @@ def view(
     open_page(out)
 
 
+def _show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mapping[str, NDArray[Any]]) -> None:
+    """Show a mesh or a point cloud with its values and with vectors (V, 3) at its vertices.
+
+    Returns when the window is closed. Raises OptionError for values at edges, and if no window can be opened.
+    """
+    import polyscope  # an extra
+
+    from diffnet.geometry.elements.elements import on_triangles
+    from diffnet.viz.palette import colorize
+    from diffnet.viz.surface import default_view, make_surface, shown_points
+
+    if any(field.at == "edges" for field in fields):
+        raise OptionError("--polyscope shows values at vertices and faces, and the network predicts those of edges")
+    try:
+        polyscope.init()
+    except RuntimeError as e:
+        raise OptionError(f"--polyscope can't open a window ({e}); without it, a page is written") from e
+    polyscope.set_up_dir(f"{default_view(shown_points(make_surface(mesh.verts, mesh.faces))).up}_up")
+    is_cloud = mesh.is_point_cloud
+    shape = (
+        polyscope.register_point_cloud(name, mesh.verts)
+        if is_cloud
+        else polyscope.register_surface_mesh(name, mesh.verts, mesh.faces)
+    )
+    for field in reversed(fields):  # the one that is enabled last is shown
+        place = {} if is_cloud else {"defined_on": field.at}
+        for own, given in reversed(field.values.items()):
+            values = on_triangles(mesh, given, field.at)
+            if field.kind != "scalars":
+                colors = values if field.kind == "colors" else colorize(values) / 255
+                shape.add_color_quantity(own, colors, enabled=True, **place)
+            else:
+                shape.add_scalar_quantity(own, values, enabled=True, **place)
+    for own, each in vectors.items():
+        shape.add_vector_quantity(f"{own} (arrows)", each)
+    polyscope.show()
+
+
 def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     """The arrays in the file of a mesh and labels beside it, and vectors at vertices by the names of their lengths."""
     import numpy as np
 
     from diffnet.data.folders.labels import labels_beside
-    from diffnet.geometry.mesh.arrays import mesh_arrays
+    from diffnet.geometry.mesh.attributes import mesh_arrays
     from diffnet.train.tasks.task import Fields
 
     fields: list[Fields] = []
@@ -156,3 +194,13 @@ def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
     expected = described_input(checkpoint, network)
     task = task_named(expected.options.task).on_meshes()
     return [task.fields(predictor(network, pick_device("auto"))(mesh), expected)], expected.label_names
+
+
+def open_page(path: Path) -> bool:
+    """Open a page in the browser of the desktop. Returns whether there is one.
+
+    Nothing is opened without a display, where `webbrowser` may start a text browser, and nothing if the output of the
+    command goes to a file or to a program.
+    """
+    has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return has_display and sys.stdout.isatty() and webbrowser.open(path.resolve().as_uri())

@@ -27,7 +27,7 @@ from diffnet.data import (
     with_few_faces,
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
-from diffnet.geometry.elements.polygons import file_edges
+from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.options import counts_all

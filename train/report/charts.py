@@ -17,8 +17,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from diffnet.train.metrics import SCORE_NAMES, SHARES, square_counts
-from diffnet.viz.names import short_names
 from diffnet.viz.palette import label_colors
+from diffnet.viz.pictures import short_names
 
 DPI = 160
 _MAX_CLASSES_WITH_NUMBERS = 25

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.geometry.geodesics.curve import THRESHOLDS
+from diffnet.geometry.geodesics.errors import THRESHOLDS
 from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.report.charts import png_of

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from diffnet.data.labeled import LabelsAt, TargetsAt
 from diffnet.geometry.processes import available_cores
 from diffnet.train.report.report import charts_html, figure_html, summary_html, write_page
-from diffnet.viz.color_maps import Scale, make_scale
 from diffnet.viz.fields import PLAIN_COLOR
+from diffnet.viz.palette import Scale, make_scale
 from diffnet.viz.render import draw, paint, paint_scalars, png_bytes
 from diffnet.viz.surface import make_surface
 

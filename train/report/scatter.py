@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from diffnet.train.report.charts import fits_chart, png_of
-from diffnet.viz.names import short_names
 from diffnet.viz.palette import label_colors
+from diffnet.viz.pictures import short_names
 
 MAX_COLUMNS = 12
 MAX_POINTS = 20_000  # of a column; more are drawn at random

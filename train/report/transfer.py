@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
 from diffnet.viz import page
-from diffnet.viz.color_maps import make_scale
 from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.pages import Page
+from diffnet.viz.palette import make_scale
 
 CELLS = 14  # squares of the texture along the longest side
 WHITE_SHARE = 0.7  # in the pale squares

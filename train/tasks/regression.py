@@ -30,7 +30,7 @@ from diffnet.data import (
 from diffnet.data.folders.files import listing
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
-from diffnet.geometry.elements.polygons import on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
@@ -85,7 +85,7 @@ def _number(value: float | None) -> str:
 
 def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str], at: LabelsAt) -> None:
     from diffnet.viz import write_ply
-    from diffnet.viz.color_maps import make_scale
+    from diffnet.viz.palette import make_scale
 
     if file.suffix.lower() == ".npy":
         write_atomically(file, npy_bytes(values))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
 from diffnet.geometry import Mesh, element_areas
-from diffnet.geometry.elements.polygons import on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
 from diffnet.train.report.spread import spread_over

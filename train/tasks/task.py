@@ -35,7 +35,7 @@ from diffnet.data.conversion import labels_on_surface
 from diffnet.data.counts import counted
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
-from diffnet.geometry.elements.polygons import on_polygons
+from diffnet.geometry.elements.elements import on_polygons
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem

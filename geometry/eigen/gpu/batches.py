@@ -24,9 +24,14 @@ from torch import Tensor
 from diffnet.geometry.eigen.by_component import Pick, select_pairs, warn_of_rounding
 from diffnet.geometry.eigen.checks import PAIRS_CHECKED, checked_pairs, deviation_fault, rounding_fault
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
-from diffnet.geometry.eigen.gpu.lanczos import Map, largest_pairs
-from diffnet.geometry.eigen.gpu.packed import PackedProblem, connected_components, packed
-from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
+from diffnet.geometry.eigen.gpu.lanczos import (
+    BatchedShiftInvert,
+    Map,
+    PackedProblem,
+    connected_components,
+    largest_pairs,
+    packed,
+)
 from diffnet.geometry.eigen.problem import (
     MIN_VERTICES,
     TOLERANCE,
@@ -228,8 +233,7 @@ class _Searched:
 
     @functools.cached_property
     def mass(self) -> Array:
-        mass: Array = self._parts.problem_of([self.number]).mass.cpu().numpy()
-        return mass
+        return self._parts.problem_of([self.number]).mass.cpu().numpy()
 
     def shift(self, unit: float) -> float:
         return expected_shift(unit, self.k, float(self._parts.area[self.number]))

@@ -98,7 +98,7 @@ def train(
 
         from diffnet.data import figure_pairs, load_pairs, paired_meshes
         from diffnet.data.pairs.stretched import with_stretched
-        from diffnet.geometry.positions.alignment import is_common_orientation
+        from diffnet.geometry.positions.rotation import is_common_orientation
         from diffnet.train.orientation import mesh_axes
 
         seed, cache = options.seed, shared["cache"]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from command import complaint, output
 
 from diffnet import DiffusionNet
-from diffnet.benchmarks.robustness import changes
-from diffnet.benchmarks.robustness.changes import CHANGES, LOST
-from diffnet.benchmarks.robustness.table import as_table
+from diffnet.benchmarks.tables import robustness_table
 from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
 from diffnet.train.checkpoint import build_model, save_checkpoint
+from diffnet.train.inference import mesh_changes as changes
+from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import make_optimizer
 
@@ -213,19 +213,7 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
-def robustness(diffnet: Callable[..., int]) -> Callable[..., int]:
-    return partial(diffnet, "robustness")
-
-
-def test_the_command(
-    folder: Path,
-    checkpoint: Callable[..., Path],
-    robustness: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command(folder: Path, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = (
         "scaled by 100",
         "renumbered",
@@ -234,11 +222,11 @@ def test_the_command(
         "30 % of the vertices cut off",
     )
     monkeypatch.setattr(
-        "diffnet.benchmarks.robustness.measure.CHANGES",
+        "diffnet.train.inference.robustness.CHANGES",
         {name: CHANGES[name] for name in chosen} | {"one point": lambda mesh, rng: changes.scaled(mesh, 0)},
     )
-    out = tmp_path / "out"
-    assert robustness("--checkpoint", checkpoint(), "--data", folder, "--out", out) == 0
+    out = folder / "out"
+    shown = output("robustness", "--checkpoint", checkpoint(), "--data", folder, "--out", out, "--device", "cpu")
     results = json.loads((out / "results.json").read_text())
     rows = {row["change"]: row for row in results["rows"]}
     assert list(rows) == [*chosen, "one point"]
@@ -253,19 +241,14 @@ def test_the_command(
     assert rows["one point"]["kept"] is None
     assert results["test_meshes"] == 2
     assert results["options"]["width"] == 8
-    shown = capsys.readouterr().out
     assert all(name in shown for name in rows)
-    assert "not measured: 2 of 2 meshes can't be used" in as_table(results)
+    assert "not measured: 2 of 2 meshes can't be used" in robustness_table(results)
 
 
-def test_networks_that_do_not_fit(
-    folder: Path, checkpoint: Callable[..., Path], robustness: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--data", folder, "--out", folder / "out", "--checkpoint"]
-    assert robustness(*arguments, checkpoint(names=("a", "b", "c"))) == 1
-    assert "trained on another data set: it has 3 classes" in capsys.readouterr().err
+def test_networks_that_do_not_fit(folder: Path, checkpoint: Callable[..., Path]) -> None:
+    arguments = ["robustness", "--device", "cpu", "--data", folder, "--out", folder / "out", "--checkpoint"]
+    network = checkpoint(names=("a", "b", "c"))
+    assert "trained on another data set: it has 3 classes" in complaint(*arguments, network)
     DiffusionNet(16, 2, width=8, blocks=1).save(folder / "own.safetensors", features="hks", k=8, normalize=True)
-    assert robustness(*arguments, folder / "own.safetensors") == 1
-    assert "should be a checkpoint of diffnet train, got" in capsys.readouterr().err
-    assert robustness(*arguments, checkpoint(at="faces")) == 1
-    assert "should label vertices, this one labels faces" in capsys.readouterr().err
+    assert "should be a checkpoint of diffnet train, got" in complaint(*arguments, folder / "own.safetensors")
+    assert "should label vertices, this one labels faces" in complaint(*arguments, checkpoint(at="faces"))

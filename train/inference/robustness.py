@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from diffnet import __version__
-from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.train.checkpoint import Checkpoint, load_checkpoint, restore_model
+from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.metrics import percent
 

@@ -1,1 +1,0 @@
-"""How many of a network's predictions stay the same when its meshes change: `diffnet robustness`."""

@@ -1,0 +1,30 @@
+"""`diffnet robustness`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffnet.interrupts import ExitAtCtrlC
+from diffnet.train.commands.console import console
+from diffnet.train.commands.options import DeviceOption
+
+
+def robustness(
+    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run of diffnet train segmentation.")],
+    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or figures.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure how many predicted labels stay the same when the test meshes change.
+
+    The changes are scaling, rotation, renumbering, mirroring, subdivision, decimation, point clouds, noise, missing
+    faces, a cut-off part and triangle soup.
+    """
+    with ExitAtCtrlC():
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.robustness import run_robustness
+
+    run_robustness(checkpoint, data, out, pick_device(device), console)
