@@ -18,6 +18,7 @@ from .feature_names import (
     check_target_statistics,
     feature_channels,
     feature_parts,
+    target_parts,
     vector_channels,
 )
 from .features import (
@@ -29,10 +30,9 @@ from .features import (
     prepare,
     rotate_vectors,
 )
-from .folders.classes import load_classes
-from .folders.indexed import IndexedDataset, IndexedMeshes, index_classes, index_dataset, index_targets
-from .folders.layouts import LAYOUTS, Layout, load_dataset
-from .folders.targets import load_targets
+from .folders.indexed import IndexedDataset, IndexedMeshes
+from .folders.layouts import LAYOUTS, Layout
+from .folders.sets import index_classes, index_dataset, index_targets, load_classes, load_dataset, load_targets
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing, Variants
 from .pairs.folders import load_pairs, save_pairs
@@ -47,7 +47,6 @@ from .shards.writing import write_shards
 from .synthetic.classes import shapes
 from .synthetic.dataset import curved_figure, figure, figures
 from .synthetic.pairs import figure_pairs
-from .target_names import target_parts
 from .targets import original_targets, standardized_targets, target_statistics, with_columns
 from .variants import make_variants
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Statistics, array_names, feature_parts
 from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.numbers import check_vertex_numbers, read_array
-from diffnet.data.folders.target_files import array_files, arrays_in_mesh_file
+from diffnet.data.folders.sources import array_files, arrays_in_mesh_file, only_file
 from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
@@ -175,12 +175,10 @@ def _find(mesh: Mesh, part: FeaturePart, given: Mapping[str, Any], channels: int
         )
     path = Path(mesh.path)
     places = array_files(path, name)
-    present = [place for place in places if place.is_file()]
-    if len(present) > 1:
-        raise DataError(f"{path}: more than one {what}: {', '.join(map(str, present))}. Keep one of them")
-    if present:
-        check_vertex_numbers(mesh, present[0])
-        return read_array(present[0], f" for {part.name}"), str(present[0])
+    file = only_file(path, places, what)
+    if file is not None:
+        check_vertex_numbers(mesh, file)
+        return read_array(file, f" for {part.name}"), str(file)
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":
             return array, str(path)

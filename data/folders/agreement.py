@@ -87,7 +87,7 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
             f"{root}: the labels of {len(found)} of {looked_at} meshes look shuffled. In {mesh.name}, {share} of "
             f"neighboring {at} have the same label, and {chance} would by chance. Labels should be in the "
             f"order of the {at} in the mesh file",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -219,7 +219,7 @@ def files_in(folder: Path, endings: tuple[str, ...], without: tuple[str, ...] = 
     if not folder.is_dir():
         return []
     names = sorted(name for name in _names_in(folder, endings) if name.lower() not in without)
-    return [folder / name for name in sorted(names, key=_natural)]
+    return [folder / name for name in sorted(names, key=natural)]
 
 
 def _names_in(folder: Path, endings: tuple[str, ...]) -> Iterator[str]:
@@ -234,7 +234,8 @@ def _names_in(folder: Path, endings: tuple[str, ...]) -> Iterator[str]:
                 yield entry.name
 
 
-def _natural(name: str) -> list[str | int]:
+def natural(name: str) -> list[str | int]:
+    """What sorts names in natural order: `a2` before `a10`."""
     parts: list[str | int] = [*_DIGITS.split(name.lower())]
     parts[1::2] = map(int, parts[1::2])
     return parts

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,14 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffnet.data.folders.files import label_files, pair_labels
-from diffnet.data.folders.numbers import lines_of, read_labels
+from diffnet.data.folders.numbers import read_columns, read_labels
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.stored import with_change
 from diffnet.geometry.mesh.mesh import mesh_stem
-from diffnet.geometry.mesh.text import real
 
 D = TypeVar("D", bound=LabeledMeshes)
 
@@ -50,35 +46,16 @@ def with_soft_labels(data: D, meshes: list[Path], root: Path) -> D:
 def _softened(item: LabeledMesh, files: Mapping[str, str], numbers: Sequence[int], smallest: int) -> LabeledMesh:
     file = Path(files[item.name])
     columns = np.array(numbers) - smallest
-    shares = read_shares(file)
+    shares = read_columns(file).values
+    if len(bad := np.flatnonzero(~(shares >= 0).all(1))):
+        raise DataError(f"{file}: shares should be at least 0, row {bad[0]} is {shares[bad[0]].tolist()}")
     if len(shares) != len(item.labels):
         raise DataError(f"{file}: {len(shares)} lines, but {item.mesh.name} has {len(item.labels)} edges")
-    bad = [i for i in np.unique(item.labels) if i >= 0 and not 0 <= columns[i] < shares.shape[1]]
-    if bad:
+    unlisted = [i for i in np.unique(item.labels) if i >= 0 and not 0 <= columns[i] < shares.shape[1]]
+    if unlisted:
         raise DataError(
             f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
-            f"{numbers[bad[0]]} occurs"
+            f"{numbers[unlisted[0]]} occurs"
         )
     known = (columns >= 0) & (columns < shares.shape[1])
     return replace(item, accepted=(shares > 0)[:, np.where(known, columns, 0)] & known)
-
-
-def read_shares(path: Path) -> NDArray[np.float64]:
-    """The numbers (E, C) of a text file with a line for each edge. Raises DataError, naming the line that is wrong."""
-    shares, width = array("d"), 0
-    for number, line in lines_of(path):
-        if not line.strip():
-            continue
-        try:
-            row = list(map(real, line.split()))
-        except ValueError as e:
-            raise DataError(f"{path}, line {number}: expected numbers, got {line.strip()[:40]!r}") from e
-        if not all(0 <= share < math.inf for share in row):
-            raise DataError(f"{path}, line {number}: shares should be at least 0, got {line.strip()[:40]!r}")
-        width = width or len(row)
-        if len(row) != width:
-            raise DataError(f"{path}, line {number}: {len(row)} numbers, but the first line has {width}")
-        shares.extend(row)
-    if not shares:
-        raise DataError(f"{path}: there are no labels in the file")
-    return np.array(shares).reshape(-1, width)

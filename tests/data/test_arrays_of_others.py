@@ -111,7 +111,7 @@ def test_a_copy_with_its_cache_is_recognized_by_content(tmp_path: Path, monkeypa
         shutil.rmtree(folder)
         (tmp_path / "copy").rename(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(index, "read_facts", None)
+        patch.setattr(index, "read_file", None)
         again = index_dataset(root, cache)
         assert isinstance(again.train, IndexedMeshes)
         assert isinstance(before.train, IndexedMeshes)

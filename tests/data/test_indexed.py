@@ -67,13 +67,13 @@ def write_set(root: Path, kind: str = "vertices") -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that were read for an index."""
     names: list[str] = []
-    plain = index.read_facts
+    plain = index.read_file
 
     def noted(kind: str, path: Path, cache_dir: Any) -> Any:
         names.append(path.name)
         return plain(kind, path, cache_dir)
 
-    monkeypatch.setattr(index, "read_facts", noted)
+    monkeypatch.setattr(index, "read_file", noted)
     return names
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diffnet.data import LabeledMesh, LabeledMeshes
-from diffnet.data.folders.layouts import LAYOUTS, load_dataset
+from diffnet.data import LAYOUTS, LabeledMesh, LabeledMeshes, load_dataset
 from diffnet.data.folders.numbers import read_labels
 from diffnet.data.labeled import UNLABELED, DataError
 from diffnet.geometry import MeshError, mesh_edges
@@ -361,12 +360,12 @@ SOFT = "sseg/shrec__1.seseg"
             {SOFT: "1 0\n" * 6},
             r"1\.seseg: 2 numbers in a line, for the labels from 1 on, but the label 8 occ",
         ),
-        (MESHCNN_SET, {SOFT: "1 0\n1\n"}, r"shrec__1\.seseg, line 2: 1 numbers, but the first line has 2"),
-        (MESHCNN_SET, {SOFT: "1 x\n"}, r"shrec__1\.seseg, line 1: expected numbers, got '1 x'"),
-        (MESHCNN_SET, {SOFT: "1 1_0\n"}, r"shrec__1\.seseg, line 1: expected numbers, got '1 1_0'"),
-        (MESHCNN_SET, {SOFT: "1 0\n0 nan\n"}, r"shrec__1\.seseg, line 2: shares should be at least 0, got '0 nan'"),
-        (MESHCNN_SET, {SOFT: "1 -1\n"}, r"shrec__1\.seseg, line 1: shares should be at least 0, got '1 -1'"),
-        (MESHCNN_SET, {SOFT: "\n"}, r"shrec__1\.seseg: there are no labels in the file"),
+        (MESHCNN_SET, {SOFT: "1 0\n1\n"}, r"shrec__1\.seseg, line 2: 1 column, but the lines before have 2"),
+        (MESHCNN_SET, {SOFT: "1 x\n"}, r"shrec__1\.seseg, line 1: 'x' is not a number"),
+        (MESHCNN_SET, {SOFT: "1 1_0\n"}, r"shrec__1\.seseg, line 1: '1_0' is not a number"),
+        (MESHCNN_SET, {SOFT: "1 0\n0 nan\n"}, r"shrec__1\.seseg: shares should be at least 0, row 1 is \[0\.0, nan\]"),
+        (MESHCNN_SET, {SOFT: "1 -1\n"}, r"shrec__1\.seseg: shares should be at least 0, row 0 is \[1\.0, -1\.0\]"),
+        (MESHCNN_SET, {SOFT: "\n"}, r"shrec__1\.seseg: there are no numbers in the file"),
         (MESHCNN_SET, {"seg/shrec__1.eseg": [1] * 4}, r"shrec__1\.eseg: 4 labels, but .*shrec__1\.OBJ has 6 edges"),
         (MESHCNN_SET, {"seg/shrec__10.eseg": None}, r"no labels \(\.eseg\) for shrec__10\.obj"),
         (
