@@ -1,6 +1,16 @@
 from .arrays import array_statistics, own_arrays
 from .augmentation import augmented
-from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
+from .conversion import (
+    chosen_classes,
+    labels_at,
+    original_targets,
+    standardized_targets,
+    target_statistics,
+    with_columns,
+    with_label_names,
+    with_labels_at,
+    without_classes,
+)
 from .decimation import (
     decimated,
     decimated_to_score,
@@ -8,6 +18,7 @@ from .decimation import (
     transferred_labels,
     with_few_faces,
 )
+from .derived import make_variants
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -40,15 +51,13 @@ from .pairs.meshes import PairedMeshes, paired_meshes
 from .pairs.samples import PairSample, collate_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
-from .parallel import computed_for_all
 from .samples import Interpolation, MeshBatches, MeshSamples, Sample, collate_samples, epoch_seed, make_sample
 from .shards.reading import ShardedDataset, ShardedMeshes, load_shards
 from .shards.writing import write_shards
+from .stored import computed_for_all
 from .synthetic.classes import shapes
 from .synthetic.dataset import curved_figure, figure, figures
 from .synthetic.pairs import figure_pairs
-from .targets import original_targets, standardized_targets, target_statistics, with_columns
-from .variants import make_variants
 
 __all__ = [
     "FEATURE_CHANNELS",

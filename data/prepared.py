@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from diffnet.data.derived import DerivedMeshes
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
-from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
 from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample
-from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
+from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
@@ -29,24 +28,6 @@ from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import read_again
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
-
-
-class SampleFacts(NamedTuple):
-    """What is known of a sample without reading it.
-
-    name: of the mesh
-    entry, operators: the names of its two cache entries, or "" if the item gives its operators
-    vertices, faces, edges, entries: V, F, E, and the nonzeros of the gradient. Edges are counted only if they have
-        labels, and may be 0 if the item gives its operators.
-    """
-
-    name: str
-    entry: str
-    operators: str
-    vertices: int
-    faces: int
-    edges: int
-    entries: int
 
 
 class PreparedSamples(LazySequence[Sample]):
@@ -208,7 +189,8 @@ def prepared_samples(
     if known is not None:
         samples.facts = [SampleFacts(*own) for own in known]
         return samples
-    given = _given_facts(items)
+    stored = enumerate(items.operator_facts() if isinstance(items, StoredMeshes) else [])
+    given = {i: facts for i, facts in stored if facts is not None}
     missing = [i for i in range(len(items)) if i not in given]
     if not missing:
         samples.facts = [given[i] for i in range(len(items))]
@@ -227,17 +209,9 @@ def prepared_samples(
     return samples
 
 
-def _given_facts(items: Sequence[LabeledMesh]) -> dict[int, SampleFacts]:
-    """The facts of the samples whose items give their operators, by number."""
-    given = items.operator_facts() if isinstance(items, StoredMeshes) else []
-    return {i: SampleFacts(own.name, "", "", *own[1:]) for i, own in enumerate(given) if own is not None}
-
-
 def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:
     """What takes outputs of a mesh to the elements that are scored. item: the one with this number"""
-    if isinstance(items, JoinedMeshes):
-        return _interpolation(*items.place(number), item, at)
-    back = items.back(number) if isinstance(items, DerivedMeshes) else None
-    if isinstance(items, DerivedMeshes) and back is not None:
-        item = items.origin(number)
-    return Interpolation.to_score(item.mesh, at, back)
+    place, own = items.place(number) if isinstance(items, StoredMeshes) else (items, number)
+    if isinstance(place, DerivedMeshes) and (back := place.back(own)) is not None:
+        return Interpolation.to_score(place.origin(own).mesh, at, back)
+    return Interpolation.to_score(item.mesh, at)

@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.polygons import first_triangles, polygon_shares
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
@@ -365,6 +365,27 @@ class MeshBatches(Sampler[list[int]]):
         """The meshes of a batch that this process gets."""
         shares = balanced_shares([self.lengths[i] for i in batch], self.num_replicas)
         return [batch[position] for position in shares[self.rank]]
+
+
+def balanced_shares(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Divide meshes into shares with about equal numbers of vertices. Returns the positions in each share, ascending.
+
+    lengths: number of vertices of each mesh
+    count: number of shares. If there are fewer meshes, some shares are empty.
+
+    The largest mesh that is left goes to the share that is smallest so far (Graham 1969). No share is empty if there
+    are enough meshes.
+
+    >>> balanced_shares([50, 10, 20, 30], 2)
+    [[0, 1], [2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    totals = [(0, 0, share) for share in range(count)]  # vertices, meshes and number of each share: a heap
+    for position in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        vertices, meshes, share = totals[0]
+        shares[share].append(position)
+        heapreplace(totals, (vertices + lengths[position], meshes + 1, share))
+    return [sorted(share) for share in shares]
 
 
 def _integer(name: str, value: Any, minimum: float = -math.inf) -> int:

@@ -29,9 +29,8 @@ from diffnet.data import (
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
-from diffnet.data.on_demand import OnDemand
 from diffnet.data.prepared import PreparedSamples, prepared_samples
-from diffnet.data.stored import StoredMeshes, joined
+from diffnet.data.stored import OnDemand, StoredMeshes, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError

@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from diffnet.data.counts import counted
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     PARTS,
@@ -30,7 +29,7 @@ from diffnet.data.folders.files import (
 )
 from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import PART_LIST
-from diffnet.data.labeled import DataError
+from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import FORMATS
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -87,8 +86,10 @@ class Division(Generic[T]):
     def fields(self, items: Sequence[Any]) -> dict[str, Any]:
         """The fields that `LabeledMeshes` has, too, with other items for those of `every`."""
         ends = accumulate(map(len, self.parts.values()))
-        parts = {part: items[end - len(self.parts[part]) : end] for part, end in zip(self.parts, ends, strict=True)}
-        return {**parts, "source": self.source, "left_out": self.left_out}
+        fields: dict[str, Any] = {"source": self.source, "left_out": self.left_out}
+        return fields | {
+            part: items[end - len(self.parts[part]) : end] for part, end in zip(self.parts, ends, strict=True)
+        }
 
     def of(self, make: Callable[[T], U]) -> Division[U]:
         """The division of other items, one for each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -50,34 +50,24 @@ def file_key(name: str | Path) -> str:
 
 
 def pair_beside(
-    root: Path,
-    parts: Sequence[list[Path]],
-    subfolder: str,
-    suffixes: tuple[str, ...],
-    in_meshes: bool = False,
-    train: bool = True,
-) -> tuple[list[list[Path]], tuple[str, ...]]:
-    """The label files of each part, beside the meshes or in a subfolder, and what is left out, such as notes.
+    root: Path, meshes: list[Path], wanted: list[Path], subfolder: str, suffixes: tuple[str, ...], in_meshes: bool
+) -> tuple[list[Path], tuple[str, ...]]:
+    """The label files of meshes, beside the meshes or in a subfolder, and what is left out, such as notes.
 
+    wanted: those of the meshes that need labels
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
-    train: whether other parts than the last one need labels; if not, they get none
 
     Raises DataError if labels have no mesh.
     """
-    folders = [list(map(Path, dict.fromkeys(map(os.path.dirname, meshes)))) for meshes in parts]
-    wanted = parts if train else [[] for _ in parts[:-1]] + [parts[-1]]
-    places = [list(dict.fromkeys([*own, *(f / subfolder for f in own), root / subfolder])) for own in folders]
-    stems = {mesh_stem(mesh) for folder in {*chain(*folders)} for mesh in _mesh_names(folder)}
-    found = {folder: _by_stem(folder, suffixes, stems) for folder in dict.fromkeys(chain(*places))}
-    first = next(chain(*wanted), None)
-    inside = in_meshes and not any(stem in stems for own in found.values() for stem in own)
-    if inside and (first is None or not _near(first, found, suffixes) or holds_labels(first)):
-        return [list(meshes) for meshes in wanted], ()
-    paired = [
-        _paired(meshes, {folder: found[folder] for folder in own}, suffixes)
-        for meshes, own in zip(wanted, places, strict=True)
-    ]
-    strange = [own[stem] for own in found.values() for stem in own if stem not in stems]
+    folders = dict.fromkeys(map(os.path.dirname, meshes))
+    stems = {mesh_stem(mesh) for folder in folders for mesh in _mesh_names(Path(folder))}
+    places = {own: [*dict.fromkeys([Path(own), Path(own, subfolder), root / subfolder])] for own in folders}
+    found = {place: _by_stem(place, suffixes, stems) for place in dict.fromkeys(chain(*places.values()))}
+    inside = in_meshes and not any(stem in stems for files in found.values() for stem in files)
+    if inside and (not wanted or not _near(wanted[0], found, suffixes) or holds_labels(wanted[0])):
+        return wanted, ()
+    paired = _paired(wanted, places, found, suffixes)
+    strange = [files[stem] for files in found.values() for stem in files if stem not in stems]
     orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
@@ -93,13 +83,15 @@ def _may_hold_labels(file: Path, stems: set[str]) -> bool:
     return suffix != ".json" and not own and part_of(stem) is None
 
 
-def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    """The label file of each mesh. Raises DataError if a mesh has none or several.
+def pair_labels(meshes: list[Path], place: Path | None, suffixes: tuple[str, ...]) -> list[Path]:
+    """The label file of each mesh, in a folder, or beside the mesh. Raises DataError if a mesh has none or several.
 
     A JSON file beside another label file is ignored, because it often describes the mesh.
     """
-    stems = {mesh_stem(mesh) for mesh in meshes}
-    return _paired(meshes, {folder: _by_stem(folder, suffixes, stems) for folder in folders}, suffixes)
+    stems = set(map(mesh_stem, meshes))
+    places = {folder: [place or Path(folder)] for folder in map(os.path.dirname, meshes)}
+    found = {own: _by_stem(own, suffixes, stems) for own in dict.fromkeys(chain(*places.values()))}
+    return _paired(meshes, places, found, suffixes)
 
 
 _ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mesh that they belong to
@@ -116,26 +108,25 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...], stems: set[str]) -> _BySte
     return found
 
 
-def _paired(meshes: list[Path], found: dict[Path, _ByStem], suffixes: tuple[str, ...]) -> list[Path]:
-    """See `pair_labels`. found: the label files of each folder"""
+def _paired(
+    meshes: list[Path], places: dict[str, list[Path]], found: dict[Path, _ByStem], suffixes: tuple[str, ...]
+) -> list[Path]:
+    """See `pair_labels`. places: for each folder of meshes, those of label files. found: the label files of these"""
     paired, missing = [], []
     for mesh in meshes:
         stem = mesh_stem(mesh)
-        files = [file for own in found.values() for file in own.get(stem, ())]
+        files = [file for place in places[os.path.dirname(mesh)] for file in found[place].get(stem, ())]
         if len(files) > 1:
             files = [file for file in files if mesh_suffix(file) != ".json"] or files
         if len(files) > 1:
             raise DataError(f"{mesh}: more than one label file: {listing(map(str, files))}")
-        if files:
-            paired.append(files[0])
-        else:
-            missing.append(mesh.name)
+        paired += files
+        missing += [] if files else [mesh]
     if missing:
-        places = ", ".join(map(str, found))
-        near = _near(meshes[0].parent / missing[0], found, suffixes)
-        raise DataError(
-            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}{near}"
-        )
+        folder = os.path.dirname(missing[0])
+        names, looked = listing(mesh.name for mesh in missing), ", ".join(map(str, places[folder]))
+        near = _near(missing[0], places[folder], suffixes)
+        raise DataError(f"{folder}: no labels ({', '.join(suffixes)}) for {names}, looked in {looked}{near}")
     return paired
 
 

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diffnet.data.content import content_hash
 from diffnet.data.folders.sources import TARGETS, FileValues, read_source, read_targets
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.parallel import computed_in_chunks
+from diffnet.data.stored import computed_in_chunks, content_hash
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.elements.polygons import file_edges
@@ -203,8 +202,8 @@ def read_file(kind: str, path: Path, cache_dir: str | os.PathLike[str] | None) -
     return read_source(path) if kind == "labels" else read_targets(path, kind.partition(" ")[2])
 
 
-def facts_of(content: Mesh | FileValues) -> MeshFacts | ValueFacts:
-    """What the index knows of the content of a file."""
+def facts_of(content: Mesh | FileValues) -> Any:
+    """What the index knows of the content of a file: `MeshFacts` or `ValueFacts`."""
     if isinstance(content, Mesh):
         sizes = len(content.verts), len(content.faces), content.polygon_count, len(file_edges(content))
         return MeshFacts(*sizes, content_hash(content.verts, content.faces))

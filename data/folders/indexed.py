@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.content import content_hash
 from diffnet.data.folders.index import Facts, MeshFacts, facts_of, identity_of, indexed, read_file
 from diffnet.data.folders.labels import Columns, Numbering
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
-from diffnet.data.stored import StoredMeshes
+from diffnet.data.stored import StoredMeshes, content_hash
 from diffnet.geometry.file_state import FileIdentity, hashed
 
 # (N, …), the labels or targets of each mesh, or how labels in files are numbered, or the columns in files
@@ -56,10 +55,6 @@ class IndexedMeshes(StoredMeshes):
         kinds = () if isinstance(self._labels, np.ndarray) else self._labels.kinds
         contents = [read_file(kind, path, self.cache_dir) for kind, path in zip(("mesh", *kinds), paths, strict=True)]
         return _labeled(os.fsdecode(self._names[number]), contents, self._labels, number)
-
-    def take(self, numbers: NDArray[np.int64] | slice) -> IndexedMeshes:
-        arrays: dict[str, Any] = {name: x[numbers] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
-        return replace(self, **arrays)
 
     @property
     def names(self) -> list[str]:
@@ -167,7 +162,7 @@ class Whole:
 
     def facts(self, files: Mapping[str, Sequence[Path]]) -> dict[str, list[Facts]]:
         # Meshes come last: labels load fast, so their faults show before minutes of reading meshes.
-        for kind in reversed(files):
+        for kind in [*files][::-1]:
             self._contents[kind] = [read_file(kind, path, self._cache_dir) for path in files[kind]]
         return {kind: [(FileIdentity(0, ""), facts_of(content)) for content in self._contents[kind]] for kind in files}
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -36,10 +35,11 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _LABELS = (".txt", ".npy", ".seg", ".csv", ".json")
 _LABELED: dict[Layout, LabelsAt] = {"rna": "vertices", "meshcnn": "edges", "princeton": "faces", "coseg": "faces"}
-_PLACES: dict[Layout, tuple[str, str]] = {
+_PLACES: dict[Layout, tuple[str | None, str]] = {  # of label files, and their extension; None is beside the mesh
     "rna": ("labels", ".txt"),
     "meshcnn": ("seg", ".eseg"),
     "coseg": ("gt", ".seg"),
+    "teeth": (None, ".json"),
 }
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off(\.gz)?")
 
@@ -48,24 +48,21 @@ class SetFiles(NamedTuple):
     """The files of a data set, found without reading labels or meshes.
 
     layout: the layout, which is not "auto"
-    parts: the meshes of each part
-    labels: the label files of each part
+    parts: the meshes of each part that is needed
+    labels: the label files of the meshes, behind those of other meshes that tell the classes
     at: the elements that are labeled, or None if the files decide
     to_classes: numbers the classes
     """
 
     layout: Layout
     parts: Division[Path]
-    labels: list[list[Path]]
+    labels: list[Path]
     at: LabelsAt | None
     to_classes: Callable[[Mapping[Path, ValueFacts]], Classes]
 
 
 def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
-    """The files of the data set in a folder, see `load_dataset`. Raises DataError.
-
-    Without `needs_train`, the training part is there only if its labels are needed to number the classes.
-    """
+    """The files of the data set in a folder, see `load_dataset`. Raises DataError."""
     if layout not in LAYOUTS:
         raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
     if not root.is_dir():
@@ -87,16 +84,15 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
         parts = find_parts(root, rule, partial(meshes_in, formats=(".obj",)))
     else:
         parts = find_parts(root, rule, meshes_below if layout == "teeth" else meshes_in)
+    wanted = parts.every if train else parts.parts["test"]
     if layout in ("princeton", "folder"):
         subfolder, suffixes = ("seg", (".seg",)) if layout == "princeton" else ("labels", _LABELS)
-        files, strays = pair_beside(root, [*parts.parts.values()], subfolder, suffixes, layout == "folder", train)
-    parts = parts if train else parts.of_test()
-    if layout == "teeth":
-        files = [_beside(part) for part in parts.parts.values()]
-    elif layout in _PLACES:
+        labels, strays = pair_beside(root, parts.every, wanted, subfolder, suffixes, layout == "folder")
+    else:
         place, suffix = _PLACES[layout]
-        files = [pair_labels(part, [root / place], (suffix,)) for part in parts.parts.values()]
-    return SetFiles(layout, replace(parts, left_out=(*parts.left_out, *strays)), files, at, to_classes)
+        labels = pair_labels(wanted, place and root / place, (suffix,))
+    parts = replace(parts, left_out=(*parts.left_out, *strays))
+    return SetFiles(layout, parts if rule.needs_train else parts.of_test(), labels, at, to_classes)
 
 
 def check_classes(root: Path, names: Sequence[str]) -> None:
@@ -105,16 +101,6 @@ def check_classes(root: Path, names: Sequence[str]) -> None:
         raise DataError(
             f"{root}: {names[0]!r} is the only class; segmentation needs at least 2. A negative label means unlabeled"
         )
-
-
-def _beside(meshes: list[Path]) -> list[Path]:
-    """The `.json` file beside each mesh. Raises DataError for a mesh without one."""
-    inside: dict[Path, list[Path]] = {}
-    for mesh in meshes:
-        inside.setdefault(mesh.parent, []).append(mesh)
-    pairs = [zip(own, pair_labels(own, [folder], (".json",)), strict=True) for folder, own in inside.items()]
-    found = dict(chain(*pairs))
-    return [found[mesh] for mesh in meshes]
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:

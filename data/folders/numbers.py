@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
-from diffnet.data.labeled import DataError
+from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress

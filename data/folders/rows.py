@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from diffnet.data.counts import counted
 from diffnet.data.feature_names import TARGET_TABLE
 from diffnet.data.folders.division import Division, Rule, divide, in_parts, part_folders
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, meshes_in, part_of
 from diffnet.data.folders.numbers import check_names, parse_number, table_lines
-from diffnet.data.labeled import DataError
+from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import FORMATS
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
@@ -81,8 +80,8 @@ def find_target_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
             raise DataError(f"{table}, line {number}: {len(cells)} cells, but the first line has {len(header)}")
     rows = _table_rows(table, lines[1:], len(names))
     for i, ((number, _), row) in enumerate(zip(lines[1:], rows, strict=True)):
-        cells = zip(names, row.cells, strict=True)
-        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in cells]
+        named = zip(names, row.cells, strict=True)
+        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in named]
         rows[i] = row._replace(targets=values)
     division = _divided(table.parent, rows, f"by the table {table.name}", rule)
     for part in rule.needed:

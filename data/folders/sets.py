@@ -14,10 +14,9 @@ from diffnet.data.feature_names import target_parts
 from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
-from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements
+from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, check_classes, find_files
 from diffnet.data.folders.rows import Row, find_classes, find_target_rows
-from diffnet.data.folders.soft_labels import with_soft_labels
 from diffnet.data.folders.sources import find_targets
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
@@ -268,8 +267,8 @@ def index_targets(
 
 def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
     found = find_files(root, layout, rule)
-    parts = found.parts if rule.needs_train else found.parts.of_test()
-    meshes, labels = parts.every, [file for part in found.labels for file in part]
+    parts, labels = found.parts, found.labels
+    meshes = parts.every
     facts = files.facts({"mesh": meshes, "labels": labels})
     classes = found.to_classes({path: own for path, (_, own) in zip(labels, facts["labels"], strict=True)})
     # Without the training part, its label files may still tell the classes.

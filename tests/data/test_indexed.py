@@ -30,7 +30,7 @@ from diffnet.data import (
 from diffnet.data.folders import index
 from diffnet.data.folders.index import index_path
 from diffnet.data.folders.indexed import IndexedMeshes
-from diffnet.data.on_demand import OnDemand
+from diffnet.data.stored import OnDemand
 from diffnet.geometry import mesh_edges
 
 pytestmark = pytest.mark.usefixtures("one_thread")
