@@ -115,8 +115,7 @@ def labels_on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
     """
     if data.labels_at != "vertices" or counts_all(scale):
         return data
-    train, test = (with_change(part, _on_surface, "on surface") for part in (data.train, data.test))
-    return replace(data, train=train, test=test)
+    return data.with_parts(lambda part: with_change(part, _on_surface, "on surface"))
 
 
 def _on_surface(item: LabeledMesh) -> LabeledMesh:
@@ -216,25 +215,30 @@ def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes
     A test set may lack some classes. Raises DataError for a class that occurs in the labels, but not in `names`.
     """
     old, names = list(data.label_names), list(names)
-    change = partial(_renamed, old=old, names=names)
+    change = partial(_renumbered, old=old, names=names, leave_out=False)
     return data.with_parts(
         lambda part: with_change(part, change, "names", old, names), label_names=names, label_numbers=None
     )
 
 
-def _renamed(item: LabeledMesh, old: Sequence[str], names: Sequence[str]) -> LabeledMesh:
+def _renumbered(item: LabeledMesh, old: Sequence[str], names: Sequence[str], leave_out: bool) -> LabeledMesh:
+    """The labels by the places of their names. leave_out: whether others become UNLABELED"""
     place = {name: i for i, name in enumerate(names)}
-    new = np.array([place.get(name, len(names)) for name in old] + [UNLABELED], np.int64)
+    other = UNLABELED if leave_out else len(names)
+    new = np.array([place.get(name, other) for name in old] + [UNLABELED], np.int64)
     labels = np.asarray(new[np.where(item.labels < 0, UNLABELED, item.labels)])
     unknown = np.flatnonzero(labels == len(names))
     if len(unknown):
-        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise DataError(
             f"{item.mesh.name}: the label {old[item.labels.flat[unknown[0]]]!r} is none of the "
-            f"{len(names)} known classes ({known}). Labels are matched by name; "
+            f"{len(names)} known classes ({_first(names)}). Labels are matched by name; "
             "label_names.txt in the folder of the meshes names their values"
         )
     return replace(item, labels=labels, accepted=_columns(item.accepted, old, names))
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -248,10 +252,8 @@ def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...
     numbers = {str(i): name for i, name in enumerate(names)}
     unknown = [name for name in given if name not in names and name not in numbers]
     if unknown:
-        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        raise DataError(
-            f"there is no class {unknown[0]!r}. Give a name ({known}) or a number from 0 to {len(names) - 1}"
-        )
+        named = f"a name ({_first(names)}) or a number from 0 to {len(names) - 1}"
+        raise DataError(f"there is no class {unknown[0]!r}. Give {named}")
     return tuple(name if name in names else numbers[name] for name in given)
 
 
@@ -270,7 +272,7 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     if not kept:
         raise DataError("all classes are ignored; at least one should be left")
     old = data.label_names
-    change = partial(_without, old=old, kept=kept)
+    change = partial(_renumbered, old=old, names=kept, leave_out=True)
     if data.labels_at == "meshes":
         counted_classes = [i for i, name in enumerate(old) if name in kept]
         data = data.with_parts(lambda part: _of_classes(part, counted_classes))
@@ -279,12 +281,6 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     return data.with_parts(
         lambda part: with_change(part, change, "without", old, kept), label_names=kept, label_numbers=numbers
     )
-
-
-def _without(item: LabeledMesh, old: Sequence[str], kept: Sequence[str]) -> LabeledMesh:
-    new = np.array([kept.index(name) if name in kept else UNLABELED for name in old] + [UNLABELED])
-    labels = new[np.where(item.labels < 0, UNLABELED, item.labels)]
-    return replace(item, labels=np.asarray(labels), accepted=_columns(item.accepted, old, kept))
 
 
 def _of_classes(items: Sequence[LabeledMesh], classes: Sequence[int]) -> Sequence[LabeledMesh]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from diffnet.data.arrays import array_states
 from diffnet.data.derived import DerivedMeshes
 from diffnet.data.feature_names import Statistics
-from diffnet.data.features import input_features, load_meanwhile, prepare
+from diffnet.data.features import load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_of
 from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
@@ -113,18 +113,10 @@ class PreparedSamples(LazySequence[Sample]):
         """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
         item = self._items[i]
         mesh, operators = prepare(item.mesh, self._options, self._cache_dir)
-        features = input_features(
-            mesh,
-            operators,
-            self._options.features,
-            statistics=self._statistics,
-            arrays=item.arrays,
-            align=self._options.align,
-        )
         interpolation = _interpolation(self._items, i, item, self._labels_at)
-        sample = Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
+        sample = sample_of(item, mesh, operators, self._options, self._statistics, interpolation)
         name, verts = entry_name(mesh, self._decisive)
-        arrays: Arrays = {"features": features.numpy(), "labels": sample.labels.numpy()}
+        arrays: Arrays = {"features": sample.features.numpy(), "labels": sample.labels.numpy()}
         arrays["faces"] = mesh.faces.astype(np.int32)
         if interpolation is not None:
             arrays |= {own: tensor.numpy() for own, tensor in interpolation.tensors.items()}

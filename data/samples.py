@@ -194,11 +194,22 @@ def make_sample(
             f"item should be a LabeledMesh, got {type(item).__name__}; write LabeledMesh(name, mesh, labels)"
         )
     mesh, operators = prepare(item.mesh, options, cache_dir) if item.prepared is None else item.prepared(options)
+    return sample_of(item, mesh, operators, options, statistics, Interpolation.to_score(item.mesh, labels_at))
+
+
+def sample_of(
+    item: LabeledMesh,
+    mesh: Mesh,
+    operators: Operators,
+    options: Preprocessing,
+    statistics: Statistics | None,
+    interpolation: Interpolation | None,
+) -> Sample:
+    """A sample from a mesh at normalized positions and its operators, see `make_sample`."""
     features = input_features(
         mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
     )
-    to_score = Interpolation.to_score(item.mesh, labels_at)
-    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, to_score)
+    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
 
 
 class MeshSamples(Dataset[Sample]):

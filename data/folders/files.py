@@ -23,9 +23,7 @@ _TOLD = "train training trainset", "val valid validation valset dev", "test test
 _PART_OF: dict[str, Part] = {word: part for part, words in zip(PARTS, _TOLD, strict=True) for word in words.split()}
 _WORD = re.compile("(?<![0-9])(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|[0-9]+")
 _DIGITS = re.compile("([0-9]+)")
-_NOT_LABELS = tuple(
-    name + packed for name in ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt") for packed in ("", ".gz")
-)
+_NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
 
 
 def part_of(name: str) -> tuple[Part, str] | None:
@@ -60,7 +58,7 @@ def pair_beside(
     Raises DataError if labels have no mesh.
     """
     folders = dict.fromkeys(map(os.path.dirname, meshes))
-    stems = {mesh_stem(mesh) for folder in folders for mesh in _mesh_names(Path(folder))}
+    stems = {mesh_stem(mesh) for folder in folders for mesh in _names_in(Path(folder), FORMATS)}
     places = {own: [*dict.fromkeys([Path(own), Path(own, subfolder), root / subfolder])] for own in folders}
     found = {place: _by_stem(place, suffixes, stems) for place in dict.fromkeys(chain(*places.values()))}
     inside = in_meshes and not any(stem in stems for files in found.values() for stem in files)
@@ -133,7 +131,7 @@ def _paired(
 def _near(mesh: Path, folders: Iterable[Path], suffixes: tuple[str, ...]) -> str:
     """What to say of a file that may hold the labels of a mesh, but isn't called so. Empty if there is none."""
     stem = mesh_stem(mesh)
-    for file in (file for folder in folders for file in named_files(folder, suffixes)):
+    for file in (file for folder in folders for file in files_in(folder, suffixes)):
         name = mesh_stem(file)
         if name == stem and mesh_suffix(file) == ".csv":
             return f". There is {file}, but it has neither a column called label nor whole numbers alone"
@@ -158,19 +156,14 @@ def meshes_below(root: Path) -> list[Path]:
 
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The label files of a folder with these extensions, also with .gz, sorted by name. Other tables are left out."""
-    files = files_in(folder, _also_packed(suffixes), _NOT_LABELS)
+    """The label files of a folder, see `files_in`. Lists, notes and other tables are left out."""
+    files = files_in(folder, suffixes, _NOT_LABELS)
     return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]
 
 
-def named_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The visible files of a folder with these extensions, also with .gz, sorted by name."""
-    return files_in(folder, _also_packed(suffixes))
-
-
 def files_of_parts(folder: Path, suffixes: tuple[str, ...]) -> dict[Path, tuple[Part, str]]:
-    """The `named_files` whose names tell a part, and what they tell."""
-    told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, _also_packed(suffixes))}
+    """The `files_in` a folder whose names tell a part, and what they tell."""
+    told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, suffixes)}
     return {folder / name: own for name, own in sorted(told.items()) if own}
 
 
@@ -179,42 +172,34 @@ def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
 
     Raises DataError if a mesh is there both with and without .gz.
     """
-    meshes = named_files(folder, formats)
     seen: dict[str, Path] = {}
-    for mesh in meshes:
+    for mesh in files_in(folder, formats):
         if (other := seen.setdefault(file_key(mesh), mesh)) is not mesh:
             raise DataError(f"{folder}: {other.name} and {mesh.name} are the same mesh. Remove one of them")
-    return meshes
+    return [*seen.values()]
 
 
 def has_meshes(folder: Path) -> bool:
     """Whether a folder has visible meshes, also with .gz."""
-    return folder.is_dir() and any(_mesh_names(folder))
+    return folder.is_dir() and any(_names_in(folder, FORMATS))
 
 
-def _mesh_names(folder: Path) -> Iterator[str]:
-    return _names_in(folder, _also_packed(FORMATS))
+def files_in(folder: Path, suffixes: tuple[str, ...], without: tuple[str, ...] = ()) -> list[Path]:
+    """The visible files of a folder with these extensions, also with .gz, sorted by name.
 
-
-def _also_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    return (*suffixes, *(f"{suffix}.gz" for suffix in suffixes))
-
-
-def files_in(folder: Path, endings: tuple[str, ...], without: tuple[str, ...] = ()) -> list[Path]:
-    """The visible files of a folder whose names have these endings, sorted by name. Empty if there is no such folder.
-
-    without: names of files that are left out
+    Empty if there is no such folder. without: names of files that are left out
 
     Raises DataError for a link to a file that is missing.
     """
     if not folder.is_dir():
         return []
-    names = sorted(name for name in _names_in(folder, endings) if name.lower() not in without)
+    names = sorted(name for name in _names_in(folder, suffixes) if name.lower().removesuffix(".gz") not in without)
     return [folder / name for name in sorted(names, key=natural)]
 
 
-def _names_in(folder: Path, endings: tuple[str, ...]) -> Iterator[str]:
+def _names_in(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     """The names of `files_in`, in no order. Sets have many files, so this makes no Path of each."""
+    endings = (*suffixes, *(f"{suffix}.gz" for suffix in suffixes))
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == "." or not entry.name.lower().endswith(endings):

@@ -70,12 +70,11 @@ def number_classes(labels: Mapping[Path, ValueFacts], names_file: Path) -> Class
             f"{named[0]} has labels by {named[1].kind}, but {numbered[0]} has {numbered[1].kind}: a set can have only "
             "one"
         )
+    if named and named[1].kind == "colors":
+        return _number_colors(labels, listed, names_file)
     if named:
-        return (
-            _number_colors(labels, listed, names_file)
-            if named[1].kind == "colors"
-            else _number_names(labels, listed, names_file)
-        )
+        names = listed or sorted({name for facts in labels.values() for name in facts.names or ()}, key=natural)
+        return Classes(names, None, _places(labels, names, names_file))
     values = sorted(set[int]().union(*(facts.distinct for facts in labels.values())))
     distinct = [value for value in values if value >= 0]
     if not distinct:
@@ -88,12 +87,6 @@ def number_classes(labels: Mapping[Path, ValueFacts], names_file: Path) -> Class
     places: dict[int | str, int] = {value: UNLABELED for value in values if value < 0}
     places |= {value: i for i, value in enumerate(distinct)}
     return Classes(listed or [str(value) for value in distinct], distinct, places)
-
-
-def _number_names(labels: Mapping[Path, ValueFacts], listed: list[str] | None, names_file: Path) -> Classes:
-    """The classes of named parts."""
-    names = listed or sorted({name for facts in labels.values() for name in facts.names or ()}, key=natural)
-    return Classes(names, None, _places(labels, names, names_file))
 
 
 def _number_colors(labels: Mapping[Path, ValueFacts], listed: list[str] | None, names_file: Path) -> Classes:

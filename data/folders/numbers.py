@@ -41,8 +41,6 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     message names the file and the line or the value.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such label file")
     values = _npy_labels(path) if mesh_suffix(path) == ".npy" else _text_labels(path)
     if not len(values):
         raise DataError(f"{path}: there are no labels in the file")
@@ -260,8 +258,6 @@ def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
 
 def text_of(path: Path) -> str:
     """The content of a UTF-8 text file, which may be compressed. Raises DataError if it is missing or not text."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
     try:
         return content_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -269,15 +265,10 @@ def text_of(path: Path) -> str:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """The lines of a UTF-8 text file, which may be compressed, one at a time with their numbers from 1.
-
-    Raises DataError if it is missing or not text.
-    """
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    data = content_of(path)
+    """The lines of `text_of` a file, one at a time with their numbers from 1."""
+    content = content_of(path)
     try:
-        yield from numbered_lines(data, errors="strict")
+        yield from numbered_lines(content, errors="strict")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: the file is not text ({e})") from e
     except ValueError as e:
@@ -285,7 +276,9 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def content_of(path: Path) -> bytes:
-    """The bytes of a file, which may be compressed by gzip. Raises DataError if the compression is damaged."""
+    """The bytes of a file, which may be compressed by gzip. Raises DataError if it is missing or damaged."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
     data = path.read_bytes()
     if path.suffix.lower() != ".gz":
         return data
