@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from diffnet.data.options import Variants
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import Mesh, cut_by_plane, mesh_edges
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
+from diffnet.geometry.elements.elements import edge_numbers
 
 FEWEST_FACES = 4  # of a decimated mesh
 Made: TypeAlias = "tuple[LabeledMesh, Weights | None]"  # a mesh, and what takes outputs back to the one it is made from
@@ -60,7 +60,7 @@ class DerivedMeshes(StoredMeshes):
         return self._items[int(self.origins[number])]
 
     def _read(self, number: int) -> Made:
-        path = _path(self.cache_dir, os.fsdecode(self._entries[number]))
+        path = entry_path(self.cache_dir, os.fsdecode(self._entries[number]), "derived")
         entry = read_entry(path)
         if entry is not None:
             return _from_arrays(entry)
@@ -109,30 +109,26 @@ def derived(
 
 def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[tuple[str, int, int]]:
     """The name, vertices and faces of each mesh that is made from this one."""
-    mesh = item.mesh
-    content = {"verts": mesh.verts, "faces": mesh.faces, "labels": np.asarray(item.labels)}
-    content |= {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
+    content = _content(item)
     rows = []
     for rank, made in enumerate(make(item)):
         name = cache_key(content, about=about, name=item.name, rank=rank)
-        path = _path(cache_dir, name)
+        path = entry_path(cache_dir, name, "derived")
         if not has_entry(path):
             write_entry(path, _as_arrays(made))
         rows.append((name, len(made[0].mesh.verts), len(made[0].mesh.faces)))
     return rows
 
 
-def _path(cache_dir: str, name: str) -> Path:
-    return entry_path(cache_dir, name, "derived")
+def _content(item: LabeledMesh) -> Arrays:
+    arrays = {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
+    return {"verts": item.mesh.verts, "faces": item.mesh.faces, "labels": np.asarray(item.labels), **arrays}
 
 
 def _as_arrays(made: Made) -> Arrays:
     item, back = made
-    mesh = item.mesh
-    arrays: Arrays = {"verts": mesh.verts, "faces": mesh.faces, "labels": np.asarray(item.labels)}
-    arrays["name"] = np.frombuffer(item.name.encode(errors="surrogatepass"), np.uint8)
-    arrays |= {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
-    arrays |= {} if mesh.normals is None else {"normals": mesh.normals}
+    arrays = _content(item) | {"name": np.frombuffer(item.name.encode(errors="surrogatepass"), np.uint8)}
+    arrays |= {} if item.mesh.normals is None else {"normals": item.mesh.normals}
     arrays |= {} if item.accepted is None else {"accepted": item.accepted.astype(np.uint8)}
     arrays |= {} if back is None else {"elements": back[0], "weights": back[1]}
     return {name: np.ascontiguousarray(x) for name, x in arrays.items()}
@@ -197,7 +193,8 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
         if variants.cut:
             variant = _cut(variant, at, direction, cut * variants.cut)
         if variants.decimate and not item.mesh.is_point_cloud:
-            variant = _decimated(variant, at, decimate * variants.decimate, features)
+            most = max(round((1 - decimate * variants.decimate) * len(variant.mesh.faces)), FEWEST_FACES)
+            variant = decimated(variant, at, most, features)
         name = f"{item.name}, variant {number}"
         found.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
     return found
@@ -209,30 +206,11 @@ def make_all_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, feat
 
 
 def _cut(item: LabeledMesh, at: TargetsAt, direction: NDArray[np.float64], share: float) -> LabeledMesh:
+    """The part beside a plane. Its elements and the arrays at its vertices have the labels and rows of the item."""
     part = cut_by_plane(item.mesh, direction, share)
     if at == "edges":
-        count = len(item.mesh.verts)
-        codes = _codes(mesh_edges(item.mesh.faces), count)
-        order = np.argsort(codes)
-        rows = order[np.searchsorted(codes, _codes(part.vertices[mesh_edges(part.mesh.faces)], count), sorter=order)]
+        rows = edge_numbers(item.mesh.faces, part.vertices[mesh_edges(part.mesh.faces)])
     else:
         rows = part.faces if at == "faces" else part.vertices
-    return _taken(item, part.mesh, at, rows, part.vertices)
-
-
-def _decimated(item: LabeledMesh, at: TargetsAt, share: float, features: str) -> LabeledMesh:
-    return decimated(item, at, max(round((1 - share) * len(item.mesh.faces)), FEWEST_FACES), features)
-
-
-def _taken(
-    item: LabeledMesh, mesh: Mesh, at: TargetsAt, rows: NDArray[np.int64], vertices: NDArray[np.int64]
-) -> LabeledMesh:
-    """The item with another mesh. Its elements have the labels of these rows, its vertices those of the arrays."""
     labels = item.labels if at == "meshes" else item.labels[rows]
-    arrays = {name: x[vertices] for name, x in item.arrays.items()}
-    return LabeledMesh(item.name, mesh, labels, arrays)
-
-
-def _codes(edges: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
-    """One number for each edge (E, 2), smaller index first."""
-    return np.asarray(edges[:, 0] * vertices + edges[:, 1])
+    return LabeledMesh(item.name, part.mesh, labels, {name: x[part.vertices] for name, x in item.arrays.items()})

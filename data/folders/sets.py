@@ -38,46 +38,35 @@ def load_dataset(
 ) -> LabeledMeshes:
     """Read all of a labeled data set from a folder in one of these layouts.
 
-    "rna": RNA surfaces (Poulenard et al. 2019). Meshes are `off/NAME.off`. `labels/NAME.txt` holds an integer from -1
-        to 258 per vertex. `train.txt` and `test.txt` list the meshes. There are always 260 classes: -1 is a class of
-        its own, the first one.
-    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019). Meshes are `train/*.obj` and `test/*.obj`.
-        `seg/NAME.eseg` holds a label per edge. If there is a folder `sseg/`, `NAME.seseg` holds the shares of
-        the classes at each edge, and `accepted` of the test meshes says which are above 0.
-    "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009). `NAME.seg` holds a label per face. It
-        is beside the mesh or in `seg/`.
-    "coseg": sets of COSEG (Wang et al. 2012). Meshes are `shapes/NAME.off`. `gt/NAME.seg` holds a label per face. The
-        lists or chance divide them.
+    "rna": RNA surfaces (Poulenard et al. 2019), `off/NAME.off`, with an integer from -1 to 258 per vertex in
+        `labels/NAME.txt`, and lists. There are always 260 classes: -1 is a class of its own, the first one.
+    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019), `train/*.obj` and `test/*.obj`, with a label per edge
+        in `seg/NAME.eseg`. If there is a folder `sseg/`, `NAME.seseg` holds the shares of the classes at each edge, and
+        `accepted` of the test meshes says which are above 0.
+    "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009), with a label per face in `NAME.seg`
+        beside the mesh or in `seg/`.
+    "coseg": sets of COSEG (Wang et al. 2012), `shapes/NAME.off`, with a label per face in `gt/NAME.seg`.
     "folder": labels are in a file beside the mesh or in `labels/`, in one of these forms:
-        `NAME.txt`, `.npy` or `.seg` has a number for each vertex or each face, and so has `NAME.csv` in its first
-        column, which is called label. The number of labels decides which. If a mesh has as many faces as vertices, the
-        other meshes decide;
+        `NAME.txt`, `.npy`, `.seg` or `.csv` (in the column label) has a number for each vertex or each face. The number
+        of labels decides which. If a mesh has as many faces as vertices, the other meshes decide;
         `NAME_labels.txt` has, for each part, a line with its name and a line with the numbers of its faces, from 1.
         Faces in no part are unlabeled;
         `NAME.json` has a list "labels" with a number for each vertex.
         If no mesh has such a file, the meshes hold the labels: a property of the vertices or faces of a PLY file with
-        whole numbers, named label, labels, class, class_id, category, segment, segmentation or part; else the colors of
-        the vertices (PLY, OBJ, OFF) or of the faces (PLY). Each of at most 64 distinct colors is a class.
+        whole numbers, named label, labels, class, class_id, category, segment, segmentation or part; else at most 64
+        distinct colors of the vertices (PLY, OBJ, OFF) or of the faces (PLY), of which each is a class.
     "teeth": sets in the manner of Teeth3DS (Ben-Hamadou et al. 2022). Meshes are in subfolders of any depth, with
         `NAME.json` beside each, as in "folder".
-    "auto": the first of these that fits:
-        meshcnn, if there are `train/`, `test/` and `seg/*.eseg`;
-        rna, if there are `off/`, `labels/`, `train.txt` and `test.txt`, and every listed name is a PDB chain such as
-        `1K73_B.off`. Other sets with these folders are read as "folder", without the 260 classes;
-        coseg, if there are `shapes/*.off` and `gt/*.seg`;
-        princeton, if a `.seg` file is in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
-        folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`;
-        teeth, if a mesh with a `.json` file beside it is in a subfolder.
+    "auto": the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the folders
+        of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
 
     A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
 
-    In "princeton" and "folder", meshes are files in `FORMATS`. The subfolders `train/` and `test/` divide them, and
-    `val/` holds meshes for validation. Without these, the meshes are in the folder itself, else in `off/`, else in
-    `meshes/`. Then `train.txt` and `test.txt`, and `val.txt`, divide them, with a mesh in each line, and a mesh that is
-    not listed is left out. Names may lack their extensions, and the id of a patient stands for all meshes whose names
-    begin with it. Without lists, a random share of `test_fraction`, drawn with `seed`, is the test part. It has at
-    least one mesh. "teeth" and "meshcnn" are divided in the same ways, and "coseg" by the lists or at random.
-
+    The folders `train/` and `test/` divide the meshes, and `val/` holds meshes for validation. Without these, meshes
+    are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt`, `test.txt` and `val.txt` divide them,
+    with a mesh in each line, and a mesh that is not listed is left out. Names may lack their extensions, and the id of
+    a patient stands for all meshes whose names begin with it. Without lists, a random share of `test_fraction`, drawn
+    with `seed`, is the test part. It has at least one mesh. "rna" needs lists, and "coseg" has no such folders.
     Folders and lists may have more words in their names, such as `shapes_train/` or `training_upper.txt`. If there are
     several, such as those of upper and lower jaws, the ones without more words count, else all of them.
 
@@ -87,9 +76,8 @@ def load_dataset(
     else of their names. The lines for colors are such as `#ff0000 arm`. Labels of faces may be one per polygon of the
     source file, or one per triangle.
 
-    Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
-    extensions are ignored. So are files without a mesh that hold no labels, such as notes, with a warning. In every
-    layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like `NAME.obj`.
+    Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files, the case of
+    extensions, and files without a mesh that hold no labels are ignored. All files may be compressed by gzip (.gz).
 
     group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
         mesh, and a random division leaves groups together. A name without a match is a group of its own.
@@ -236,8 +224,7 @@ def index_classes(
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
-    path, test_fraction, seed, group_by, needs_train: see `load_classes`
-    cache_dir, jobs: see `index_dataset`, also for the index and what is raised
+    For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train)
     shards = labeled_shards(path, cache_dir, needs_train)
@@ -257,8 +244,7 @@ def index_targets(
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
-    path, targets, test_fraction, seed, group_by, needs_train: see `load_targets`
-    cache_dir, jobs: see `index_dataset`, also for the index and what is raised
+    For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train)
     shards = labeled_shards(path, cache_dir, needs_train, "targets")
