@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plyfile import PlyData, PlyElement
 from rich.console import Console
 from scipy.spatial import cKDTree
+from set_files import write_ply
 from shapes import ellipsoid
 from torch import Tensor
 
@@ -74,18 +74,6 @@ def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
     lines += ["f " + " ".join(str(i + 1) for i in face) for face in mesh.faces]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
-    return load_mesh(path)
-
-
-def ply(path: Path, mesh: Mesh, **properties: np.ndarray) -> Mesh:
-    own = [(name, values.dtype.str) for name, values in properties.items()]
-    rows = np.zeros(len(mesh.verts), [("x", "f8"), ("y", "f8"), ("z", "f8"), *own])
-    for name, values in zip("xyz", mesh.verts.T, strict=True):
-        rows[name] = values
-    for name, values in properties.items():
-        rows[name] = values
-    faces = np.array([(face,) for face in mesh.faces.tolist()], [("vertex_indices", "i4", (3,))])
-    PlyData([PlyElement.describe(rows, "vertex"), PlyElement.describe(faces, "face")]).write(path)
     return load_mesh(path)
 
 
@@ -310,7 +298,8 @@ def test_colors_and_properties_are_features(tmp_path: Path) -> None:
     levels = np.rint(255 * colors).astype(np.uint8)
     quality = np.arange(162, dtype=np.float32)
     channels = dict(zip(("red", "green", "blue"), levels.T, strict=True))
-    read = ply(tmp_path / "b.ply", mesh, quality=quality, **channels)
+    write_ply(tmp_path / "b.ply", [("quality", quality), *channels.items()], mesh=(mesh.verts, mesh.faces))
+    read = load_mesh(tmp_path / "b.ply")
     found = own_arrays(read, "file:colors+file:quality")
     np.testing.assert_allclose(found["colors"], levels / 255)
     np.testing.assert_array_equal(found["quality"], quality[:, None])

@@ -3,71 +3,19 @@
 import gzip
 import os
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, same_items, write
 
-from diffnet.data import LAYOUTS, LabeledMesh, LabeledMeshes, load_dataset
+from diffnet.data import LAYOUTS, load_dataset
 from diffnet.data.folders.numbers import read_labels
 from diffnet.data.labeled import UNLABELED, DataError
 from diffnet.geometry import MeshError, mesh_edges
 
-Shape = tuple[Sequence[tuple[float, ...]], Sequence[tuple[int, ...]]]  # vertices and polygons
-
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
-
-# A fan (5 vertices, 3 triangles, 7 edges), a tetrahedron (4 and 4), and two quads with a triangle between them
-# (7 vertices, 3 polygons, 5 triangles).
-FAN = ([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)], [(0, 1, 2), (0, 2, 3), (0, 3, 4)])
-TETRAHEDRON = ([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)], [(0, 2, 1), (0, 1, 3), (1, 2, 3), (2, 0, 3)])
-MIXED = (
-    [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0)],
-    [(0, 1, 2, 3), (1, 4, 2), (4, 5, 6, 2)],
-)
-
-
-def off(mesh: Shape) -> str:
-    verts, faces = mesh
-    rows = [f"OFF\n{len(verts)} {len(faces)} 0"]
-    rows += [" ".join(map(str, v)) for v in verts] + [" ".join(map(str, (len(f), *f))) for f in faces]
-    return "\n".join(rows) + "\n"
-
-
-def obj(mesh: Shape) -> str:
-    verts, faces = mesh
-    rows = ["v " + " ".join(map(str, v)) for v in verts] + ["f " + " ".join(str(i + 1) for i in f) for f in faces]
-    return "\n".join(rows) + "\n"
-
-
-def stl(mesh: Shape) -> str:
-    verts, faces = mesh
-    corners = [[f"vertex {' '.join(map(str, verts[i]))}" for i in f] for f in faces]
-    facets = ["facet normal 0 0 1\nouter loop\n" + "\n".join(c) + "\nendloop\nendfacet" for c in corners]
-    return "solid s\n" + "\n".join(facets) + "\nendsolid s\n"
-
-
-def write(root: Path, files: Mapping[str, Any]) -> Path:
-    """Write files, by path below `root`: text, a mesh (OFF, or by its extension), a list of labels, or an array."""
-    for name, content in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, np.ndarray):
-            np.save(file, content)
-        elif isinstance(content, list):
-            file.write_text("\n".join(map(str, content)))
-        elif isinstance(content, tuple):
-            file.write_text({".obj": obj, ".stl": stl}.get(file.suffix.lower(), off)(content))
-        else:
-            file.write_text(content)
-    return root
-
-
-def names(items: Sequence[LabeledMesh]) -> list[str]:
-    return [item.name for item in items]
-
 
 # ---------------------------------------------------------------- rna
 
@@ -245,10 +193,6 @@ def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more
     return {"a.off": mesh_a, "a.txt": labels_a, "b.off": mesh_b, "b.txt": labels_b, **more}
 
 
-def by_name(data: LabeledMeshes) -> dict[str, list[int]]:
-    return {item.name: item.labels.tolist() for item in data.train + data.test}
-
-
 def test_folder_finds_vertices_from_the_count(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40]))))
     assert data.labels_at == "vertices"
@@ -402,7 +346,7 @@ SOFT = "sseg/shrec__1.seseg"
 )
 def test_faults_of_files(tmp_path: Path, good: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     assert load_dataset(write(tmp_path / "good", good)).train
-    write(tmp_path / "bad", {name: file for name, file in {**good, **changes}.items() if file is not None})
+    write(tmp_path / "bad", good | changes)
     with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "bad")
 
@@ -443,41 +387,27 @@ def compress(root: Path, pattern: str) -> None:
 
 @pytest.mark.parametrize(
     ("files", "pattern"),
-    [(RNA_SET, "off/*"), (MESHCNN_SET, "t*/*"), (SEG_SET, "off/*"), (FOLDER_SET, "t*/[ab]*.[oO]*")],
-)
-def test_compressed_meshes_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
-    expected = load_dataset(write(tmp_path, files))
-    compress(tmp_path, pattern)
-    assert len(list(tmp_path.rglob("*.gz"))) == len(expected.train + expected.test)
-    data = load_dataset(tmp_path)
-    assert data.label_names == expected.label_names
-    assert data.labels_at == expected.labels_at
-    for part, other in ((data.train, expected.train), (data.test, expected.test)):
-        assert names(part) == names(other)
-        for item, same in zip(part, other, strict=True):
-            np.testing.assert_array_equal(item.mesh.verts, same.mesh.verts)
-            np.testing.assert_array_equal(item.labels, same.labels)
-
-
-@pytest.mark.parametrize(
-    ("files", "pattern"),
     [
+        (RNA_SET, "off/*"),
+        (MESHCNN_SET, "t*/*"),
+        (SEG_SET, "off/*"),
+        (FOLDER_SET, "t*/[ab]*.[oO]*"),
         (RNA_SET, "labels/*"),
         (MESHCNN_SET, "seg/*"),
         (SEG_SET, "seg/*"),
         (FOLDER_SET, "t*/*.npy"),
         (FOLDER_SET, "train/labels/*"),
+        ({**RNA_SET, "train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}, "off/*"),
     ],
 )
-def test_compressed_labels_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
-    expected = load_dataset(write(tmp_path, files))
-    compress(tmp_path, pattern)
+def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
+    plain = write(tmp_path / "plain", RNA_SET if files.get("test.txt") == "1N8R_B.off.gz" else files)
+    expected = load_dataset(plain)
+    compress(write(tmp_path / "packed", files), pattern)
     assert list(tmp_path.rglob("*.gz"))
-    data = load_dataset(tmp_path)
-    assert data.labels_at == expected.labels_at
-    for item, same in zip(data.train + data.test, expected.train + expected.test, strict=True):
-        assert item.name == same.name
-        np.testing.assert_array_equal(item.labels, same.labels)
+    data = load_dataset(tmp_path / "packed")
+    assert (data.label_names, data.labels_at) == (expected.label_names, expected.labels_at)
+    same_items([*data.train, *data.test], [*expected.train, *expected.test])
 
 
 def test_damaged_compressed_labels(tmp_path: Path) -> None:
@@ -499,15 +429,6 @@ def test_folder_reads_vtk_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(item.mesh.verts, MIXED[0])
         values = [0, 1, 1] if item.name == "a" else [1, 0, 0]
         assert item.labels.tolist() == np.repeat(values, [2, 1, 2]).tolist()
-
-
-def test_lists_may_name_compressed_meshes(tmp_path: Path) -> None:
-    lists = {"train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}
-    expected = load_dataset(write(tmp_path / "a", RNA_SET))
-    compress(write(tmp_path / "b", {**RNA_SET, **lists}), "off/*")
-    data = load_dataset(tmp_path / "b")
-    assert names(data.train + data.test) == names(expected.train + expected.test)
-    assert data.label_names == expected.label_names
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -613,9 +534,17 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- arguments
 
 
-def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: no such folder"):
-        load_dataset(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("folder", "arguments", "message"),
+    [
+        ("nowhere", {}, "nowhere: no such folder"),
+        (".", {"layout": "shapenet"}, f"layout should be one of {', '.join(LAYOUTS)}, got 'shapenet'"),
+        *((".", {"test_fraction": wrong}, "test_fraction should be between 0 and 1") for wrong in (0.0, 1.0, np.nan)),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, folder: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_dataset(tmp_path / folder, **arguments)
 
 
 def test_folder_without_a_data_set_names_every_layout(tmp_path: Path) -> None:
@@ -632,16 +561,3 @@ def test_link_to_a_missing_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataError, match=rf"{name}: this link points to a file that is missing"):
         load_dataset(tmp_path)
-
-
-def test_unknown_layout(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, coseg, folder, teeth, got 'shapenet'"
-    ):
-        load_dataset(tmp_path, "shapenet")
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])
-def test_test_fraction_out_of_range(tmp_path: Path, fraction: float) -> None:
-    with pytest.raises(DataError, match="test_fraction"):
-        load_dataset(tmp_path, test_fraction=fraction)
