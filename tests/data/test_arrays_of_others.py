@@ -205,13 +205,13 @@ def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:
 def test_vectors_turn_with_the_mesh_in_features(align: bool) -> None:
     """Features of a turned mesh are the turned features, and in principal axes they stay."""
     turn = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
-    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+scalar:side", align=align)
+    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+normals+curvature+scalar:side", align=align)
     rest = {"side": np.arange(162.0)}
     statistics = array_statistics([windy(0, **rest), windy(1, **rest)], options.features)
     assert len(set(statistics["wind"]["std"])) == 1
     before, after = (make_sample(windy(0, own, **rest), options, statistics=statistics) for own in (EYE, turn))
     vectors = vector_channels(options.features)
-    assert vectors == [slice(0, 3), slice(3, 6)]
+    assert vectors == [slice(0, 3), slice(3, 6), slice(6, 9)]
     expected = before.features
     if not align:
         expected = rotate_vectors(

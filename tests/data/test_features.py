@@ -32,7 +32,6 @@ from diffnet.data import (
     make_sample,
     own_arrays,
     prepare,
-    rotate_vectors,
     vector_channels,
 )
 from diffnet.data.feature_names import KINDS
@@ -46,7 +45,6 @@ from diffnet.geometry import (
     load_mesh,
     make_mesh,
     precompute,
-    random_rotations,
     scaled,
 )
 from diffnet.geometry.errors import OptionError
@@ -84,6 +82,8 @@ def test_parts_have_one_order() -> None:
     assert canonical_features("file:b+wks + normals+file:a+xyz") == "xyz+normals+wks+file:a+file:b"
     assert Preprocessing(features="hks+xyz").features == "xyz+hks" == TrainOptions(features="hks+xyz").features
     assert [part.channels for part in feature_parts("file:a+curvature")] == [2, None]
+    assert vector_channels("curvature+normals") == [slice(0, 3)]
+    assert vector_channels("hks+file:a") == []
     assert feature_channels(ALL) == sum(FEATURE_CHANNELS.values())
     assert feature_channels("xyz+file:a", {"a": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}}) == 5
 
@@ -238,24 +238,6 @@ def test_bad_arguments_of_diffused_curvature(positions: Tensor, times: Tensor | 
     small = precompute(ball(subdivisions=1), k=4)
     with pytest.raises(ValueError, match=message):
         diffused_curvature(positions, small, times=times)
-
-
-def test_only_vectors_turn() -> None:
-    """Features of a rotated mesh are those of the mesh, with vectors rotated."""
-    features = "xyz+normals+curvature+hks"
-    assert vector_channels(features) == [slice(0, 3), slice(3, 6)]
-    assert vector_channels("curvature+normals") == [slice(0, 3)]
-    assert vector_channels("hks+file:a") == []
-    mesh, options = ball(3), Preprocessing(k=8, features=features)
-    rotation = random_rotations(1, torch.Generator().manual_seed(0), torch.float64)
-    plain, turned = (
-        make_sample(LabeledMesh("a", m, np.zeros(len(m.verts), np.int64)), options)
-        for m in (mesh, replace(mesh, verts=mesh.verts @ rotation[0].numpy().T))
-    )
-    expected = rotate_vectors(plain.features, vector_channels(features), rotation.float().mT, plain.operators.ptr)
-    torch.testing.assert_close(turned.features, expected, atol=1e-3, rtol=1e-3)
-    assert torch.equal(expected[:, 6:], plain.features[:, 6:])
-    assert not torch.equal(expected[:, :6], plain.features[:, :6])
 
 
 def test_rotation_is_the_default_if_a_part_is_a_vector() -> None:
