@@ -160,12 +160,12 @@ def _moments(item: LabeledMesh, names: Sequence[str]) -> list[list[float]]:
     for i, name in enumerate(names):
         if np.isinf(rows[:, i]).any():
             raise DataError(f"{item.name}: the column {name!r} has an infinite target; targets should be finite or NaN")
-    known = ~np.isnan(rows)
-    counts = known.sum(0)
-    origin = np.where(counts > 0, np.where(known, rows, np.inf).min(0, initial=np.inf), 0)
-    above = np.where(known, rows - origin, 0)
+    mask = ~np.isnan(rows)
+    counts = mask.sum(0)
+    origin = np.where(counts > 0, np.where(mask, rows, np.inf).min(0, initial=np.inf), 0)
+    above = np.where(mask, rows - origin, 0)
     mean = above.sum(0) / np.maximum(counts, 1)
-    squares = (np.where(known, above - mean, 0) ** 2).sum(0)
+    squares = (np.where(mask, above - mean, 0) ** 2).sum(0)
     return [counts.tolist(), origin.tolist(), mean.tolist(), squares.tolist()]
 
 
@@ -267,19 +267,19 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     gone = [i for i, name in enumerate(data.label_names) if name in names]
     if not gone:
         return data
-    kept = [name for name in data.label_names if name not in names]
+    rest = [name for name in data.label_names if name not in names]
     numbers = data.label_numbers and [number for i, number in enumerate(data.label_numbers) if i not in gone]
-    if not kept:
+    if not rest:
         raise DataError("all classes are ignored; at least one should be left")
     old = data.label_names
-    change = partial(_renumbered, old=old, names=kept, leave_out=True)
+    change = partial(_renumbered, old=old, names=rest, leave_out=True)
     if data.labels_at == "meshes":
-        counted_classes = [i for i, name in enumerate(old) if name in kept]
+        counted_classes = [i for i, name in enumerate(old) if name in rest]
         data = data.with_parts(lambda part: _of_classes(part, counted_classes))
         if not len(data.test):
             raise DataError("all test meshes belong to ignored classes")
     return data.with_parts(
-        lambda part: with_change(part, change, "without", old, kept), label_names=kept, label_numbers=numbers
+        lambda part: with_change(part, change, "without", old, rest), label_names=rest, label_numbers=numbers
     )
 
 
@@ -311,9 +311,9 @@ def majority(
 
     source, target: (N,) the numbers of the elements that touch
     """
-    own = values[source]
-    touched, own = target[own >= 0], own[own >= 0]
-    distinct, number = np.unique(own, return_inverse=True)  # numbers fit products, values may not
+    labels = values[source]
+    touched, labels = target[labels >= 0], labels[labels >= 0]
+    distinct, number = np.unique(labels, return_inverse=True)  # numbers fit products, values may not
     votes, times = np.unique(touched * max(len(distinct), 1) + number.reshape(-1), return_counts=True)
     place, number = np.divmod(votes, max(len(distinct), 1))
     order = np.lexsort((-number, times, place))  # the last of each place has most votes and the smallest value

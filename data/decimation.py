@@ -103,9 +103,9 @@ def transferred_labels(labels: NDArray[Any], source: Mesh, target: Mesh, at: Ele
     elements, weights = element_weights(target, closest_points(target, element_points(source, at)), at)
     votes = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
     points = element_points(target, at)
-    found = majority(labels, np.arange(len(labels)), votes, len(points))
+    winners = majority(labels, np.arange(len(labels)), votes, len(points))
     silent = np.flatnonzero(np.bincount(votes, minlength=len(points)) == 0)
     if len(silent):
         elements, weights = element_weights(source, closest_points(source, points[silent]), at)
-        found[silent] = labels[np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]]
-    return found
+        winners[silent] = labels[np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]]
+    return winners

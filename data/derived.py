@@ -93,7 +93,7 @@ def derived(
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
     rows = remembered(work, items, "derived", *about, jobs=jobs, advance=advance, is_long=is_long)
-    flat = [(*own, origin, rank) for origin, made in enumerate(rows) for rank, own in enumerate(made)]
+    flat = [(*row, origin, rank) for origin, made in enumerate(rows) for rank, row in enumerate(made)]
     entries, vertices, faces, origins, ranks = zip(*flat, strict=True) if flat else ((), (), (), (), ())
     return DerivedMeshes(
         vertex_counts=np.array(vertices, np.int64),
@@ -138,10 +138,10 @@ def _from_arrays(arrays: Arrays) -> Made:
     name = arrays["name"].tobytes().decode(errors="surrogatepass")
     faces = arrays["faces"]
     mesh = Mesh(arrays["verts"], faces, np.arange(len(faces)), len(faces), name, arrays.get("normals"))
-    own = {key.removeprefix("array "): x for key, x in arrays.items() if key.startswith("array ")}
+    features = {key.removeprefix("array "): x for key, x in arrays.items() if key.startswith("array ")}
     accepted = arrays["accepted"].astype(bool) if "accepted" in arrays else None
     back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
-    return LabeledMesh(name, mesh, arrays["labels"], own, accepted), back
+    return LabeledMesh(name, mesh, arrays["labels"], features, accepted), back
 
 
 def make_decimated(
@@ -187,7 +187,7 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
     whole = replace(item, arrays=arrays)
     rng = generator_of(item.mesh)
     levels = (np.arange(variants.count) + rng.random((2, variants.count))) / variants.count
-    found = []
+    made = []
     for number, (cut, decimate) in enumerate(zip(levels[0], rng.permutation(levels[1]), strict=True), 1):
         direction, variant = rng.normal(size=3), whole
         if variants.cut:
@@ -196,8 +196,8 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
             most = max(round((1 - decimate * variants.decimate) * len(variant.mesh.faces)), FEWEST_FACES)
             variant = decimated(variant, at, most, features)
         name = f"{item.name}, variant {number}"
-        found.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
-    return found
+        made.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
+    return made
 
 
 def make_all_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features: str) -> list[Made]:

@@ -53,8 +53,8 @@ def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
 def _diffused_curvature(mesh: Mesh, operators: Operators) -> Tensor:
     import torch
 
-    found = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
-    return _without_unit(found, mesh).flatten(1)
+    curvatures = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
+    return _without_unit(curvatures, mesh).flatten(1)
 
 
 def _without_unit(curvatures: Tensor, mesh: Mesh) -> Tensor:
@@ -157,9 +157,9 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
                 f"file:NAME, joined by +, got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
             )
     parts = [FeaturePart(name) for name in names]
-    own = [part.array or part.name for part in parts]
-    for i, name in enumerate(own):
-        if name in own[:i]:
+    arrays = [part.array or part.name for part in parts]
+    for i, name in enumerate(arrays):
+        if name in arrays[:i]:
             raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
     order = list(FEATURE_CHANNELS)
     place = {name: i for i, name in enumerate([*order, *sorted(set(names) - set(order))])}

@@ -24,7 +24,6 @@ from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalle
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
-from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import read_again
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
@@ -52,7 +51,7 @@ class PreparedSamples(LazySequence[Sample]):
     ) -> None:
         self._items, self._options, self._cache_dir, self._statistics = items, options, os.fspath(cache_dir), statistics
         self._labels_at, self._memory = labels_at, memory
-        self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
+        self._decisive = options.decisive
         self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
         self.whole: set[int] = set()
@@ -83,9 +82,9 @@ class PreparedSamples(LazySequence[Sample]):
         name, entry, operators, vertices, faces, *_ = self.facts[i]
         if i in self.whole:
             paths = self._path(entry, "sample"), self._path(operators, "operators")
-            found = read_again(dict.fromkeys(paths), (vertices, faces))
-            if found is not None:
-                return PinnedSample(name, found, (vertices, faces))
+            entries = read_again(dict.fromkeys(paths), (vertices, faces))
+            if entries is not None:
+                return PinnedSample(name, entries, (vertices, faces))
         sample: Sample = self[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
         if entry and not self.backward and self._options.basis == "float32" and have_even_rows(sample.operators):
@@ -102,12 +101,14 @@ class PreparedSamples(LazySequence[Sample]):
             return None
         faces = arrays["faces"].astype(np.int64)
         verts = arrays.get("verts")
-        found = operators_at(self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward)
-        if found is None:
+        matrices = operators_at(
+            self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward
+        )
+        if matrices is None:
             return None
         names = {"features", "labels", *PARTS} & arrays.keys()
         tensors = {own: torch.from_numpy(arrays[own]) for own in names}
-        return Sample((name,), tensors["features"], tensors["labels"], found, Interpolation.among(tensors))
+        return Sample((name,), tensors["features"], tensors["labels"], matrices, Interpolation.among(tensors))
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
         """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
@@ -135,7 +136,7 @@ class PreparedSamples(LazySequence[Sample]):
 
     def _keep(self, i: int, sample: Sample, path: Path) -> None:
         with self._lock:
-            held = sum(own.operators.evecs.nbytes for own in self._kept.values())
+            held = sum(other.operators.evecs.nbytes for other in self._kept.values())
             if held + sample.operators.evecs.nbytes > self._memory:
                 raise DataError(
                     f"{path}: the cache can't be written, and without it the data set takes more than the "
@@ -177,15 +178,15 @@ def prepared_samples(
     samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
     states = array_states(items, options.features)
     about = ("samples 2", asdict(options), dict(statistics or {}), labels_at, states)
-    known = shared(lambda: recalled(items, *about))
-    if known is not None:
-        samples.facts = [SampleFacts(*own) for own in known]
+    rows = shared(lambda: recalled(items, *about))
+    if rows is not None:
+        samples.facts = [SampleFacts(*own) for own in rows]
         return samples
     stored = enumerate(items.operator_facts() if isinstance(items, StoredMeshes) else [])
-    given = {i: facts for i, facts in stored if facts is not None}
-    missing = [i for i in range(len(items)) if i not in given]
+    direct = {i: facts for i, facts in stored if facts is not None}
+    missing = [i for i in range(len(items)) if i not in direct]
     if not missing:
-        samples.facts = [given[i] for i in range(len(items))]
+        samples.facts = [direct[i] for i in range(len(items))]
         return samples
     failed, made = load_meanwhile(
         lambda n: samples.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
@@ -194,7 +195,7 @@ def prepared_samples(
         lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
         raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
     every = gathered([samples.is_complete, [(missing[n], facts.result()) for n, facts in made.items()]])
-    found = given | {i: SampleFacts(*own) for _, part in every for i, own in part}
+    found = direct | {i: SampleFacts(*own) for _, part in every for i, own in part}
     samples.facts = [found[i] for i in range(len(items))]
     if all(is_complete for is_complete, _ in every):
         remember(samples.facts, items, *about)

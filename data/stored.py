@@ -264,6 +264,12 @@ def check_stored_options(parts: Sequence[Sequence[LabeledMesh]], options: Prepro
             part.check_options(options)
 
 
+def some_of(items: Sequence[LabeledMesh], most: int) -> Sequence[LabeledMesh]:
+    """At most so many of the meshes, at equal distances."""
+    numbers = np.linspace(0, len(items) - 1, min(len(items), most)).round().astype(np.int64)
+    return items.take(numbers) if isinstance(items, StoredMeshes) else [items[i] for i in numbers.tolist()]
+
+
 def names_of(items: Sequence[LabeledMesh]) -> list[str]:
     """The names of meshes, which are not read."""
     return items.names if isinstance(items, StoredMeshes) else [item.name for item in items]
@@ -354,15 +360,15 @@ def remembered(
     """
     if not isinstance(items, StoredMeshes):
         return computed_for_all(work, items, lambda _: is_long, jobs, advance)
-    found = recalled(items, *about)
-    if found is None:
-        found = [None] * len(items)
+    results = recalled(items, *about)
+    if results is None:
+        results = [None] * len(items)
         size = 1 if is_long else CHUNK
         for i, result in computed_in_chunks(partial(results_of, work), items, jobs, size):
-            found[i] = result
+            results[i] = result
             advance()
-        remember(found, items, *about)
-    return found
+        remember(results, items, *about)
+    return results
 
 
 def recalled(items: Sequence[LabeledMesh], *about: Any) -> list[Any] | None:
@@ -370,20 +376,20 @@ def recalled(items: Sequence[LabeledMesh], *about: Any) -> list[Any] | None:
     if not isinstance(items, StoredMeshes) or items.cache_dir is None:
         return None
     place = _facts_path(items.cache_dir, items.key, about)
-    found: list[Any] = []
+    results: list[Any] = []
 
     def check(arrays: Arrays) -> None:
-        found[:] = json.loads(arrays["facts"].tobytes())
-        if len(found) != len(items):
-            raise ValueError(f"it holds {len(found)} facts, not {len(items)}")
+        results[:] = json.loads(arrays["facts"].tobytes())
+        if len(results) != len(items):
+            raise ValueError(f"it holds {len(results)} facts, not {len(items)}")
 
-    return None if read_entry(place, check) is None else found
+    return None if read_entry(place, check) is None else results
 
 
-def remember(found: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) -> None:
+def remember(results: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) -> None:
     """Store plain values, one for each mesh, if the meshes are stored."""
     if isinstance(items, StoredMeshes) and items.cache_dir is not None:
-        content = np.frombuffer(json.dumps(found).encode(), np.uint8)
+        content = np.frombuffer(json.dumps(results).encode(), np.uint8)
         write_entry(_facts_path(items.cache_dir, items.key, about), {"facts": content})
 
 

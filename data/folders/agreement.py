@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes, LabelsAt
-from diffnet.data.stored import StoredMeshes, remembered
+from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
 
 MIN_AGREEMENT = 0.1  # agreement above chance, as a share of the most that is possible
@@ -53,12 +53,12 @@ def agreement(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt) -> Agreement:
         one = np.zeros(len(mesh.verts), np.int64)
         one[corners] = owner  # the last write to a vertex wins
         pairs = np.stack([owner, one[corners]], 1)
-    own = labels[pairs[pairs[:, 0] != pairs[:, 1]]]
-    own = own[(own >= 0).all(1)]
-    if not len(own):
+    classes = labels[pairs[pairs[:, 0] != pairs[:, 1]]]
+    classes = classes[(classes >= 0).all(1)]
+    if not len(classes):
         return Agreement(0, 1.0, 1.0)
-    frequencies = np.bincount(own.reshape(-1)) / own.size
-    return Agreement(len(own), float((own[:, 0] == own[:, 1]).mean()), float(frequencies @ frequencies))
+    frequencies = np.bincount(classes.reshape(-1)) / classes.size
+    return Agreement(len(classes), float((classes[:, 0] == classes[:, 1]).mean()), float(frequencies @ frequencies))
 
 
 def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
@@ -69,22 +69,18 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
     at = data.labels_at
     if at == "meshes":
         return
-    found, looked_at = [], 0
+    shuffled, count = [], 0
     for part in (data.train, data.validation, data.test):
-        numbers = _spread(len(part))
-        items = part.take(np.array(numbers, np.int64)) if isinstance(part, StoredMeshes) else [part[i] for i in numbers]
-        agreements = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)
-        found += [
-            (part[i].mesh, own)
-            for i, each in zip(numbers, agreements, strict=True)
-            if (own := Agreement(*each)).is_chance
-        ]
-        looked_at += len(items)
-    if found:
-        mesh, own = found[0]
-        share, chance = (f"{100 * value:.1f} %" for value in (own.share, own.chance))
+        items = some_of(part, LOOKED_AT)
+        rows = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)
+        each = enumerate(map(Agreement._make, rows))
+        shuffled += [(items[i].mesh.name, numbers) for i, numbers in each if numbers.is_chance]
+        count += len(items)
+    if shuffled:
+        name, numbers = shuffled[0]
+        share, chance = (f"{100 * value:.1f} %" for value in (numbers.share, numbers.chance))
         warnings.warn(
-            f"{root}: the labels of {len(found)} of {looked_at} meshes look shuffled. In {mesh.name}, {share} of "
+            f"{root}: the labels of {len(shuffled)} of {count} meshes look shuffled. In {name}, {share} of "
             f"neighboring {at} have the same label, and {chance} would by chance. Labels should be in the "
             f"order of the {at} in the mesh file",
             stacklevel=4,
@@ -93,8 +89,3 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
 
 def _agreement_of(item: LabeledMesh, at: LabelsAt) -> Agreement:
     return agreement(item.mesh, item.labels, at)
-
-
-def _spread(count: int) -> list[int]:
-    """At most LOOKED_AT numbers from 0 to count - 1, at equal distances."""
-    return np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).round().astype(int)).tolist() if count else []

@@ -93,7 +93,9 @@ class Division(Generic[T]):
 
     def of(self, make: Callable[[T], U]) -> Division[U]:
         """The division of other items, one for each."""
-        return Division({part: list(map(make, own)) for part, own in self.parts.items()}, self.source, self.left_out)
+        return Division(
+            {part: list(map(make, items)) for part, items in self.parts.items()}, self.source, self.left_out
+        )
 
     def of_test(self) -> Division[T]:
         """The test part alone."""
@@ -163,17 +165,17 @@ def divide(
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
     stems = list(map(mesh_stem, paths))
-    own, numbers, left_out = names or stems, range(len(paths)), list[str]()
+    texts, numbers, left_out = names or stems, range(len(paths)), list[str]()
     lists, others = _chosen(root, lists_in(root, set(stems)), rule)
     if lists:
         files = {file: part for file, part in lists.items() if part == "test" or counts_train(root, rule.needs_train)}
-        parts = _listed(root, own, paths, folder or root, files)
+        parts = _listed(root, texts, paths, folder or root, files)
         source = f"{BY_LISTS} {listing(file.name for file in lists)}"
-        rest = [own[i] for i in sorted({*numbers}.difference(*parts.values()))] if rule.needs_train else []
+        rest = [texts[i] for i in sorted({*numbers}.difference(*parts.values()))] if rule.needs_train else []
         left_out += [f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(rest)}"] * bool(rest)
         left_out += [f"other lists: {listing(others)}"] * bool(others)
     elif rule.needs_train:
-        parts, source = _drawn_parts(root, own, kinds or [0] * len(paths), rule)
+        parts, source = _drawn_parts(root, texts, kinds or [0] * len(paths), rule)
     else:
         parts, source = in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored"
     division = Division(parts, source, tuple(left_out))
@@ -188,11 +190,11 @@ def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> tuple
     Names with no other word than the part come first. Raises DataError if a part is missing, except for folders with
     more words, which may hold anything.
     """
-    plain = {place: own for place, own in told.items() if not own[1]}
+    plain = {place: pair for place, pair in told.items() if not pair[1]}
     chosen = plain if {*rule.needed} <= {part for part, _ in plain.values()} else told
     missing = {*rule.needed} - {part for part, _ in chosen.values()}
     if not missing:
-        parts = {place: part for part in PARTS for place, own in chosen.items() if own[0] == part}
+        parts = {place: part for part in PARTS for place, pair in chosen.items() if pair[0] == part}
         return parts, [place.name for place in told if place not in parts]
     if plain or any(place.is_file() and part != "validation" for place, (part, _) in told.items()):
         place = next(iter(chosen))

@@ -59,13 +59,13 @@ def pair_beside(
     """
     folders = dict.fromkeys(map(os.path.dirname, meshes))
     stems = {mesh_stem(mesh) for folder in folders for mesh in _names_in(Path(folder), FORMATS)}
-    places = {own: [*dict.fromkeys([Path(own), Path(own, subfolder), root / subfolder])] for own in folders}
-    found = {place: _by_stem(place, suffixes, stems) for place in dict.fromkeys(chain(*places.values()))}
-    inside = in_meshes and not any(stem in stems for files in found.values() for stem in files)
-    if inside and (not wanted or not _near(wanted[0], found, suffixes) or holds_labels(wanted[0])):
+    places = {folder: [*dict.fromkeys([Path(folder), Path(folder, subfolder), root / subfolder])] for folder in folders}
+    files = {place: _by_stem(place, suffixes, stems) for place in dict.fromkeys(chain(*places.values()))}
+    inside = in_meshes and not any(stem in stems for files in files.values() for stem in files)
+    if inside and (not wanted or not _near(wanted[0], files, suffixes) or holds_labels(wanted[0])):
         return wanted, ()
-    paired = _paired(wanted, places, found, suffixes)
-    strange = [files[stem] for files in found.values() for stem in files if stem not in stems]
+    paired = _paired(wanted, places, files, suffixes)
+    strange = [files[stem] for files in files.values() for stem in files if stem not in stems]
     orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
@@ -77,8 +77,8 @@ def pair_beside(
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
     """False for JSON files, lists of meshes, and own arrays of a mesh, such as `MESH.NAME.npy`."""
     suffix, stem = mesh_suffix(file), mesh_stem(file)
-    own = suffix in (".npy", ".csv") and stem.rpartition(".")[0] in stems
-    return suffix != ".json" and not own and part_of(stem) is None
+    is_array = suffix in (".npy", ".csv") and stem.rpartition(".")[0] in stems
+    return suffix != ".json" and not is_array and part_of(stem) is None
 
 
 def pair_labels(meshes: list[Path], place: Path | None, suffixes: tuple[str, ...]) -> list[Path]:
@@ -88,8 +88,8 @@ def pair_labels(meshes: list[Path], place: Path | None, suffixes: tuple[str, ...
     """
     stems = set(map(mesh_stem, meshes))
     places = {folder: [place or Path(folder)] for folder in map(os.path.dirname, meshes)}
-    found = {own: _by_stem(own, suffixes, stems) for own in dict.fromkeys(chain(*places.values()))}
-    return _paired(meshes, places, found, suffixes)
+    files = {own: _by_stem(own, suffixes, stems) for own in dict.fromkeys(chain(*places.values()))}
+    return _paired(meshes, places, files, suffixes)
 
 
 _ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mesh that they belong to
@@ -97,13 +97,13 @@ _ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mes
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...], stems: set[str]) -> _ByStem:
     """The label files of a folder. `NAME_labels.txt` belongs to NAME. stems: those of all meshes"""
-    found: _ByStem = {}
+    files: _ByStem = {}
     for file in label_files(folder, suffixes):
         stem = mesh_stem(file)
         if stem not in stems and stem.endswith(PART_LIST) and mesh_suffix(file) == ".txt":
             stem = stem[: -len(PART_LIST)]
-        found.setdefault(stem, []).append(file)
-    return found
+        files.setdefault(stem, []).append(file)
+    return files
 
 
 def _paired(
@@ -164,7 +164,7 @@ def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def files_of_parts(folder: Path, suffixes: tuple[str, ...]) -> dict[Path, tuple[Part, str]]:
     """The `files_in` a folder whose names tell a part, and what they tell."""
     told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, suffixes)}
-    return {folder / name: own for name, own in sorted(told.items()) if own}
+    return {folder / name: part for name, part in sorted(told.items()) if part}
 
 
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:

@@ -173,7 +173,7 @@ def _store(place: Path, new: _Known) -> None:
         kind, path = key
         if key in new or os.path.exists(path):
             rows.setdefault(kind, []).append((path, *identity, *facts))
-    columns = {kind: list(zip(*own, strict=True)) for kind, own in rows.items()}
+    columns = {kind: list(zip(*entries, strict=True)) for kind, entries in rows.items()}
     write_entry(place, {"index": np.frombuffer(json.dumps(columns).encode(), np.uint8)})
 
 

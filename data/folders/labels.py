@@ -152,11 +152,11 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
     different: dict[Any, Pair] = {}  # large sets have many pairs alike
     for pair in pairs:
         different.setdefault((pair.sizes[:4], pair.facts.rows, pair.facts.at, mesh_suffix(pair.mesh)), pair)
-    kept = [*different.values()]
+    distinct = [*different.values()]
     words = ("rows", "has targets at") if pairs[0].facts.kind == TARGETS else ("labels", "labels")
     if at is None:
-        at = _decided(kept, *words)
-    for mesh, sizes, file, facts in kept:
+        at = _decided(distinct, *words)
+    for mesh, sizes, file, facts in distinct:
         if facts.rows >= 0 and not sizes.fits(facts.rows, at):
             raise DataError(f"{file}: {facts.rows} {words[0]}, but {mesh} has {sizes.shown(at)}")
         if at == "vertices":
@@ -262,7 +262,7 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
 
 def labels_beside(mesh: Mesh) -> list[MeshArray]:
     """The labels in files beside the file of a mesh that have its name. Files of other content are left out."""
-    found, path = [], Path(str(mesh.path))
+    labels, path = [], Path(str(mesh.path))
     sizes = facts_of(mesh)
     for suffix in (".txt", ".npy", ".seg", ".csv", ".json"):
         file = path.with_name(mesh_stem(path) + suffix)
@@ -270,8 +270,8 @@ def labels_beside(mesh: Mesh) -> list[MeshArray]:
             source = read_source(file)
             at = find_elements([Pair(path, sizes, file, facts_of(source))])
             if at in ("vertices", "faces"):
-                found.append(MeshArray(file.name, "labels", at, place_labels(mesh, source.values, at, source)))
-    return found
+                labels.append(MeshArray(file.name, "labels", at, place_labels(mesh, source.values, at, source)))
+    return labels
 
 
 def with_soft_labels(data: D, meshes: list[Path], root: Path) -> D:
@@ -311,5 +311,5 @@ def _softened(item: LabeledMesh, files: Mapping[str, str], numbers: Sequence[int
             f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
             f"{numbers[unlisted[0]]} occurs"
         )
-    known = (columns >= 0) & (columns < shares.shape[1])
-    return replace(item, accepted=(shares > 0)[:, np.where(known, columns, 0)] & known)
+    listed = (columns >= 0) & (columns < shares.shape[1])
+    return replace(item, accepted=(shares > 0)[:, np.where(listed, columns, 0)] & listed)

@@ -90,7 +90,7 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
         labels, strays = pair_beside(root, parts.every, wanted, subfolder, suffixes, layout == "folder")
     else:
         place, suffix = _PLACES[layout]
-        labels = pair_labels(wanted, place and root / place, (suffix,))
+        labels = pair_labels(wanted, root / place if place else None, (suffix,))
     parts = replace(parts, left_out=(*parts.left_out, *strays))
     return SetFiles(layout, parts if rule.needs_train else parts.of_test(), labels, at, to_classes)
 

@@ -252,20 +252,20 @@ def index_targets(
 
 
 def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
-    found = find_files(root, layout, rule)
-    parts, labels = found.parts, found.labels
+    layout_files = find_files(root, layout, rule)
+    parts, labels = layout_files.parts, layout_files.labels
     meshes = parts.every
     facts = files.facts({"mesh": meshes, "labels": labels})
-    classes = found.to_classes({path: own for path, (_, own) in zip(labels, facts["labels"], strict=True)})
+    classes = layout_files.to_classes({path: entry for path, (_, entry) in zip(labels, facts["labels"], strict=True)})
     # Without the training part, its label files may still tell the classes.
     labels, facts["labels"] = labels[-len(meshes) :], facts["labels"][-len(meshes) :]
     kinds = {"mesh": meshes, "labels": labels}
-    at = find_elements(_pairs(kinds, facts), found.at)
+    at = find_elements(_pairs(kinds, facts), layout_files.at)
     if rule.needs_train:
         check_classes(root, classes.names)
     items = files.items(list(map(mesh_stem, meshes)), kinds, facts, Numbering(classes.places, at))
     data = files.dataset(**parts.fields(items), label_names=classes.names, labels_at=at, label_numbers=classes.numbers)
-    if found.layout == "meshcnn" and (root / "sseg").is_dir():
+    if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
     return data

@@ -104,15 +104,15 @@ def _of_part_list(path: Path) -> FileValues:
         if name not in names:
             names.append(name)
         try:
-            own = np.array([integer(word) for word in line.replace(",", " ").split()], np.int64)
+            numbers = np.array([integer(word) for word in line.replace(",", " ").split()], np.int64)
         except (ValueError, OverflowError) as e:
             raise DataError(
                 f"{path}, line {number}: expected the numbers of the faces of {name[:40]!r}, got {line[:40]!r}"
             ) from e
-        if len(own) and own.min() < 1:
-            raise DataError(f"{path}, line {number}: faces are numbered from 1, got {own.min()}")
-        faces.append(own - 1)
-        values.append(np.full(len(own), names.index(name)))
+        if len(numbers) and numbers.min() < 1:
+            raise DataError(f"{path}, line {number}: faces are numbered from 1, got {numbers.min()}")
+        faces.append(numbers - 1)
+        values.append(np.full(len(numbers), names.index(name)))
     listed, part = np.concatenate(faces), np.concatenate(values)
     order = np.argsort(listed, kind="stable")
     again = np.flatnonzero((np.diff(listed[order]) == 0) & (np.diff(part[order]) != 0))
@@ -144,15 +144,15 @@ def _is_whole(value: Any) -> bool:
 
 def _of_mesh(path: Path) -> FileValues:
     attributes = load_attributes(path)
-    found = _properties(attributes)
-    if not found and (attributes.colors is not None or attributes.face_colors is not None):
+    properties = _properties(attributes)
+    if not properties and (attributes.colors is not None or attributes.face_colors is not None):
         _check_colors(path, attributes)
-    found = found or _properties(attributes, SCALAR)
-    if len(found) > 1:
-        both = ", ".join(f"{name!r} of the {at}" for at, name, _ in found)
+    properties = properties or _properties(attributes, SCALAR)
+    if len(properties) > 1:
+        both = ", ".join(f"{name!r} of the {at}" for at, name, _ in properties)
         raise DataError(f"{path}: more than one property could be the labels: {both}. Keep one of them")
-    if found:
-        at, name, values = found[0]
+    if properties:
+        at, name, values = properties[0]
         return FileValues(path, f"the property {name!r}", _whole_numbers(path, name, values), at=at)
     colors: list[tuple[LabelsAt, NDArray[np.float64] | None]]
     colors = [("vertices", attributes.colors), ("faces", attributes.face_colors)]
@@ -168,7 +168,9 @@ def _of_mesh(path: Path) -> FileValues:
 
 def _properties(attributes: Attributes, prefix: str = "") -> list[tuple[LabelsAt, str, NDArray[Any]]]:
     """The properties that can be labels, by their names after a prefix."""
-    return [own for own in _all_properties(attributes) if own[1].lower() in {f"{prefix}{name}" for name in PROPERTIES}]
+    return [
+        entry for entry in _all_properties(attributes) if entry[1].lower() in {f"{prefix}{name}" for name in PROPERTIES}
+    ]
 
 
 def _all_properties(attributes: Attributes) -> Iterator[tuple[LabelsAt, str, NDArray[Any]]]:
