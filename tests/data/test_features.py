@@ -1,5 +1,9 @@
 """Input features in any combination, and own arrays."""
 
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from diffnet.data import (
     LabeledMesh,
     Preprocessing,
     array_statistics,
+    augmented,
     canonical_features,
     check_statistics,
     feature_channels,
@@ -32,6 +37,7 @@ from diffnet.data import (
     make_sample,
     own_arrays,
     prepare,
+    rotate_vectors,
     vector_channels,
 )
 from diffnet.data.feature_names import KINDS
@@ -45,6 +51,7 @@ from diffnet.geometry import (
     load_mesh,
     make_mesh,
     precompute,
+    random_rotations,
     scaled,
 )
 from diffnet.geometry.errors import OptionError
@@ -52,12 +59,14 @@ from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.inference.scoring import run_evaluation
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import check_own_arrays
 from diffnet.train.run import run_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ALL = "+".join(FEATURE_CHANNELS)
 CPU = torch.device("cpu")
+EYE = np.eye(3)
 SMALL: dict[str, Any] = {"k": 4, "width": 8, "blocks": 1, "epochs": 12, "learning_rate": 0.02, "dropout": 0.0}
 SMALL |= {"precision": "fp32"}
 
@@ -419,3 +428,84 @@ def test_classes_of_meshes_with_own_arrays(tmp_path: Path) -> None:
     files = [tmp_path / "data/a/test/4.obj", tmp_path / "data/b/test/5.obj"]
     predictions = predict_labels(files, DiffusionNet.load(tmp_path / "run/last.pt"), "cpu")
     assert [labels.tolist() for _, labels in predictions] == [[0], [1]]
+
+
+# ---- own vectors and scalars ----
+
+
+def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:
+    """A turned shape without symmetries with a wind, which turns with it, and other own arrays."""
+    mesh = ellipsoid(seed, 2)
+    verts = mesh.verts + 0.2 * np.exp(mesh.verts)
+    own = make_mesh(verts @ turn, mesh.faces if np.linalg.det(turn) > 0 else mesh.faces[:, ::-1])
+    wind = np.cross(mesh.verts, [0.3, 0.5, 1.0]) + np.array([5.0, 0, 0])
+    return LabeledMesh("", own, np.zeros(len(mesh.verts), np.int64), arrays={"wind": wind @ turn, **more})
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_vectors_turn_with_the_mesh_in_features(align: bool) -> None:
+    """Features of a turned mesh are the turned features, and in principal axes they stay."""
+    turn = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
+    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+normals+curvature+scalar:side", align=align)
+    rest = {"side": np.arange(162.0)}
+    statistics = array_statistics([windy(0, **rest), windy(1, **rest)], options.features)
+    assert len(set(statistics["wind"]["std"])) == 1
+    before, after = (make_sample(windy(0, own, **rest), options, statistics=statistics) for own in (EYE, turn))
+    vectors = vector_channels(options.features)
+    assert vectors == [slice(0, 3), slice(3, 6), slice(6, 9)]
+    expected = before.features
+    if not align:
+        expected = rotate_vectors(
+            expected, vectors, torch.tensor(turn, dtype=torch.float32)[None], before.operators.ptr
+        )
+    torch.testing.assert_close(after.features, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_vectors_turn_and_mirror_with_the_mesh_in_training() -> None:
+    """What training changes at random gives the features of the changed mesh. The size of a mesh doesn't count."""
+    features = "xyz+vector:wind"
+    options = Preprocessing(k=8, features=features)
+    turn, flip = random_rotations(1, torch.Generator().manual_seed(1)), np.diag([-1.0, 1, 1])
+    sample = make_sample(windy(0), options)
+    for changes, place in (
+        ({"rotations": turn}, turn[0].double().numpy()),
+        ({"mirror": torch.tensor([True])}, flip),
+        ({"mirror": torch.tensor([True]), "rotations": turn}, flip @ turn[0].double().numpy()),
+    ):
+        found = augmented(sample, features, **changes).features
+        torch.testing.assert_close(found, make_sample(windy(0, place), options).features, rtol=1e-4, atol=1e-4)
+    larger = augmented(sample, features, factors=torch.tensor([2.0]))
+    torch.testing.assert_close(larger.features[:, 3:], sample.features[:, 3:])
+
+
+def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
+    message = "file:wind has three columns, .* turns with the mesh, it is vector:wind. .*, it is scalar:wind"
+    items = [windy(0, colors=np.zeros((162, 3)))]
+    for own in ("file:wind", "file:wind+file:colors", "scalar:wind", "vector:wind", "file:colors"):
+        features = "xyz+" + own
+        sample = make_sample(items[0], Preprocessing(k=8, features=features))
+        for given in ({}, {"rotate": False, "mirror": True}, {"rotate_about": "z"}, {"align": True}):
+            options = TrainOptions(
+                task="correspondence" if "align" in given else "segmentation", features=features, **given
+            )
+            with pytest.raises(OptionError, match=message) if "file:wind" in own else nullcontext():
+                check_own_arrays(items, options)
+        check_own_arrays(items, TrainOptions(features=features, rotate=False))
+        if own in ("file:wind", "vector:wind"):
+            with pytest.raises(OptionError, match=message) if own == "file:wind" else nullcontext():
+                augmented(sample, features, mirror=torch.tensor([True]))
+    with pytest.raises(DataError, match="vector:colors has 2 channels in the array, a vector has 3"):
+        own_arrays(items[0].mesh, "vector:colors", given={"colors": np.zeros((162, 2))})
+    with pytest.raises(OptionError, match="each part once, got 'wind' twice"):
+        feature_parts("vector:wind+file:wind")
+
+
+def test_mirroring_names_own_scalars_of_both_signs() -> None:
+    yaw, size = np.linspace(-1, 1, 162), np.linspace(0, 1, 162)
+    options = TrainOptions(features="file:yaw+scalar:size+vector:wind", mirror=True)
+    with pytest.warns(UserWarning, match="^--mirror leaves the values of file:yaw as they are, which have both signs"):
+        check_own_arrays([windy(0, yaw=yaw, size=size)], options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_own_arrays([windy(0, yaw=yaw, size=size)], replace(options, mirror=False))
+        check_own_arrays([windy(0, yaw=-size, size=size)], options)

@@ -1,8 +1,12 @@
-"""Data sets that are read when they are needed: their index, its faults, and their samples in a DataLoader."""
+"""Data sets that are read when they are needed: their index, its faults, files that change, and their samples."""
 
+from __future__ import annotations
+
+import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from diffnet.data import (
     fill_cache,
     index_classes,
     index_dataset,
+    index_targets,
     load_classes,
     load_dataset,
     make_sample,
@@ -31,10 +36,12 @@ from diffnet.data import (
 from diffnet.data.folders import index
 from diffnet.data.folders.index import index_path
 from diffnet.data.folders.indexed import IndexedMeshes
+from diffnet.data.prepared import PreparedSamples, prepared_samples
 from diffnet.data.stored import OnDemand
-from diffnet.geometry import mesh_edges
+from diffnet.geometry import file_state, load_mesh, mesh_edges
+from diffnet.viz import write_ply
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*look shuffled")]
 
 SIZES = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 2}  # subdivisions; a, b and c are for training
 
@@ -269,3 +276,148 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
 def test_an_index_error_of_an_item_is_not_the_end() -> None:
     with pytest.raises(IndexError, match="list index"):
         list(OnDemand(2, lambda i: [1][i]))
+
+
+# ---- files that others replace ----
+
+
+def write_with_arrays(root: Path) -> Path:
+    """Two training meshes and a test mesh with labels, an own array and a target at each vertex."""
+    for seed, place in enumerate(("train/a", "train/b", "test/c")):
+        mesh = ellipsoid(seed, 1)
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_ply(path.with_suffix(".ply"), mesh)
+        path.with_suffix(".txt").write_text("0\n" * 20 + "1\n" * (len(mesh.verts) - 20))
+        np.save(f"{path}.shade.npy", mesh.verts[:, 0])
+        np.save(f"{path}.depth.npy", mesh.verts[:, 2])
+    return root
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Replace a file by another one of the same size and time of modification, as `cp -p` or `rsync -t` do."""
+    before = path.stat()
+    write(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that have just been written are settled, as those of other people are."""
+    monkeypatch.setattr(file_state, "SETTLED", -1)
+
+
+@pytest.mark.usefixtures("settled")
+def test_replaced_files_give_what_an_empty_cache_gives(tmp_path: Path) -> None:
+    root, cache = write_with_arrays(tmp_path / "set"), tmp_path / "cache"
+    index_targets(root, cache, "file:depth")
+    before = index_dataset(root, cache)
+    array_statistics(before.train, "file:shade")
+    replace_file(root / "train" / "a.txt", lambda path: path.write_text(path.read_text().replace("1", "2")))
+    replace_file(root / "train" / "b.ply", lambda path: write_ply(path, ellipsoid(7, 1)))
+    replace_file(root / "train" / "b.shade.npy", lambda path: np.save(path, 3 * np.load(path)))
+    replace_file(root / "test" / "c.depth.npy", lambda path: np.save(path, 3 * np.load(path)))
+    now, afresh = (index_dataset(root, folder) for folder in (cache, tmp_path / "empty"))
+    assert now.label_names == afresh.label_names == ["0", "1", "2"]
+    assert isinstance(now.train, IndexedMeshes)
+    assert isinstance(afresh.train, IndexedMeshes)
+    assert now.train.key == afresh.train.key
+    for item, other in zip(now.train, load_dataset(root).train, strict=True):
+        np.testing.assert_array_equal(item.labels, other.labels)
+        np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
+    assert array_statistics(now.train, "file:shade") == array_statistics(afresh.train, "file:shade")
+    both = [index_targets(root, folder, "file:depth").test for folder in (cache, tmp_path / "empty")]
+    np.testing.assert_array_equal(both[0][0].labels, both[1][0].labels)
+    np.testing.assert_allclose(both[0][0].labels[:, 0], 3 * ellipsoid(2, 1).verts[:, 2])
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_copy_with_its_cache_is_recognized_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have other inodes and times. Afterwards, their state is enough."""
+    root, cache = write_with_arrays(tmp_path / "set"), tmp_path / "cache"
+    before = index_dataset(root, cache)
+    for folder in (root, cache):
+        shutil.copytree(folder, tmp_path / "copy")
+        shutil.rmtree(folder)
+        (tmp_path / "copy").rename(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "read_file", None)
+        again = index_dataset(root, cache)
+        assert isinstance(again.train, IndexedMeshes)
+        assert isinstance(before.train, IndexedMeshes)
+        assert (again.train.key, again.train.digest(1)) == (before.train.key, before.train.digest(1))
+        assert len(before.train[0].labels)  # a set that is open goes on
+        patch.setattr(file_state, "hash_of_content", None)
+        index_dataset(root, cache)
+
+
+@pytest.mark.usefixtures("settled")
+def test_buffers_of_gltf_files_count(tmp_path: Path) -> None:
+    mesh = ellipsoid(0, 1)
+    parts = [mesh.verts.astype("<f4").tobytes(), mesh.faces.astype("<u2").tobytes()]
+    views = [{"buffer": 0, "byteOffset": 0, "byteLength": len(parts[0])}]
+    views.append({"buffer": 0, "byteOffset": len(parts[0]), "byteLength": len(parts[1])})
+    sizes = {"count": len(mesh.verts), "min": mesh.verts.min(0).tolist(), "max": mesh.verts.max(0).tolist()}
+    header = {
+        "asset": {"version": "2.0"},
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [{"attributes": {"POSITION": 0}, "indices": 1}]}],
+        "accessors": [
+            {"bufferView": 0, "componentType": 5126, "type": "VEC3", **sizes},
+            {"bufferView": 1, "componentType": 5123, "type": "SCALAR", "count": mesh.faces.size},
+        ],
+        "bufferViews": views,
+        "buffers": [{"uri": "a.bin", "byteLength": sum(map(len, parts))}],
+    }
+    path = tmp_path / "a.gltf"
+    path.write_text(json.dumps(header))
+    (tmp_path / "a.bin").write_bytes(b"".join(parts))
+    before = file_state.file_identity(path)
+    assert len(load_mesh(path, tmp_path / "cache").verts) == 42
+    replace_file(tmp_path / "a.bin", lambda file: file.write_bytes((2 * mesh.verts).astype("<f4").tobytes() + parts[1]))
+    assert file_state.file_identity(path, before).content != before.content
+    np.testing.assert_allclose(load_mesh(path, tmp_path / "cache").verts, 2 * mesh.verts, rtol=1e-6)
+
+
+def test_a_cache_of_another_user_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that were written with umask 077 give one warning for reading and one for writing."""
+    root, cache = write_with_arrays(tmp_path / "set"), tmp_path / "cache"
+    options = Preprocessing(k=8, features="log-hks")
+
+    def samples() -> PreparedSamples:
+        items = index_dataset(root, cache).train
+        return prepared_samples(
+            items,
+            options,
+            cache,
+            None,
+            "vertices",
+            lambda sources, ready: fill_cache(sources, options, cache, 1, ready=ready),
+            memory=2**30,
+        )
+
+    before = list(samples())
+    refused, access = {"open": Path.open, "touch": Path.touch}, os.access
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def call(path: Path, *arguments: Any, **options: Any) -> Any:
+            if path.is_relative_to(cache):
+                raise PermissionError(13, "Permission denied", str(path))
+            return refused[name](path, *arguments, **options)
+
+        return call
+
+    for name in refused:
+        monkeypatch.setattr(Path, name, refusing(name))
+    monkeypatch.setattr(os, "access", lambda path, *mode: cache not in Path(path).parents and access(path, *mode))
+    with pytest.warns(UserWarning, match="can't be") as found:
+        features = [sample.features for sample in samples()]
+    torch.testing.assert_close(features, [sample.features for sample in before], rtol=0, atol=0)
+    texts = [str(each.message) for each in found if "cache folder" in str(each.message)]
+    assert texts == [
+        f"entries of the cache folder {cache} can't be read and are computed again (Permission denied)",
+        f"entries of the cache folder {cache} can't be written (Permission denied)",
+    ]
