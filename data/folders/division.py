@@ -133,8 +133,7 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     places = [root] if deep else [root / name for name in MESH_FOLDERS]
     parts, others = _chosen(root, part_folders(root, meshes_below if deep else None), rule)
     if not parts:
-        folder = next(filter(has_meshes, places), root)
-        return divided(root, meshes_of(folder), folder, rule)
+        return divided(root, meshes_of(next(filter(has_meshes, places), root)), rule)
     division = in_parts((part, mesh) for folder, part in parts.items() for mesh in meshes_of(folder))
     source = f"by the folders {listing(folder.name for folder in parts)}"
     used = {mesh for meshes in division.values() for mesh in meshes}
@@ -144,9 +143,9 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     return _check(root, Division(division, source, tuple(left_out)), rule, mesh_stem)
 
 
-def divided(root: Path, meshes: Sequence[Path], folder: Path, rule: Rule) -> Division[Path]:
+def divided(root: Path, meshes: Sequence[Path], rule: Rule) -> Division[Path]:
     """The meshes of each part, by the lists in `root`, else at random. See `find_parts`."""
-    return divide(root, meshes, rule, folder=folder).of(meshes.__getitem__)
+    return divide(root, meshes, rule).of(meshes.__getitem__)
 
 
 def divide(
@@ -154,14 +153,11 @@ def divide(
     paths: Sequence[Path],
     rule: Rule,
     names: Sequence[str] | None = None,
-    *,
-    folder: Path | None = None,
     kinds: Sequence[Any] | None = None,
 ) -> Division[int]:
     """The numbers of the meshes of each part, by the lists in `root`, else at random. See `find_parts`.
 
     names: of the meshes; by default those of their files, which must differ
-    folder: that has the meshes, for messages
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
     stems = list(map(mesh_stem, paths))
@@ -169,7 +165,7 @@ def divide(
     lists, others = _chosen(root, lists_in(root, set(stems)), rule)
     if lists:
         files = {file: part for file, part in lists.items() if part == "test" or counts_train(root, rule.needs_train)}
-        parts = _listed(root, texts, paths, folder or root, files)
+        parts = _listed(root, texts, paths, files)
         source = f"{BY_LISTS} {listing(file.name for file in lists)}"
         rest = [texts[i] for i in sorted({*numbers}.difference(*parts.values()))] if rule.needs_train else []
         left_out += [f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(rest)}"] * bool(rest)
@@ -218,9 +214,7 @@ def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     return lists
 
 
-def _listed(
-    root: Path, names: Sequence[str], paths: Sequence[Path], folder: Path, files: dict[Path, Part]
-) -> dict[Part, list[int]]:
+def _listed(root: Path, names: Sequence[str], paths: Sequence[Path], files: dict[Path, Part]) -> dict[Part, list[int]]:
     """The numbers of the meshes in lists, in their order. Lists of one part may name the same.
 
     A line is the name or the path of a mesh, with or without its extension. Else it is the beginning of their names or
@@ -249,7 +243,7 @@ def _listed(
         lines = read_lines(file)
         numbers = [find(file, line) for line in lines]
         if unknown := [line for line, own in zip(lines, numbers, strict=True) if not own]:
-            raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
+            raise DataError(f"{file}: no mesh in {paths[0].parent if paths else root} for {listing(unknown)}")
         before = set(parts[part])
         parts[part] += [i for own in numbers for i in own if i not in before]
     return parts

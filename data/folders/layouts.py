@@ -76,8 +76,7 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
     if layout == "rna":
         train, to_classes = rule.needs_train, _rna_classes  # the classes are always the same
     if layout in ("rna", "coseg"):
-        folder = root / ("off" if layout == "rna" else "shapes")
-        parts = divided(root, meshes_in(folder, (".off",)), folder, rule)
+        parts = divided(root, meshes_in(root / ("off" if layout == "rna" else "shapes"), (".off",)), rule)
         if layout == "rna" and not parts.source.startswith(BY_LISTS):
             raise DataError(f"{root}: the layout rna needs train.txt and test.txt")
     elif layout == "meshcnn":

@@ -94,7 +94,7 @@ def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[s
     """The rows of each part, by their own splits, else by `divide`."""
     if rows[0].split:
         return Division(in_parts((row.split or "test", row) for row in rows), source)
-    numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds=kinds)
+    numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
     return numbers.of(rows.__getitem__)
 
 
