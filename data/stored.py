@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
@@ -55,6 +55,8 @@ class OnDemand(LazySequence[T_co]):
         return self._count
 
     def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[n] for n in range(*i.indices(self._count))]
         if not 0 <= i < self._count:
             raise IndexError(i)
         return self._compute(i)
@@ -303,25 +305,23 @@ def computed_for_all(
 
     See `precompute_all` for calls from a script. Raises the errors of `work`.
     """
-    long = [i for i, item in enumerate(items) if is_long(item)]
-    in_workers = set(long)
-    results = {}
+    numbers: dict[bool, list[int]] = {True: [], False: []}
     for i, item in enumerate(items):
-        if i not in in_workers:
-            results[i] = work(item)
+        numbers[bool(is_long(item))].append(i)
+    results = {}
+    for long, own in numbers.items():
+        for n, result in computed(work, [items[i] for i in own], jobs if long else 1, 1):
+            results[own[n]] = result
             advance()
-    for n, result in computed_in_chunks(partial(results_of, work), [items[i] for i in long], jobs, 1):
-        results[long[n]] = result
-        advance()
     return [results[i] for i in range(len(items))]
 
 
-def computed_in_chunks(
-    work: Callable[[Sequence[S]], Sequence[T]], items: Sequence[S], jobs: int | None = None, size: int = CHUNK
+def computed(
+    work: Callable[[S], T], items: Sequence[S], jobs: int | None = None, size: int = CHUNK
 ) -> Iterator[tuple[int, T]]:
     """The position and the result of each item, as they come. Worker processes take several items in one call.
 
-    work: picklable; it gets some of the items and returns the result of each
+    work: picklable
     items: read once each
     jobs: number of processes; by default one for each core. If it is 1, this process does the work.
     size: the most items in one call
@@ -332,12 +332,16 @@ def computed_in_chunks(
     jobs = min(jobs or available_cores(), len(starts))
     if jobs <= 1:
         for start in starts:
-            yield from enumerate(work(items[start : start + size]), start)
+            yield from enumerate(map(work, items[start : start + size]), start)
         return
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-        running = {pool.submit(work, items[start : start + size]): start for start in starts}
+        running = {pool.submit(_results, work, items[start : start + size]): start for start in starts}
         for future in as_completed(running):
             yield from enumerate(future.result(), running[future])
+
+
+def _results(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    return list(map(work, items))
 
 
 def remembered(
@@ -358,13 +362,11 @@ def remembered(
 
     Raises the errors of `work`. See `precompute_all` for calls from a script.
     """
-    if not isinstance(items, StoredMeshes):
-        return computed_for_all(work, items, lambda _: is_long, jobs, advance)
     results = recalled(items, *about)
     if results is None:
         results = [None] * len(items)
-        size = 1 if is_long else CHUNK
-        for i, result in computed_in_chunks(partial(results_of, work), items, jobs, size):
+        jobs = jobs if is_long or isinstance(items, StoredMeshes) else 1  # others take as long to send
+        for i, result in computed(work, items, jobs, 1 if is_long else CHUNK):
             results[i] = result
             advance()
         remember(results, items, *about)
@@ -395,10 +397,6 @@ def remember(results: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) 
 
 def _facts_path(cache_dir: str, key: str, about: Sequence[Any]) -> Path:
     return entry_path(cache_dir, cache_key({}, facts=about, of=key), "facts")
-
-
-def results_of(work: Callable[[LabeledMesh], Any], items: Sequence[LabeledMesh]) -> list[Any]:
-    return [work(item) for item in items]
 
 
 def content_hash(*arrays: NDArray[Any]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from diffnet.data.folders.sources import TARGETS, FileValues, read_source, read_targets
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.stored import computed_in_chunks, content_hash
+from diffnet.data.stored import computed, content_hash
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.elements.polygons import file_edges
@@ -96,12 +96,12 @@ def indexed(
         if (facts := known.get(key)) is None or facts[0].state != state_number(path)
     ]
     if stale:
-        describe = partial(describe_files, cache_dir=cache_dir)
+        describe = partial(describe_file, cache_dir=cache_dir)
         failed: dict[tuple[str, str], str] = {}
         new: _Known = {}
         stored = time.monotonic()
         try:
-            for position, result in computed_in_chunks(describe, stale, jobs, CHUNK):
+            for position, result in computed(describe, stale, jobs, CHUNK):
                 kind, path, _ = stale[position]
                 key = kind, os.path.join(here, path)
                 if isinstance(result, str):
@@ -177,17 +177,14 @@ def _store(place: Path, new: _Known) -> None:
     write_entry(place, {"index": np.frombuffer(json.dumps(columns).encode(), np.uint8)})
 
 
-def describe_files(work: Sequence[tuple[str, str, Facts | None]], cache_dir: str | os.PathLike[str]) -> list[Any]:
-    """Read files, given as (kind, path, what was known). Returns identity and facts, or an error message, for each."""
-    return [_describe(kind, Path(path), known, cache_dir) for kind, path, known in work]
-
-
-def _describe(kind: str, path: Path, known: Facts | None, cache_dir: str | os.PathLike[str]) -> Facts | str:
+def describe_file(work: tuple[str, str, Facts | None], cache_dir: str | os.PathLike[str]) -> Facts | str:
+    """Read a file, given by kind, path and what was known of it. Returns identity and facts, or an error message."""
+    kind, path, before = work
     try:
-        identity = identity_of(path, known and known[0])  # before reading: a file that changes is then read again
-        if known is not None and identity.content == known[0].content:
-            return identity, known[1]
-        return identity, () if kind == "other" else facts_of(read_file(kind, path, cache_dir))
+        identity = identity_of(path, before and before[0])  # before reading: a file that changes is then read again
+        if before is not None and identity.content == before[0].content:
+            return identity, before[1]
+        return identity, () if kind == "other" else facts_of(read_file(kind, Path(path), cache_dir))
     except DiffnetError as e:
         return str(e)
 

@@ -217,18 +217,19 @@ def test_an_index_keeps_what_another_process_adds(tmp_path: Path, read: list[str
     shutil.move(place, other := tmp_path / "other")
     (root / "test" / "more.ply").rename(tmp_path / "more.ply")
     (root / "test" / "more.txt").rename(tmp_path / "more.txt")
-    noted = index.describe_files
+    noted = index.describe_file
 
-    def meanwhile(work: Any, cache_dir: Any) -> list[Any]:
+    def meanwhile(work: Any, cache_dir: Any) -> Any:
         result = noted(work, cache_dir)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(other, place)
-        (tmp_path / "more.ply").rename(root / "test" / "more.ply")
-        (tmp_path / "more.txt").rename(root / "test" / "more.txt")
+        if not (root / "test" / "more.ply").exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(other, place)
+            (tmp_path / "more.ply").rename(root / "test" / "more.ply")
+            (tmp_path / "more.txt").rename(root / "test" / "more.txt")
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "describe_files", meanwhile)
+        patch.setattr(index, "describe_file", meanwhile)
         index_dataset(root, cache)
     read.clear()
     assert len(index_dataset(root, cache).test) == 3
