@@ -11,14 +11,14 @@ from .conversion import (
     with_labels_at,
     without_classes,
 )
-from .decimation import (
+from .derived import (
     decimated,
     decimated_to_score,
     interpolation_weights,
+    make_variants,
     transferred_labels,
     with_few_faces,
 )
-from .derived import make_variants
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from diffnet.data.decimation import Weights
+from diffnet.data.derived import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt

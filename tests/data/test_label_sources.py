@@ -25,8 +25,8 @@ from diffnet.data import (
     load_targets,
     own_arrays,
 )
-from diffnet.data.folders.agreement import agreement
 from diffnet.data.folders.numbers import is_label_table
+from diffnet.data.folders.sets import agreement
 from diffnet.data.folders.sources import read_source
 from diffnet.geometry import Mesh, load_mesh, make_mesh
 
