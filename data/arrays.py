@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Statistics, array_names, feature_parts
 from diffnet.data.folders.index import contents_of
-from diffnet.data.folders.numbers import check_vertex_numbers, read_array
 from diffnet.data.folders.sources import array_files, arrays_in_mesh_file, only_file
 from diffnet.data.labeled import DataError, LabeledMesh
+from diffnet.data.numbers import check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.preprocessing.options import ScaleRule, counts_all

@@ -27,9 +27,9 @@ from diffnet.data.folders.files import (
     meshes_in,
     part_of,
 )
-from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import PART_LIST
 from diffnet.data.labeled import DataError, counted
+from diffnet.data.numbers import read_lines
 from diffnet.geometry import FORMATS
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem

@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sources import PART_LIST, holds_labels
 from diffnet.data.labeled import DataError
+from diffnet.data.numbers import is_label_table
 from diffnet.geometry import FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 

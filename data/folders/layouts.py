@@ -24,9 +24,9 @@ from diffnet.data.folders.files import (
 )
 from diffnet.data.folders.index import ValueFacts
 from diffnet.data.folders.labels import Classes, number_classes
-from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import read_source
 from diffnet.data.labeled import DataError, LabelsAt
+from diffnet.data.numbers import read_lines
 from diffnet.geometry import FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem
 

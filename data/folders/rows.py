@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 from diffnet.data.feature_names import TARGET_TABLE
 from diffnet.data.folders.division import Division, Rule, divide, in_parts, part_folders
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, meshes_in, part_of
-from diffnet.data.folders.numbers import check_names, parse_number, table_lines
 from diffnet.data.labeled import DataError, counted
+from diffnet.data.numbers import check_names, parse_number, table_lines
 from diffnet.geometry import FORMATS
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix

@@ -387,7 +387,7 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
     for part in (data.train, data.validation, data.test):
         items = some_of(part, LOOKED_AT)
         rows = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)
-        each = enumerate(map(Agreement._make, rows))
+        each = enumerate(Agreement(*row) for row in rows)
         shuffled += [(items[i].mesh.name, numbers) for i, numbers in each if numbers.is_chance]
         count += len(items)
     if shuffled:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.feature_names import COLORS, FILE_PREFIX
-from diffnet.data.folders.numbers import checked_columns, read_columns, read_labels, text_of
 from diffnet.data.labeled import DataError, LabelsAt
+from diffnet.data.numbers import checked_columns, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS, VTK_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix

@@ -25,9 +25,9 @@ from diffnet.data import (
     load_targets,
     own_arrays,
 )
-from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sets import agreement
 from diffnet.data.folders.sources import read_source
+from diffnet.data.numbers import is_label_table
 from diffnet.geometry import Mesh, load_mesh, make_mesh
 
 QUADS = ([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (2, 0, 0), (2, 1, 0)], [(0, 1, 2, 3), (1, 4, 5, 2)])

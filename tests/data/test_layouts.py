@@ -11,8 +11,8 @@ import pytest
 from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, same_items, write
 
 from diffnet.data import LAYOUTS, load_dataset
-from diffnet.data.folders.numbers import read_labels
 from diffnet.data.labeled import UNLABELED, DataError
+from diffnet.data.numbers import read_labels
 from diffnet.geometry import MeshError, mesh_edges
 
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
