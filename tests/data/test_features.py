@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trimesh
 from rich.console import Console
 from scipy.spatial import cKDTree
 from set_files import write_ply
@@ -153,22 +154,13 @@ def test_normals_are_those_of_the_frames(prepared: tuple[Mesh, Operators]) -> No
 
 @pytest.mark.parametrize("cloud", [False, True])
 def test_curvature_of_a_torus(cloud: bool) -> None:
-    rng = np.random.default_rng(0)
-    n, m, big, small = 60, 24, 1.0, 0.4
-    i, j = np.meshgrid(np.arange(n), np.arange(m), indexing="ij")
-    u, v = ((x + rng.uniform(-0.2, 0.2, i.shape)).reshape(-1) * 2 * np.pi / c for x, c in ((i, n), (j, m)))
-    verts = np.stack(
-        [(big + small * np.cos(v)) * np.cos(u), (big + small * np.cos(v)) * np.sin(u), small * np.sin(v)], 1
-    )
-
-    def number(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        return (i % n) * m + j % m
-
-    triangles = [
-        (number(i, j), number(i + 1, j), number(i + 1, j + 1)),
-        (number(i, j), number(i + 1, j + 1), number(i, j + 1)),
-    ]
-    faces = np.concatenate([np.stack(corners, -1).reshape(-1, 3) for corners in triangles])
+    rng, big, small = np.random.default_rng(0), 1.0, 0.4
+    torus = trimesh.creation.torus(big, small, major_sections=60, minor_sections=24)
+    x, y, z = torus.vertices.T
+    u = np.arctan2(y, x) + rng.uniform(-0.02, 0.02, len(x))
+    v = np.arctan2(z, np.hypot(x, y) - big) + rng.uniform(-0.05, 0.05, len(x))
+    around = big + small * np.cos(v)
+    verts, faces = np.stack([around * np.cos(u), around * np.sin(u), small * np.sin(v)], 1), torus.faces
     gaussian = np.cos(v) / (small * (big + small * np.cos(v)))
     mean = (1 / small + np.cos(v) / (big + small * np.cos(v))) / 2
     found = curvature(precompute(verts if cloud else (verts, faces), k=0)).numpy()

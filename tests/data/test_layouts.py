@@ -447,13 +447,24 @@ def test_a_mesh_with_and_without_gz(tmp_path: Path, layout: str) -> None:
 # ---------------------------------------------------------------- label files
 
 
+EXTREMES = [-(2**63), 2**63 - 1, 2**53 + 1]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("1\n2\n\n-3", [1, 2, -3]), (" 1 2\t+3\r\n", [1, 2, 3]), ("1.000e+00 2. -0.0", [1, 2, 0]), ("\ufeff5", [5])],
+    [
+        ("1\n2\n\n-3", [1, 2, -3]),
+        (" 1 2\t+3\r\n", [1, 2, 3]),
+        ("1.000e+00 2. -0.0", [1, 2, 0]),
+        ("\ufeff5", [5]),
+        (EXTREMES, EXTREMES),
+        (np.array(EXTREMES), EXTREMES),
+        *((np.array([0, 3, 100], dtype), [0, 3, 100]) for dtype in ("i1", "u1", "i8", "u8", "f2", "f8", ">i4")),
+    ],
 )
-def test_text_labels(tmp_path: Path, content: str, expected: list[int]) -> None:
-    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
-    labels = read_labels(tmp_path / "a.txt")
+def test_label_files(tmp_path: Path, content: Any, expected: list[int]) -> None:
+    name = "a.npy" if isinstance(content, np.ndarray) else "a.txt"
+    labels = read_labels(write(tmp_path, {name: content}) / name)
     assert labels.tolist() == expected
     assert labels.dtype == np.int64
 
@@ -478,20 +489,6 @@ def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
     with pytest.raises(DataError, match=r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB"):
         read_labels(tmp_path / "a.txt.gz")
-
-
-def test_extreme_labels_survive(tmp_path: Path) -> None:
-    extremes = [-(2**63), 2**63 - 1, 2**53 + 1]
-    write(tmp_path, {"a.txt": extremes, "b.npy": np.array(extremes)})
-    assert read_labels(tmp_path / "a.txt").tolist() == read_labels(tmp_path / "b.npy").tolist() == extremes
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, np.float16, np.float64, ">i4"])
-def test_npy_labels(tmp_path: Path, dtype: str | type) -> None:
-    write(tmp_path, {"a.npy": np.array([0, 3, 100], dtype)})
-    labels = read_labels(str(tmp_path / "a.npy"))
-    assert labels.tolist() == [0, 3, 100]
-    assert labels.dtype == np.int64
 
 
 @pytest.mark.parametrize(
