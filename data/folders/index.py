@@ -199,13 +199,17 @@ def read_file(kind: str, path: Path, cache_dir: str | os.PathLike[str] | None) -
     return read_source(path) if kind == "labels" else read_targets(path, kind.partition(" ")[2])
 
 
-def facts_of(content: Mesh | FileValues) -> Any:
-    """What the index knows of the content of a file: `MeshFacts` or `ValueFacts`."""
+def facts_of(content: Mesh | FileValues, *, edges: bool = True, hashes: bool = True) -> Any:
+    """What the index knows of the content of a file: `MeshFacts` or `ValueFacts`.
+
+    edges, hashes: whether edges are counted (else there are -1), and whether there are hashes. Both take time.
+    """
     if isinstance(content, Mesh):
-        sizes = len(content.verts), len(content.faces), content.polygon_count, len(file_edges(content))
-        return MeshFacts(*sizes, content_hash(content.verts, content.faces))
+        count = len(file_edges(content)) if edges else -1
+        digest = content_hash(content.verts, content.faces) if hashes else ""
+        return MeshFacts(len(content.verts), len(content.faces), content.polygon_count, count, digest)
     values, elements = content.values, content.elements
-    digest = content_hash(values, *([] if elements is None else [elements]))
+    digest = content_hash(values, *([] if elements is None else [elements])) if hashes else ""
     distinct = (~np.isnan(values)).any(0) if content.kind == TARGETS else np.unique(values)
     rows = len(values) if elements is None else -1
     return ValueFacts(rows, content.kind, content.at, content.names, distinct.tolist(), digest)

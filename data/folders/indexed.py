@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -117,8 +117,8 @@ class Index(NamedTuple):
     cache_dir: str | os.PathLike[str]
     jobs: int | None
 
-    def facts(self, files: Mapping[str, Sequence[Path]]) -> dict[str, list[Facts]]:
-        """What is known of the files, by their kinds, see `indexed`."""
+    def facts(self, files: Mapping[str, Sequence[Path]], edges: bool = False) -> dict[str, list[Facts]]:
+        """What is known of the files, by their kinds, see `indexed`. edges: whether those of meshes matter"""
         return indexed(self.root, files, self.cache_dir, self.jobs)
 
     def dataset(self, **fields: Any) -> IndexedDataset:
@@ -160,11 +160,12 @@ class Whole:
         self._cache_dir = cache_dir
         self._contents: dict[str, list[Any]] = {}
 
-    def facts(self, files: Mapping[str, Sequence[Path]]) -> dict[str, list[Facts]]:
+    def facts(self, files: Mapping[str, Sequence[Path]], edges: bool = False) -> dict[str, list[Facts]]:
         # Meshes come last: labels load fast, so their faults show before minutes of reading meshes.
         for kind in [*files][::-1]:
             self._contents[kind] = [read_file(kind, path, self._cache_dir) for path in files[kind]]
-        return {kind: [(FileIdentity(0, ""), facts_of(content)) for content in self._contents[kind]] for kind in files}
+        nothing, facts = FileIdentity(0, ""), partial(facts_of, edges=edges, hashes=False)
+        return {kind: [(nothing, facts(content)) for content in self._contents[kind]] for kind in files}
 
     def dataset(self, **fields: Any) -> LabeledMeshes:
         return LabeledMeshes(**fields)

@@ -263,7 +263,7 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
 def labels_beside(mesh: Mesh) -> list[MeshArray]:
     """The labels in files beside the file of a mesh that have its name. Files of other content are left out."""
     labels, path = [], Path(str(mesh.path))
-    sizes = facts_of(mesh)
+    sizes = facts_of(mesh, edges=False, hashes=False)
     for suffix in (".txt", ".npy", ".seg", ".csv", ".json"):
         file = path.with_name(mesh_stem(path) + suffix)
         with suppress(DataError):  # other content

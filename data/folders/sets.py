@@ -261,7 +261,7 @@ def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
     layout_files = find_files(root, layout, rule)
     parts, labels = layout_files.parts, layout_files.labels
     meshes = parts.every
-    facts = files.facts({"mesh": meshes, "labels": labels})
+    facts = files.facts({"mesh": meshes, "labels": labels}, layout_files.at == "edges")
     classes = layout_files.to_classes({path: entry for path, (_, entry) in zip(labels, facts["labels"], strict=True)})
     # Without the training part, its label files may still tell the classes.
     labels, facts["labels"] = labels[-len(meshes) :], facts["labels"][-len(meshes) :]
@@ -300,7 +300,7 @@ def _targets(root: Path, targets: str | None, rule: Rule, files: _Files) -> Any:
         parts = parts if rule.needs_train else parts.of_test()
         meshes = parts.every
         kinds = {"mesh": meshes} | {f"targets {name}": [find_targets(mesh, name) for mesh in meshes] for name in names}
-        facts = files.facts(kinds)
+        facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
