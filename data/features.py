@@ -65,16 +65,9 @@ def fill_cache(
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
     remove_abandoned(cache_dir)
+    normalize = options.normalize
     return many.fill_cache(
-        sources,
-        options.decisive,
-        cache_dir,
-        jobs,
-        advance,
-        device,
-        ready,
-        normalize=options.normalize,
-        positions=positions,
+        sources, options.decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
     )
 
 

@@ -18,13 +18,7 @@ from diffnet.data.folders.files import label_files, natural, pair_labels
 from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
 from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, counted
-from diffnet.data.numbers import (
-    check_names,
-    check_vertex_numbers,
-    read_columns,
-    read_labels,
-    read_lines,
-)
+from diffnet.data.numbers import check_names, check_vertex_numbers, read_columns, read_labels, read_lines
 from diffnet.data.stored import with_change
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.polygons import on_triangles

@@ -152,10 +152,7 @@ def test_coseg(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["princeton", "auto"])
-@pytest.mark.parametrize(
-    ("meshes", "segs"),
-    [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")],
-)
+@pytest.mark.parametrize(("meshes", "segs"), [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")])
 def test_princeton_labels_faces(tmp_path: Path, layout: str, meshes: str, segs: str) -> None:
     files = {f"{meshes}{i}.off": FAN for i in (1, 2, 10)} | {f"{segs}{i}.seg": [0, i, 3] for i in (1, 2, 10)}
     data = load_dataset(write(tmp_path, files), layout, test_fraction=0.01)
