@@ -250,10 +250,10 @@ def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...
     ('leg', 'arm')
     """
     numbers = {str(i): name for i, name in enumerate(names)}
-    unknown = [name for name in given if name not in names and name not in numbers]
-    if unknown:
+    others = [name for name in given if name not in names and name not in numbers]
+    if others:
         named = f"a name ({_first(names)}) or a number from 0 to {len(names) - 1}"
-        raise DataError(f"there is no class {unknown[0]!r}. Give {named}")
+        raise DataError(f"there is no class {others[0]!r}. Give {named}")
     return tuple(name if name in names else numbers[name] for name in given)
 
 

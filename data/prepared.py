@@ -120,7 +120,7 @@ class PreparedSamples(LazySequence[Sample]):
         arrays: Arrays = {"features": sample.features.numpy(), "labels": sample.labels.numpy()}
         arrays["faces"] = mesh.faces.astype(np.int32)
         if interpolation is not None:
-            arrays |= {own: tensor.numpy() for own, tensor in interpolation.tensors.items()}
+            arrays |= {key: tensor.numpy() for key, tensor in interpolation.tensors.items()}
         if self._options.basis != "float32":
             arrays["verts"] = verts
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}

@@ -242,10 +242,10 @@ def _listed(root: Path, names: Sequence[str], paths: Sequence[Path], files: dict
     for file, part in files.items():
         lines = read_lines(file)
         numbers = [find(file, line) for line in lines]
-        if unknown := [line for line, own in zip(lines, numbers, strict=True) if not own]:
+        if unknown := [line for line, rows in zip(lines, numbers, strict=True) if not rows]:
             raise DataError(f"{file}: no mesh in {paths[0].parent if paths else root} for {listing(unknown)}")
         before = set(parts[part])
-        parts[part] += [i for own in numbers for i in own if i not in before]
+        parts[part] += [i for rows in numbers for i in rows if i not in before]
     return parts
 
 

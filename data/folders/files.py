@@ -88,7 +88,7 @@ def pair_labels(meshes: list[Path], place: Path | None, suffixes: tuple[str, ...
     """
     stems = set(map(mesh_stem, meshes))
     places = {folder: [place or Path(folder)] for folder in map(os.path.dirname, meshes)}
-    files = {own: _by_stem(own, suffixes, stems) for own in dict.fromkeys(chain(*places.values()))}
+    files = {path: _by_stem(path, suffixes, stems) for path in dict.fromkeys(chain(*places.values()))}
     return _paired(meshes, places, files, suffixes)
 
 
@@ -107,13 +107,13 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...], stems: set[str]) -> _BySte
 
 
 def _paired(
-    meshes: list[Path], places: dict[str, list[Path]], found: dict[Path, _ByStem], suffixes: tuple[str, ...]
+    meshes: list[Path], places: dict[str, list[Path]], labels: dict[Path, _ByStem], suffixes: tuple[str, ...]
 ) -> list[Path]:
-    """See `pair_labels`. places: for each folder of meshes, those of label files. found: the label files of these"""
+    """See `pair_labels`. places: for each folder of meshes, those of label files. labels: the files there"""
     paired, missing = [], []
     for mesh in meshes:
         stem = mesh_stem(mesh)
-        files = [file for place in places[os.path.dirname(mesh)] for file in found[place].get(stem, ())]
+        files = [file for place in places[os.path.dirname(mesh)] for file in labels[place].get(stem, ())]
         if len(files) > 1:
             files = [file for file in files if mesh_suffix(file) != ".json"] or files
         if len(files) > 1:

@@ -88,12 +88,12 @@ def indexed(
     place = index_path(root, cache_dir)
     here = os.getcwd()  # `os.path.abspath` takes several times as long as `join`
     keys = {kind: [(kind, os.path.join(here, path)) for path in paths] for kind, paths in files.items()}
-    known = _read(place)
+    table = _read(place)
     stale = [
         (kind, os.fspath(path), facts)
         for kind, paths in files.items()
         for path, key in zip(paths, keys[kind], strict=True)
-        if (facts := known.get(key)) is None or facts[0].state != state_number(path)
+        if (facts := table.get(key)) is None or facts[0].state != state_number(path)
     ]
     if stale:
         describe = partial(describe_file, cache_dir=cache_dir)
@@ -116,12 +116,12 @@ def indexed(
                 _store(place, new)
         if failed:
             # Files of labels are in the order of the meshes, and there may be more of them before.
-            meshes = {n for own in keys.values() for n, key in enumerate(own, -len(own)) if key in failed}
+            meshes = {n for entries in keys.values() for n, key in enumerate(entries, -len(entries)) if key in failed}
             total = max(map(len, files.values()))
             count = "" if total == 1 else f"{len(meshes)} of {total} meshes can't be used: "
             raise DataError(count + some_reasons([*failed.values()]))
-        known |= new
-    return {kind: [known[key] for key in own] for kind, own in keys.items()}
+        table |= new
+    return {kind: [table[key] for key in entries] for kind, entries in keys.items()}
 
 
 def contents_of(paths: Sequence[Path], cache_dir: str | os.PathLike[str] | None, jobs: int | None = 1) -> list[str]:
@@ -132,7 +132,7 @@ def contents_of(paths: Sequence[Path], cache_dir: str | os.PathLike[str] | None,
     if cache_dir is None or not paths:
         return [identity_of(path).content for path in paths]
     root = Path(os.path.commonpath(list(map(os.path.abspath, paths))))
-    return [own.content for own, _ in indexed(root, {"other": paths}, cache_dir, jobs)["other"]]
+    return [identity.content for identity, _ in indexed(root, {"other": paths}, cache_dir, jobs)["other"]]
 
 
 def index_path(root: Path, cache_dir: str | os.PathLike[str]) -> Path:
@@ -150,16 +150,16 @@ def identity_of(path: str | os.PathLike[str], before: FileIdentity | None = None
 
 def _read(place: Path) -> _Known:
     """The stored index. Empty if there is none and, with a warning, if its file is damaged."""
-    known: _Known = {}
+    table: _Known = {}
 
     def check(arrays: Arrays) -> None:
         for kind, columns in json.loads(arrays["index"].tobytes()).items():
             paths, states, contents, *facts = columns
             make = _KINDS[kind.partition(" ")[0]]  # raises TypeError for another number
             each = map(make, *facts) if facts else repeat(make())
-            known.update(zip(zip(repeat(kind), paths), zip(map(FileIdentity, states, contents), each)))  # noqa: B905
+            table.update(zip(zip(repeat(kind), paths), zip(map(FileIdentity, states, contents), each)))  # noqa: B905
 
-    return {} if read_entry(place, check) is None else known
+    return {} if read_entry(place, check) is None else table
 
 
 def _store(place: Path, new: _Known) -> None:

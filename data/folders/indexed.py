@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from diffnet.geometry.file_state import FileIdentity, hashed
 
 # (N, …), the labels or targets of each mesh, or how labels in files are numbered, or the columns in files
 Labels: TypeAlias = "NDArray[Any] | Numbering | Columns"
+Files: TypeAlias = Mapping[str, Sequence[Path]]  # by their kinds, see `indexed`
+FileFacts: TypeAlias = dict[str, list[Facts]]  # what is known of them
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,29 +112,22 @@ class IndexedDataset(LabeledMeshes):
     validation: StoredMeshes = field(kw_only=True)
 
 
-class Index(NamedTuple):
+@dataclass(frozen=True)
+class Index:
     """The files of a set, of which an index keeps what is known. See `indexed`. Their meshes are `IndexedMeshes`."""
 
     root: Path
     cache_dir: str | os.PathLike[str]
     jobs: int | None
+    dataset: ClassVar = IndexedDataset
 
-    def facts(self, files: Mapping[str, Sequence[Path]], edges: bool = False) -> dict[str, list[Facts]]:
+    def facts(self, files: Files, edges: bool = False) -> FileFacts:
         """What is known of the files, by their kinds, see `indexed`. edges: whether those of meshes matter"""
         return indexed(self.root, files, self.cache_dir, self.jobs)
 
-    def dataset(self, **fields: Any) -> IndexedDataset:
-        return IndexedDataset(**fields)
-
-    def items(
-        self,
-        names: Sequence[str],
-        files: Mapping[str, Sequence[Path]],
-        facts: Mapping[str, Sequence[Facts]],
-        labels: Labels,
-    ) -> IndexedMeshes:
+    def items(self, names: Sequence[str], files: Files, facts: FileFacts, labels: Labels) -> IndexedMeshes:
         """The meshes with their labels. files: the meshes, and then the files of their labels. facts: of these"""
-        sizes: list[MeshFacts] = [own for _, own in facts["mesh"]]
+        sizes: list[MeshFacts] = [size for _, size in facts["mesh"]]
         rows = list(zip(*(facts[kind] for kind in files), strict=True))
         shape = len(names), len(files)
 
@@ -140,15 +135,15 @@ class Index(NamedTuple):
             return np.array(values).reshape(shape)
 
         return IndexedMeshes(
-            vertex_counts=np.array([own.vertices for own in sizes], np.int64),
-            face_counts=np.array([own.faces for own in sizes], np.int64),
-            edge_counts=np.array([own.edges for own in sizes], np.int64),
+            vertex_counts=np.array([size.vertices for size in sizes], np.int64),
+            face_counts=np.array([size.faces for size in sizes], np.int64),
+            edge_counts=np.array([size.edges for size in sizes], np.int64),
             cache_dir=os.fspath(self.cache_dir),
             _names=np.array(list(map(os.fsencode, names))),
             _files=table([list(map(os.fsencode, row)) for row in zip(*files.values(), strict=True)]),
             _states=table([[identity.state for identity, _ in row] for row in rows]),
             _bytes=table([[identity.content.encode() for identity, _ in row] for row in rows]),
-            _contents=table([[own.content.encode() for _, own in row] for row in rows]),
+            _contents=table([[content.content.encode() for _, content in row] for row in rows]),
             _labels=labels,
         )
 
@@ -156,29 +151,22 @@ class Index(NamedTuple):
 class Whole:
     """The files of a set, which are read at once. Their meshes are lists. It has the methods of `Index`."""
 
+    dataset: ClassVar = LabeledMeshes
+
     def __init__(self, cache_dir: str | os.PathLike[str] | None) -> None:
         self._cache_dir = cache_dir
         self._contents: dict[str, list[Any]] = {}
 
-    def facts(self, files: Mapping[str, Sequence[Path]], edges: bool = False) -> dict[str, list[Facts]]:
+    def facts(self, files: Files, edges: bool = False) -> FileFacts:
         # Meshes come last: labels load fast, so their faults show before minutes of reading meshes.
         for kind in [*files][::-1]:
             self._contents[kind] = [read_file(kind, path, self._cache_dir) for path in files[kind]]
         nothing, facts = FileIdentity(0, ""), partial(facts_of, edges=edges, hashes=False)
         return {kind: [(nothing, facts(content)) for content in self._contents[kind]] for kind in files}
 
-    def dataset(self, **fields: Any) -> LabeledMeshes:
-        return LabeledMeshes(**fields)
-
-    def items(
-        self,
-        names: Sequence[str],
-        files: Mapping[str, Sequence[Path]],
-        facts: Mapping[str, Sequence[Facts]],
-        labels: Labels,
-    ) -> list[LabeledMesh]:
+    def items(self, names: Sequence[str], files: Files, facts: FileFacts, labels: Labels) -> list[LabeledMesh]:
         contents = zip(*(self._contents[kind][-len(names) :] for kind in files), strict=True)
-        return [_labeled(name, own, labels, i) for i, (name, own) in enumerate(zip(names, contents, strict=True))]
+        return [_labeled(name, row, labels, i) for i, (name, row) in enumerate(zip(names, contents, strict=True))]
 
 
 def _labeled(name: str, contents: Sequence[Any], labels: Labels, number: int) -> LabeledMesh:

@@ -187,8 +187,8 @@ def check_columns(files: Sequence[Sequence[tuple[Path, ValueFacts]]]) -> list[st
     """
     columns = [name for _, facts in files[0] for name in facts.names or ()]
     check_names(files[0][-1][0], columns)
-    for own in files:
-        for (path, facts), (first, expected) in zip(own, files[0], strict=True):
+    for row in files:
+        for (path, facts), (first, expected) in zip(row, files[0], strict=True):
             names, others = facts.names or [], expected.names or []
             if len(names) != len(others):
                 raise DataError(

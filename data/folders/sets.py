@@ -294,7 +294,7 @@ def _targets(root: Path, targets: str | None, rule: Rule, files: _Files) -> Any:
     if names is None:
         rows, columns = find_target_rows(root, rule)
         values = np.array([row.targets for row in rows.every])
-        fields, known = _of_rows(rows, values[:, None], files), ~np.isnan(values)
+        fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
     else:
         parts = find_parts(root, rule)
         parts = parts if rule.needs_train else parts.of_test()
@@ -306,8 +306,8 @@ def _targets(root: Path, targets: str | None, rule: Rule, files: _Files) -> Any:
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
         at = find_elements(pairs)
         fields = parts.fields(files.items(list(map(mesh_stem, meshes)), kinds, facts, Columns(names, at)))
-        known = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
-    missing = ~known[: len(fields["train"])].any(0)
+        present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
+    missing = ~present[: len(fields["train"])].any(0)
     if rule.needs_train and missing.any():
         raise DataError(
             f"{root}: the column {columns[int(missing.argmax())]!r} is missing (NaN) in all training meshes"
@@ -324,12 +324,12 @@ def _of_rows(parts: Division[Row], labels: NDArray[Any], files: _Files) -> dict[
 
 def _pairs(kinds: dict[str, list[Path]], facts: dict[str, list[Any]]) -> list[Pair]:
     """Each mesh with each file of its labels or targets."""
-    meshes = [(path, own) for path, (_, own) in zip(kinds["mesh"], facts["mesh"], strict=True)]
+    meshes = [(path, sizes) for path, (_, sizes) in zip(kinds["mesh"], facts["mesh"], strict=True)]
     return [
-        Pair(*mesh, file, own)
+        Pair(*mesh, file, values)
         for kind, paths in kinds.items()
         if kind != "mesh"
-        for mesh, file, (_, own) in zip(meshes, paths, facts[kind], strict=True)
+        for mesh, file, (_, values) in zip(meshes, paths, facts[kind], strict=True)
     ]
 
 
