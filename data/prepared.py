@@ -30,8 +30,12 @@ Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
 
 
 class PreparedSamples(LazySequence[Sample]):
-    """The samples of meshes, see `prepared_samples`. Each is read from the cache when it is asked for, on the CPU.
+    """The samples of meshes. Each is read from the cache, which `fill` fills, when it is asked for, on the CPU.
 
+    items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
+        `decimated_to_score`, get their interpolation.
+    labels_at: where the labels are
+    memory: bytes of samples that are kept if the cache can't be written
     facts: of each sample
     vertex_counts: (N,) int64
     whole: the samples that have been read, and whose entries hold all that a GPU needs, so `pinned` copies bytes
@@ -144,62 +148,41 @@ class PreparedSamples(LazySequence[Sample]):
                 )
             self._kept[i] = sample
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the cache holds all samples."""
-        return not self._kept
+    def fill(
+        self,
+        fill: Fill,
+        shared: Callable[[Callable[[], Any]], Any] = lambda make: make(),
+        gathered: Callable[[Any], list[Any]] = lambda value: [value],
+    ) -> PreparedSamples:
+        """Compute the samples that the cache doesn't have, and write them into it. Returns these samples.
 
+        fill: calls `fill_cache` with these meshes and its argument `ready`
+        shared, gathered: of the `Ranks` that fill the cache together. `ready` is then called for some of the meshes,
+            and `fill` returns the same in all ranks.
 
-def prepared_samples(
-    items: Sequence[LabeledMesh],
-    options: Preprocessing,
-    cache_dir: str | os.PathLike[str],
-    statistics: Statistics | None,
-    labels_at: TargetsAt,
-    fill: Fill,
-    memory: int,
-    shared: Callable[[Callable[[], Any]], Any] = lambda make: make(),
-    gathered: Callable[[Any], list[Any]] = lambda value: [value],
-) -> PreparedSamples:
-    """The samples of meshes. In the first call, all of them are computed and written into the cache.
-
-    items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
-        `decimated_to_score`, get their interpolation.
-    labels_at: where the labels are
-    fill: calls `fill_cache` with these meshes and its argument `ready`
-    memory: bytes of samples that are kept if the cache can't be written
-    shared, gathered: of the `Ranks` that fill the cache together. `ready` is then called for some of the meshes, and
-        `fill` returns the same in all ranks.
-
-    Raises DataError for meshes that can't be used. The others are computed first.
-
-    Shards hold operators, so their samples are made when they are asked for.
-    """
-    samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
-    states = array_states(items, options.features)
-    about = ("samples 2", asdict(options), dict(statistics or {}), labels_at, states)
-    rows = shared(lambda: recalled(items, *about))
-    if rows is not None:
-        samples.facts = [SampleFacts(*own) for own in rows]
-        return samples
-    stored = enumerate(items.operator_facts() if isinstance(items, StoredMeshes) else [])
-    direct = {i: facts for i, facts in stored if facts is not None}
-    missing = [i for i in range(len(items)) if i not in direct]
-    if not missing:
-        samples.facts = [direct[i] for i in range(len(items))]
-        return samples
-    failed, made = load_meanwhile(
-        lambda n: samples.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
-    )
-    if failed:
-        lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
-        raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-    every = gathered([samples.is_complete, [(missing[n], facts.result()) for n, facts in made.items()]])
-    found = direct | {i: SampleFacts(*own) for _, part in every for i, own in part}
-    samples.facts = [found[i] for i in range(len(items))]
-    if all(is_complete for is_complete, _ in every):
-        remember(samples.facts, items, *about)
-    return samples
+        Raises DataError for meshes that can't be used. The others are computed first. Shards hold operators, so their
+        samples are made when they are asked for.
+        """
+        items = self._items
+        states = array_states(items, self._options.features)
+        about = ("samples 2", asdict(self._options), dict(self._statistics or {}), self._labels_at, states)
+        facts = shared(lambda: recalled(items, *about))
+        if facts is None:
+            facts = items.operator_facts() if isinstance(items, StoredMeshes) else [None] * len(items)
+            if missing := [i for i, row in enumerate(facts) if row is None]:
+                failed, made = load_meanwhile(
+                    lambda n: self.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
+                )
+                if failed:
+                    lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
+                    raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
+                every = gathered([not self._kept, [(missing[n], row.result()) for n, row in made.items()]])
+                for i, row in (each for _, part in every for each in part):
+                    facts[i] = row
+                if all(is_complete for is_complete, _ in every):
+                    remember(facts, items, *about)
+        self.facts = [SampleFacts(*row) for row in facts]
+        return self
 
 
 def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:

@@ -35,7 +35,7 @@ from diffnet.data import (
 from diffnet.data.folders import index
 from diffnet.data.folders.index import index_path
 from diffnet.data.folders.indexed import IndexedMeshes
-from diffnet.data.prepared import PreparedSamples, prepared_samples
+from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import OnDemand
 from diffnet.geometry import file_state, load_mesh, mesh_edges
 from diffnet.viz import write_ply
@@ -374,15 +374,8 @@ def test_a_cache_of_another_user_is_computed_again(tmp_path: Path, monkeypatch: 
 
     def samples() -> PreparedSamples:
         items = index_dataset(root, cache).train
-        return prepared_samples(
-            items,
-            options,
-            cache,
-            None,
-            "vertices",
-            lambda sources, ready: fill_cache(sources, options, cache, 1, ready=ready),
-            memory=2**30,
-        )
+        prepared = PreparedSamples(items, options, cache, None, "vertices", 2**30)
+        return prepared.fill(lambda sources, ready: fill_cache(sources, options, cache, 1, ready=ready))
 
     before = list(samples())
     refused, access = {"open": Path.open, "touch": Path.touch}, os.access
