@@ -212,6 +212,7 @@ def sample_of(
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
 
 
+@dataclass(eq=False, repr=False)
 class MeshSamples(Dataset[Sample]):
     """The samples of labeled meshes for a DataLoader. Each is made by `make_sample` when it is asked for.
 
@@ -225,17 +226,10 @@ class MeshSamples(Dataset[Sample]):
     `make_sample` and of the items.
     """
 
-    def __init__(
-        self,
-        items: Sequence[LabeledMesh],
-        options: Preprocessing,
-        cache_dir: str | os.PathLike[str] | None = None,
-        statistics: Statistics | None = None,
-    ) -> None:
-        self.items = items
-        self.options = options
-        self.cache_dir = cache_dir
-        self.statistics = statistics
+    items: Sequence[LabeledMesh]
+    options: Preprocessing
+    cache_dir: str | os.PathLike[str] | None = None
+    statistics: Statistics | None = None
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
