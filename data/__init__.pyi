@@ -1,145 +1,82 @@
-from .arrays import array_statistics, own_arrays
-from .augmentation import augmented
-from .conversion import (
-    chosen_classes,
-    labels_at,
-    original_targets,
-    standardized_targets,
-    target_statistics,
-    with_columns,
-    with_label_names,
-    with_labels_at,
-    without_classes,
-)
-from .derived import (
-    decimated,
-    decimated_to_score,
-    interpolation_weights,
-    make_variants,
-    transferred_labels,
-    with_few_faces,
-)
-from .feature_names import (
-    FEATURE_CHANNELS,
-    ArrayStatistics,
-    FeaturePart,
-    Statistics,
-    canonical_features,
-    check_statistics,
-    check_target_statistics,
-    feature_channels,
-    feature_parts,
-    target_parts,
-    vector_channels,
-)
-from .features import (
-    available_cores,
-    fill_cache,
-    input_features,
-    load_meanwhile,
-    precompute_all,
-    prepare,
-    rotate_vectors,
-)
-from .folders.indexed import IndexedDataset, IndexedMeshes
-from .folders.layouts import LAYOUTS, Layout
-from .folders.sets import index_classes, index_dataset, index_targets, load_classes, load_dataset, load_targets
-from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
-from .options import Preprocessing, Variants
-from .pairs.folders import load_pairs, save_pairs
-from .pairs.meshes import PairedMeshes, paired_meshes
-from .pairs.samples import PairSample, collate_pairs
-from .pairs.scoring import PairErrors, pair_errors
-from .pairs.shapes import MeshPairs, PairShape, Truth
-from .samples import Interpolation, MeshBatches, MeshSamples, Sample, collate_samples, epoch_seed, make_sample
-from .shards.reading import ShardedDataset, ShardedMeshes, load_shards
-from .shards.writing import write_shards
-from .stored import computed_for_all
-from .synthetic.classes import shapes
-from .synthetic.dataset import curved_figure, figure, figures
-from .synthetic.pairs import figure_pairs
-
-__all__ = [
-    "FEATURE_CHANNELS",
-    "LAYOUTS",
-    "UNLABELED",
-    "ArrayStatistics",
-    "DataError",
-    "FeaturePart",
-    "IndexedDataset",
-    "IndexedMeshes",
-    "Interpolation",
-    "LabeledMesh",
-    "LabeledMeshes",
-    "LabelsAt",
-    "Layout",
-    "MeshBatches",
-    "MeshPairs",
-    "MeshSamples",
-    "PairErrors",
-    "PairSample",
-    "PairShape",
-    "PairedMeshes",
-    "Preprocessing",
-    "Sample",
-    "ShardedDataset",
-    "ShardedMeshes",
-    "Statistics",
-    "TargetsAt",
-    "Truth",
-    "Variants",
-    "array_statistics",
-    "augmented",
-    "available_cores",
-    "canonical_features",
-    "check_statistics",
-    "check_target_statistics",
-    "chosen_classes",
-    "collate_pairs",
-    "collate_samples",
-    "computed_for_all",
-    "curved_figure",
-    "decimated",
-    "decimated_to_score",
-    "epoch_seed",
-    "feature_channels",
-    "feature_parts",
-    "figure",
-    "figure_pairs",
-    "figures",
-    "fill_cache",
-    "index_classes",
-    "index_dataset",
-    "index_targets",
-    "input_features",
-    "interpolation_weights",
-    "labels_at",
-    "load_classes",
-    "load_dataset",
-    "load_meanwhile",
-    "load_pairs",
-    "load_shards",
-    "load_targets",
-    "make_sample",
-    "make_variants",
-    "original_targets",
-    "own_arrays",
-    "pair_errors",
-    "paired_meshes",
-    "precompute_all",
-    "prepare",
-    "rotate_vectors",
-    "save_pairs",
-    "shapes",
-    "standardized_targets",
-    "target_parts",
-    "target_statistics",
-    "transferred_labels",
-    "vector_channels",
-    "with_columns",
-    "with_few_faces",
-    "with_label_names",
-    "with_labels_at",
-    "without_classes",
-    "write_shards",
-]
+from .arrays import array_statistics as array_statistics
+from .arrays import own_arrays as own_arrays
+from .augmentation import augmented as augmented
+from .conversion import chosen_classes as chosen_classes
+from .conversion import labels_at as labels_at
+from .conversion import original_targets as original_targets
+from .conversion import standardized_targets as standardized_targets
+from .conversion import target_statistics as target_statistics
+from .conversion import with_columns as with_columns
+from .conversion import with_label_names as with_label_names
+from .conversion import with_labels_at as with_labels_at
+from .conversion import without_classes as without_classes
+from .derived import decimated as decimated
+from .derived import decimated_to_score as decimated_to_score
+from .derived import interpolation_weights as interpolation_weights
+from .derived import make_variants as make_variants
+from .derived import transferred_labels as transferred_labels
+from .derived import with_few_faces as with_few_faces
+from .feature_names import FEATURE_CHANNELS as FEATURE_CHANNELS
+from .feature_names import ArrayStatistics as ArrayStatistics
+from .feature_names import FeaturePart as FeaturePart
+from .feature_names import Statistics as Statistics
+from .feature_names import canonical_features as canonical_features
+from .feature_names import check_statistics as check_statistics
+from .feature_names import check_target_statistics as check_target_statistics
+from .feature_names import feature_channels as feature_channels
+from .feature_names import feature_parts as feature_parts
+from .feature_names import target_parts as target_parts
+from .feature_names import vector_channels as vector_channels
+from .features import available_cores as available_cores
+from .features import fill_cache as fill_cache
+from .features import input_features as input_features
+from .features import load_meanwhile as load_meanwhile
+from .features import precompute_all as precompute_all
+from .features import prepare as prepare
+from .features import rotate_vectors as rotate_vectors
+from .folders.indexed import IndexedDataset as IndexedDataset
+from .folders.indexed import IndexedMeshes as IndexedMeshes
+from .folders.layouts import LAYOUTS as LAYOUTS
+from .folders.layouts import Layout as Layout
+from .folders.sets import index_classes as index_classes
+from .folders.sets import index_dataset as index_dataset
+from .folders.sets import index_targets as index_targets
+from .folders.sets import load_classes as load_classes
+from .folders.sets import load_dataset as load_dataset
+from .folders.sets import load_targets as load_targets
+from .labeled import UNLABELED as UNLABELED
+from .labeled import DataError as DataError
+from .labeled import LabeledMesh as LabeledMesh
+from .labeled import LabeledMeshes as LabeledMeshes
+from .labeled import LabelsAt as LabelsAt
+from .labeled import TargetsAt as TargetsAt
+from .options import Preprocessing as Preprocessing
+from .options import Variants as Variants
+from .pairs.folders import load_pairs as load_pairs
+from .pairs.folders import save_pairs as save_pairs
+from .pairs.meshes import PairedMeshes as PairedMeshes
+from .pairs.meshes import paired_meshes as paired_meshes
+from .pairs.samples import PairSample as PairSample
+from .pairs.samples import collate_pairs as collate_pairs
+from .pairs.scoring import PairErrors as PairErrors
+from .pairs.scoring import pair_errors as pair_errors
+from .pairs.shapes import MeshPairs as MeshPairs
+from .pairs.shapes import PairShape as PairShape
+from .pairs.shapes import Truth as Truth
+from .samples import Interpolation as Interpolation
+from .samples import MeshBatches as MeshBatches
+from .samples import MeshSamples as MeshSamples
+from .samples import Sample as Sample
+from .samples import collate_samples as collate_samples
+from .samples import epoch_seed as epoch_seed
+from .samples import make_sample as make_sample
+from .shards.reading import ShardedDataset as ShardedDataset
+from .shards.reading import ShardedMeshes as ShardedMeshes
+from .shards.reading import load_shards as load_shards
+from .shards.writing import write_shards as write_shards
+from .stored import computed_for_all as computed_for_all
+from .synthetic.classes import shapes as shapes
+from .synthetic.dataset import curved_figure as curved_figure
+from .synthetic.dataset import figure as figure
+from .synthetic.dataset import figures as figures
+from .synthetic.pairs import figure_pairs as figure_pairs
