@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,14 +92,6 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
         labels = pair_labels(wanted, root / place if place else None, (suffix,))
     parts = replace(parts, left_out=(*parts.left_out, *strays))
     return SetFiles(layout, parts if rule.needs_train else parts.of_test(), labels, at, to_classes)
-
-
-def check_classes(root: Path, names: Sequence[str]) -> None:
-    """Raises DataError for a single class."""
-    if len(names) == 1:
-        raise DataError(
-            f"{root}: {names[0]!r} is the only class; segmentation needs at least 2. A negative label means unlabeled"
-        )
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:

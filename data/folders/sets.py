@@ -16,7 +16,7 @@ from diffnet.data.feature_names import target_parts
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
 from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
-from diffnet.data.folders.layouts import Layout, check_classes, find_files
+from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import Row, find_classes, find_target_rows
 from diffnet.data.folders.sources import find_targets
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
@@ -267,8 +267,9 @@ def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
     labels, facts["labels"] = labels[-len(meshes) :], facts["labels"][-len(meshes) :]
     kinds = {"mesh": meshes, "labels": labels}
     at = find_elements(_pairs(kinds, facts), layout_files.at)
-    if rule.needs_train:
-        check_classes(root, classes.names)
+    if rule.needs_train and len(classes.names) == 1:
+        only = f"{classes.names[0]!r} is the only class"
+        raise DataError(f"{root}: {only}; segmentation needs at least 2. A negative label means unlabeled")
     items = files.items(list(map(mesh_stem, meshes)), kinds, facts, Numbering(classes.places, at))
     data = files.dataset(**parts.fields(items), label_names=classes.names, labels_at=at, label_numbers=classes.numbers)
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
