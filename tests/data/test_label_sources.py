@@ -27,7 +27,6 @@ from diffnet.data import (
 )
 from diffnet.data.folders.sets import agreement
 from diffnet.data.folders.sources import read_source
-from diffnet.data.numbers import is_label_table
 from diffnet.geometry import Mesh, load_mesh, make_mesh
 
 QUADS = ([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (2, 0, 0), (2, 1, 0)], [(0, 1, 2, 3), (1, 4, 5, 2)])
@@ -160,7 +159,12 @@ def test_json_beside_meshes(tmp_path: Path) -> None:
 
 def test_tables_of_labels(tmp_path: Path) -> None:
     """A table holds labels if its first column is called label. Other tables belong to something else."""
-    files = {"a.off": FAN, "a.csv": 'label,name\n"3",x\n7,"y, z"\n3,x\n', "b.off": FAN, "b.csv": "label\n7\n\n7\n-1\n"}
+    files = {
+        "a.off": FAN,
+        "a.csv": '\ufeff label ,name\n"3",x\n7,"y, z"\n3,x\n',
+        "b.off": FAN,
+        "b.csv": "label\n7\n\n7\n-1\n",
+    }
     data = load_dataset(write(tmp_path, {**files, "labels.csv": "file,label\na.off,1\n", "notes.csv": "\x80"}))
     assert (data.labels_at, data.label_names, data.label_numbers) == ("faces", ["3", "7"], [3, 7])
     assert by_name(data) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
@@ -168,9 +172,16 @@ def test_tables_of_labels(tmp_path: Path) -> None:
         ("label\n7\n7.5\n1\n", "b.csv, line 3: '7.5' is not a whole number"),
         ("label\n", "b.csv: there are no labels in the file"),
         ("quality\n7\n7\n7\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
+        ("3,4\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
+        ("", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
     ):
         (tmp_path / "b.csv").write_text(content)
         assert message in refusal(tmp_path)
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"name,Label\n,7\n,7\n,-1\n"))
+    assert by_name(load_dataset(tmp_path)) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
+    (tmp_path / "b.csv.gz").write_bytes(b"label\n7\n")
+    assert "no labels (.txt, .npy, .seg, .csv, .json) for b.off" in refusal(tmp_path)
 
 
 # ---- properties and colors ----
@@ -338,25 +349,6 @@ def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
     data = load_dataset(tmp_path, needs_train=False)
     assert data.label_names == ["arm", "leg", "head"]
     assert by_name(data) == {"1": [0, 2, 2]}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("a.csv", b"\xef\xbb\xbf label ,name\n1,x\n", True),
-        ("a.csv", b"name,Label\n", True),
-        ("a.csv", b"file,label\n", False),
-        ("a.csv", b"3\n", True),
-        ("a.csv", b"3,4\n", False),
-        ("a.csv", b"", False),
-        # A time in the file would give the test another name in each worker.
-        ("a.csv.gz", gzip.compress(b"label\n1\n", mtime=0), True),
-        ("a.csv.gz", b"label\n1\n", False),
-    ],
-)
-def test_the_first_line_tells_a_table_of_labels(tmp_path: Path, name: str, content: bytes, expected: bool) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert is_label_table(tmp_path / name) is expected
 
 
 # ---- the order of labels ----
