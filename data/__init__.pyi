@@ -3,14 +3,19 @@ from .augmentation import augmented as augmented
 from .conversion import (
     chosen_classes as chosen_classes,
     labels_at as labels_at,
+    original_targets as original_targets,
+    standardized_targets as standardized_targets,
+    target_statistics as target_statistics,
+    with_columns as with_columns,
     with_label_names as with_label_names,
     with_labels_at as with_labels_at,
     without_classes as without_classes,
 )
-from .decimation import (
+from .derived import (
     decimated as decimated,
     decimated_to_score as decimated_to_score,
     interpolation_weights as interpolation_weights,
+    make_variants as make_variants,
     transferred_labels as transferred_labels,
     with_few_faces as with_few_faces,
 )
@@ -24,6 +29,7 @@ from .feature_names import (
     check_target_statistics as check_target_statistics,
     feature_channels as feature_channels,
     feature_parts as feature_parts,
+    target_parts as target_parts,
     vector_channels as vector_channels,
 )
 from .features import (
@@ -35,16 +41,16 @@ from .features import (
     prepare as prepare,
     rotate_vectors as rotate_vectors,
 )
-from .folders.classes import load_classes as load_classes
-from .folders.indexed import (
-    IndexedDataset as IndexedDataset,
-    IndexedMeshes as IndexedMeshes,
+from .folders.indexed import IndexedDataset as IndexedDataset, IndexedMeshes as IndexedMeshes
+from .folders.layouts import LAYOUTS as LAYOUTS, Layout as Layout
+from .folders.sets import (
     index_classes as index_classes,
     index_dataset as index_dataset,
     index_targets as index_targets,
+    load_classes as load_classes,
+    load_dataset as load_dataset,
+    load_targets as load_targets,
 )
-from .folders.layouts import LAYOUTS as LAYOUTS, Layout as Layout, load_dataset as load_dataset
-from .folders.targets import load_targets as load_targets
 from .labeled import (
     UNLABELED as UNLABELED,
     DataError as DataError,
@@ -59,7 +65,6 @@ from .pairs.meshes import PairedMeshes as PairedMeshes, paired_meshes as paired_
 from .pairs.samples import PairSample as PairSample, collate_pairs as collate_pairs
 from .pairs.scoring import PairErrors as PairErrors, pair_errors as pair_errors
 from .pairs.shapes import MeshPairs as MeshPairs, PairShape as PairShape, Truth as Truth
-from .parallel import computed_for_all as computed_for_all
 from .samples import (
     Interpolation as Interpolation,
     MeshBatches as MeshBatches,
@@ -71,14 +76,7 @@ from .samples import (
 )
 from .shards.reading import ShardedDataset as ShardedDataset, ShardedMeshes as ShardedMeshes, load_shards as load_shards
 from .shards.writing import write_shards as write_shards
+from .stored import computed_for_all as computed_for_all
 from .synthetic.classes import shapes as shapes
 from .synthetic.dataset import curved_figure as curved_figure, figure as figure, figures as figures
 from .synthetic.pairs import figure_pairs as figure_pairs
-from .target_names import target_parts as target_parts
-from .targets import (
-    original_targets as original_targets,
-    standardized_targets as standardized_targets,
-    target_statistics as target_statistics,
-    with_columns as with_columns,
-)
-from .variants import make_variants as make_variants

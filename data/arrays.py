@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Statistics, array_names, feature_parts
 from diffnet.data.folders.index import contents_of
-from diffnet.data.folders.numbers import check_vertex_numbers, read_array
-from diffnet.data.folders.target_files import array_files, arrays_in_mesh_file
+from diffnet.data.folders.sources import array_files, arrays_in_mesh_file, only_file
 from diffnet.data.labeled import DataError, LabeledMesh
+from diffnet.data.numbers import check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
@@ -41,7 +41,7 @@ def own_arrays(
     `predict` calls this before it computes anything, so what is missing is named at once. Raises DataError for an array
     that is missing, is there twice, or has another shape. The message names the mesh, the part and what is expected.
     """
-    found = {}
+    arrays = {}
     for part in feature_parts(features):
         name = part.array
         if name is None:
@@ -52,8 +52,8 @@ def own_arrays(
         if channels is not None and array.shape[1] != channels:
             expected = "a vector has 3" if part.is_vector else f"the network was trained with {channels}"
             raise DataError(f"{mesh.name}: {part.name} has {array.shape[1]} channels in {source}, {expected}")
-        found[name] = array
-    return found
+        arrays[name] = array
+    return arrays
 
 
 def array_statistics(
@@ -88,8 +88,8 @@ def array_statistics(
     for i, name in enumerate(names):
         shift = np.array(shifts[name])
         total, squares, count = np.zeros(len(shift)), np.zeros(len(shift)), 0
-        for own in each:
-            total, squares, count = total + own[i][0], squares + own[i][1], count + own[i][2]
+        for sums in each:
+            total, squares, count = total + sums[i][0], squares + sums[i][1], count + sums[i][2]
         if name in vectors:
             total, squares = np.zeros(3), np.full(3, squares.mean())
         mean = total / count
@@ -104,7 +104,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
 
     every: whether vertices of no face count, too
     """
-    found = []
+    rows = []
     for name, array in own_arrays(item.mesh, features, given=item.arrays).items():
         shift = np.array(shifts[name])
         if len(shift) != array.shape[1]:
@@ -113,8 +113,8 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
         moved = (array if every else array[item.mesh.on_surface]) - shift
-        found.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(array)])
-    return found
+        rows.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(array)])
+    return rows
 
 
 def check_arrays_of_all(
@@ -160,14 +160,14 @@ def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDA
     return scaled
 
 
-def _find(mesh: Mesh, part: FeaturePart, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
+def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
     """An own array and where it was found. Raises DataError if it is missing or there twice.
 
     channels: the number that a network expects, for the message
     """
     name, what = str(part.array), f"array for {part.name}"
-    if name in given:
-        return given[name], "the array"
+    if name in arrays:
+        return arrays[name], "the array"
     if mesh.path is None:
         raise DataError(
             f"{mesh.name}: no {what}: the mesh is not from a file, so there is none beside it. In Python, "
@@ -175,25 +175,23 @@ def _find(mesh: Mesh, part: FeaturePart, given: Mapping[str, Any], channels: int
         )
     path = Path(mesh.path)
     places = array_files(path, name)
-    present = [place for place in places if place.is_file()]
-    if len(present) > 1:
-        raise DataError(f"{path}: more than one {what}: {', '.join(map(str, present))}. Keep one of them")
-    if present:
-        check_vertex_numbers(mesh, present[0])
-        return read_array(present[0], f" for {part.name}"), str(present[0])
+    file = only_file(path, places, what)
+    if file is not None:
+        check_vertex_numbers(mesh, file)
+        return read_array(file, f" for {part.name}"), str(file)
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":
             return array, str(path)
     count = len(mesh.verts)
     shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
-    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"{name!r} in a PLY or VTK file"
+    place = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"{name!r} in a PLY or VTK file"
     raise DataError(
-        f"{path}: no {what}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
+        f"{path}: no {what}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {place}"
     )
 
 
-def _checked(mesh: Mesh, part: str, given: Any, source: str) -> NDArray[np.float64]:
-    array, count = np.asarray(given), len(mesh.verts)
+def _checked(mesh: Mesh, part: str, content: Any, source: str) -> NDArray[np.float64]:
+    array, count = np.asarray(content), len(mesh.verts)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")
     if array.ndim not in (1, 2) or len(array) != count or 0 in array.shape:

@@ -1,20 +1,24 @@
-"""Labels at vertices, edges or faces from labels at others of these, and classes by name."""
+"""Changes of labels: at other elements, classes by name, and targets of regression with their statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.feature_names import ArrayStatistics
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
-from diffnet.data.stored import StoredMeshes, with_change
+from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
 from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def labels_at(
@@ -111,8 +115,7 @@ def labels_on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
     """
     if data.labels_at != "vertices" or counts_all(scale):
         return data
-    train, test = (with_change(part, _on_surface, "on surface") for part in (data.train, data.test))
-    return replace(data, train=train, test=test)
+    return data.with_parts(lambda part: with_change(part, _on_surface, "on surface"))
 
 
 def _on_surface(item: LabeledMesh) -> LabeledMesh:
@@ -124,6 +127,86 @@ def _on_surface(item: LabeledMesh) -> LabeledMesh:
     return replace(item, labels=labels)
 
 
+def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str], jobs: int | None = None) -> ArrayStatistics:
+    """Mean and standard deviation of each column of the targets over the training meshes. NaN doesn't count.
+
+    names: of the columns, for messages
+    jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
+
+    The standard deviation of a constant column is given as 1. Raises DataError for targets of another shape than
+    (N, C), for a column that is NaN everywhere, and for an infinite target.
+    """
+    sums = np.array(remembered(partial(_moments, names=list(names)), items, "target moments", list(names), jobs=jobs))
+    counts, origins, means, squares = sums.astype(np.float64).transpose(1, 0, 2)  # (N, C) each
+    for i, name in enumerate(names):
+        if not counts[:, i].any():
+            raise DataError(f"the column {name!r} is missing (NaN) in all training meshes")
+    # Sums of numbers far from 0 lose their differences.
+    origin = np.where(counts > 0, origins, np.inf).min(0)
+    total = counts.sum(0)
+    with np.errstate(invalid="ignore"):
+        shifted = np.where(counts > 0, means + (origins - origin), 0)
+    mean = (counts * shifted).sum(0) / total
+    variance = (squares + counts * (shifted - mean) ** 2).sum(0) / total
+    std = np.sqrt(np.maximum(variance, 0))
+    return {"mean": (origin + mean).tolist(), "std": np.where(std > 1e-12 * np.abs(origin), std, 1.0).tolist()}
+
+
+def _moments(item: LabeledMesh, names: Sequence[str]) -> list[list[float]]:
+    """For each column: the count, the smallest target, the mean above it, and the sum of squares about the mean."""
+    if np.ndim(item.labels) != 2 or np.shape(item.labels)[1] != len(names):
+        raise DataError(f"{item.name}: targets should have shape (N, {len(names)}), got {np.shape(item.labels)}")
+    rows = np.asarray(item.labels, np.float64)
+    for i, name in enumerate(names):
+        if np.isinf(rows[:, i]).any():
+            raise DataError(f"{item.name}: the column {name!r} has an infinite target; targets should be finite or NaN")
+    mask = ~np.isnan(rows)
+    counts = mask.sum(0)
+    origin = np.where(counts > 0, np.where(mask, rows, np.inf).min(0, initial=np.inf), 0)
+    above = np.where(mask, rows - origin, 0)
+    mean = above.sum(0) / np.maximum(counts, 1)
+    squares = (np.where(mask, above - mean, 0) ** 2).sum(0)
+    return [counts.tolist(), origin.tolist(), mean.tolist(), squares.tolist()]
+
+
+def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> Sequence[LabeledMesh]:
+    """The meshes with targets (N, C) float32 at mean 0 and standard deviation 1 over the training set."""
+    return with_change(items, partial(_standardized, statistics=statistics), "standardized", statistics)
+
+
+def _standardized(item: LabeledMesh, statistics: ArrayStatistics) -> LabeledMesh:
+    mean, std = np.array(statistics["mean"]), np.array(statistics["std"])
+    return replace(item, labels=((item.labels - mean) / std).astype(np.float32))
+
+
+def original_targets(values: Tensor, statistics: ArrayStatistics) -> Tensor:
+    """Standardized targets as the original numbers, (N, C) float64 on the CPU."""
+    import torch  # processes that change labels don't need it
+
+    mean, std = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "std"))  # type: ignore[literal-required]
+    return values.detach().to("cpu", torch.float64) * std + mean
+
+
+def with_columns(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
+    """The data set with the columns of another set or network, matched by name.
+
+    Raises DataError for a column that the set lacks.
+    """
+    missing = [name for name in names if name not in data.label_names]
+    if missing:
+        raise DataError(
+            f"the set has no column {missing[0]!r}; its columns are {', '.join(data.label_names)}. Columns of targets "
+            "are matched by name"
+        )
+    order = [data.label_names.index(name) for name in names]
+    change = partial(_in_order, order=order)
+    return data.with_parts(lambda part: with_change(part, change, "columns", order), label_names=list(names))
+
+
+def _in_order(item: LabeledMesh, order: Sequence[int]) -> LabeledMesh:
+    return replace(item, labels=item.labels[:, order])
+
+
 def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     """The data set with the classes of another set or network, matched by name.
 
@@ -132,25 +215,30 @@ def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes
     A test set may lack some classes. Raises DataError for a class that occurs in the labels, but not in `names`.
     """
     old, names = list(data.label_names), list(names)
-    change = partial(_renamed, old=old, names=names)
+    change = partial(_renumbered, old=old, names=names, leave_out=False)
     return data.with_parts(
         lambda part: with_change(part, change, "names", old, names), label_names=names, label_numbers=None
     )
 
 
-def _renamed(item: LabeledMesh, old: Sequence[str], names: Sequence[str]) -> LabeledMesh:
+def _renumbered(item: LabeledMesh, old: Sequence[str], names: Sequence[str], leave_out: bool) -> LabeledMesh:
+    """The labels by the places of their names. leave_out: whether others become UNLABELED"""
     place = {name: i for i, name in enumerate(names)}
-    new = np.array([place.get(name, len(names)) for name in old] + [UNLABELED], np.int64)
+    other = UNLABELED if leave_out else len(names)
+    new = np.array([place.get(name, other) for name in old] + [UNLABELED], np.int64)
     labels = np.asarray(new[np.where(item.labels < 0, UNLABELED, item.labels)])
     unknown = np.flatnonzero(labels == len(names))
     if len(unknown):
-        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise DataError(
             f"{item.mesh.name}: the label {old[item.labels.flat[unknown[0]]]!r} is none of the "
-            f"{len(names)} known classes ({known}). Labels are matched by name; "
+            f"{len(names)} known classes ({_first(names)}). Labels are matched by name; "
             "label_names.txt in the folder of the meshes names their values"
         )
     return replace(item, labels=labels, accepted=_columns(item.accepted, old, names))
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -162,12 +250,10 @@ def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...
     ('leg', 'arm')
     """
     numbers = {str(i): name for i, name in enumerate(names)}
-    unknown = [name for name in given if name not in names and name not in numbers]
-    if unknown:
-        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        raise DataError(
-            f"there is no class {unknown[0]!r}. Give a name ({known}) or a number from 0 to {len(names) - 1}"
-        )
+    others = [name for name in given if name not in names and name not in numbers]
+    if others:
+        named = f"a name ({_first(names)}) or a number from 0 to {len(names) - 1}"
+        raise DataError(f"there is no class {others[0]!r}. Give {named}")
     return tuple(name if name in names else numbers[name] for name in given)
 
 
@@ -181,26 +267,20 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     gone = [i for i, name in enumerate(data.label_names) if name in names]
     if not gone:
         return data
-    kept = [name for name in data.label_names if name not in names]
+    rest = [name for name in data.label_names if name not in names]
     numbers = data.label_numbers and [number for i, number in enumerate(data.label_numbers) if i not in gone]
-    if not kept:
+    if not rest:
         raise DataError("all classes are ignored; at least one should be left")
     old = data.label_names
-    change = partial(_without, old=old, kept=kept)
+    change = partial(_renumbered, old=old, names=rest, leave_out=True)
     if data.labels_at == "meshes":
-        counted_classes = [i for i, name in enumerate(old) if name in kept]
+        counted_classes = [i for i, name in enumerate(old) if name in rest]
         data = data.with_parts(lambda part: _of_classes(part, counted_classes))
         if not len(data.test):
             raise DataError("all test meshes belong to ignored classes")
     return data.with_parts(
-        lambda part: with_change(part, change, "without", old, kept), label_names=kept, label_numbers=numbers
+        lambda part: with_change(part, change, "without", old, rest), label_names=rest, label_numbers=numbers
     )
-
-
-def _without(item: LabeledMesh, old: Sequence[str], kept: Sequence[str]) -> LabeledMesh:
-    new = np.array([kept.index(name) if name in kept else UNLABELED for name in old] + [UNLABELED])
-    labels = new[np.where(item.labels < 0, UNLABELED, item.labels)]
-    return replace(item, labels=np.asarray(labels), accepted=_columns(item.accepted, old, kept))
 
 
 def _of_classes(items: Sequence[LabeledMesh], classes: Sequence[int]) -> Sequence[LabeledMesh]:
@@ -231,9 +311,9 @@ def majority(
 
     source, target: (N,) the numbers of the elements that touch
     """
-    own = values[source]
-    touched, own = target[own >= 0], own[own >= 0]
-    distinct, number = np.unique(own, return_inverse=True)  # numbers fit products, values may not
+    labels = values[source]
+    touched, labels = target[labels >= 0], labels[labels >= 0]
+    distinct, number = np.unique(labels, return_inverse=True)  # numbers fit products, values may not
     votes, times = np.unique(touched * max(len(distinct), 1) + number.reshape(-1), return_counts=True)
     place, number = np.divmod(votes, max(len(distinct), 1))
     order = np.lexsort((-number, times, place))  # the last of each place has most votes and the smallest value

@@ -1,28 +1,40 @@
-"""Meshes that are made from others, such as decimated ones and variants, in the cache."""
+"""Meshes that are made from others, with their labels and own arrays: decimated ones and variants."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.arrays import own_arrays
-from diffnet.data.decimation import Weights, decimated, decimated_to_score
+from diffnet.data.conversion import majority
 from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.data.options import Variants
 from diffnet.data.stored import StoredMeshes, remembered
-from diffnet.data.variants import make_variants
-from diffnet.geometry import Mesh
+from diffnet.geometry import (
+    ElementsAt,
+    Mesh,
+    closest_points,
+    cut_by_plane,
+    decimate,
+    element_points,
+    element_weights,
+    mesh_edges,
+)
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
+from diffnet.geometry.elements.elements import edge_numbers
 
+FEWEST_FACES = 4  # of a decimated mesh
+# Three elements (N, 3) int64 of a mesh for each of N elements of another one, and their weights (N, 3), with sum 1.
+Weights: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
 Made: TypeAlias = "tuple[LabeledMesh, Weights | None]"  # a mesh, and what takes outputs back to the one it is made from
 Make: TypeAlias = Callable[[LabeledMesh], "Sequence[Made]"]
 
@@ -50,9 +62,6 @@ class DerivedMeshes(StoredMeshes):
     def names(self) -> list[str]:
         return [item.name for item in self]
 
-    def file(self, number: int) -> None:
-        return None
-
     def back(self, number: int) -> Weights | None:
         """The weights that take outputs to the elements of the mesh that this one is made from, or None."""
         return self._read(number)[1]
@@ -62,17 +71,13 @@ class DerivedMeshes(StoredMeshes):
         return self._items[int(self.origins[number])]
 
     def _read(self, number: int) -> Made:
-        path = _path(self.cache_dir, os.fsdecode(self._entries[number]))
+        path = entry_path(self.cache_dir, os.fsdecode(self._entries[number]), "derived")
         entry = read_entry(path)
         if entry is not None:
             return _from_arrays(entry)
         made = self._make(self.origin(number))[int(self._ranks[number])]
         write_entry(path, _as_arrays(made))
         return made
-
-    def take(self, numbers: NDArray[np.int64] | slice) -> DerivedMeshes:
-        arrays: dict[str, Any] = {name: x[numbers] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
-        return replace(self, **arrays)
 
     @cached_property
     def key(self) -> str:
@@ -99,7 +104,7 @@ def derived(
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
     rows = remembered(work, items, "derived", *about, jobs=jobs, advance=advance, is_long=is_long)
-    flat = [(*own, origin, rank) for origin, made in enumerate(rows) for rank, own in enumerate(made)]
+    flat = [(*row, origin, rank) for origin, made in enumerate(rows) for rank, row in enumerate(made)]
     entries, vertices, faces, origins, ranks = zip(*flat, strict=True) if flat else ((), (), (), (), ())
     return DerivedMeshes(
         vertex_counts=np.array(vertices, np.int64),
@@ -115,30 +120,26 @@ def derived(
 
 def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[tuple[str, int, int]]:
     """The name, vertices and faces of each mesh that is made from this one."""
-    mesh = item.mesh
-    content = {"verts": mesh.verts, "faces": mesh.faces, "labels": np.asarray(item.labels)}
-    content |= {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
+    content = _content(item)
     rows = []
     for rank, made in enumerate(make(item)):
         name = cache_key(content, about=about, name=item.name, rank=rank)
-        path = _path(cache_dir, name)
+        path = entry_path(cache_dir, name, "derived")
         if not has_entry(path):
             write_entry(path, _as_arrays(made))
         rows.append((name, len(made[0].mesh.verts), len(made[0].mesh.faces)))
     return rows
 
 
-def _path(cache_dir: str, name: str) -> Path:
-    return entry_path(cache_dir, name, "derived")
+def _content(item: LabeledMesh) -> Arrays:
+    arrays = {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
+    return {"verts": item.mesh.verts, "faces": item.mesh.faces, "labels": np.asarray(item.labels), **arrays}
 
 
 def _as_arrays(made: Made) -> Arrays:
     item, back = made
-    mesh = item.mesh
-    arrays: Arrays = {"verts": mesh.verts, "faces": mesh.faces, "labels": np.asarray(item.labels)}
-    arrays["name"] = np.frombuffer(item.name.encode(errors="surrogatepass"), np.uint8)
-    arrays |= {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
-    arrays |= {} if mesh.normals is None else {"normals": mesh.normals}
+    arrays = _content(item) | {"name": np.frombuffer(item.name.encode(errors="surrogatepass"), np.uint8)}
+    arrays |= {} if item.mesh.normals is None else {"normals": item.mesh.normals}
     arrays |= {} if item.accepted is None else {"accepted": item.accepted.astype(np.uint8)}
     arrays |= {} if back is None else {"elements": back[0], "weights": back[1]}
     return {name: np.ascontiguousarray(x) for name, x in arrays.items()}
@@ -148,10 +149,102 @@ def _from_arrays(arrays: Arrays) -> Made:
     name = arrays["name"].tobytes().decode(errors="surrogatepass")
     faces = arrays["faces"]
     mesh = Mesh(arrays["verts"], faces, np.arange(len(faces)), len(faces), name, arrays.get("normals"))
-    own = {key.removeprefix("array "): x for key, x in arrays.items() if key.startswith("array ")}
+    features = {key.removeprefix("array "): x for key, x in arrays.items() if key.startswith("array ")}
     accepted = arrays["accepted"].astype(bool) if "accepted" in arrays else None
     back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
-    return LabeledMesh(name, mesh, arrays["labels"], own, accepted), back
+    return LabeledMesh(name, mesh, arrays["labels"], features, accepted), back
+
+
+def interpolation_weights(target: Mesh, source: Mesh, at: ElementsAt) -> Weights:
+    """The elements of `source` and their weights that give the values at each element of `target`.
+
+    They are those of the point of the source's surface that is nearest to the element, see `element_weights`. Values at
+    vertices are linear on each face. Elements are at their centers, see `element_points`.
+    """
+    return element_weights(source, closest_points(source, element_points(target, at)), at)
+
+
+def decimated(
+    item: LabeledMesh,
+    at: TargetsAt,
+    max_faces: int | None,
+    features: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> LabeledMesh:
+    """A labeled mesh with at most `max_faces` faces, see `decimate`. A mesh with fewer stays as it is.
+
+    Each element of the full mesh votes at the element of the decimated mesh that is nearest to it. The most frequent
+    label wins, of equally frequent ones the smallest. An element without votes gets the label of the full mesh at its
+    own place. Own arrays among the features are interpolated.
+
+    Raises DataError for an own array that can't be used, MeshError if decimation leaves no face.
+    """
+    small, arrays = _decimated(item, max_faces, features, cache_dir)
+    if small is item.mesh:
+        return item
+    labels = item.labels if at == "meshes" else transferred_labels(item.labels, item.mesh, small, at)
+    return LabeledMesh(item.name, small, labels, arrays)
+
+
+def decimated_to_score(
+    item: LabeledMesh,
+    at: TargetsAt,
+    max_faces: int | None,
+    features: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tuple[LabeledMesh, Weights | None]:
+    """A decimated mesh with the labels of the full mesh, and the weights that take outputs back to the full mesh.
+
+    A mesh with at most `max_faces` faces stays as it is, and has no weights. For the rest, see `decimated`.
+    """
+    small, arrays = _decimated(item, max_faces, features, cache_dir)
+    if small is item.mesh:
+        return item, None
+    back = None if at == "meshes" else interpolation_weights(item.mesh, small, at)
+    return replace(item, mesh=small, arrays=arrays, prepared=None), back
+
+
+def _decimated(
+    item: LabeledMesh, max_faces: int | None, features: str, cache_dir: str | os.PathLike[str] | None
+) -> tuple[Mesh, dict[str, NDArray[np.float64]]]:
+    if max_faces is None or len(item.mesh.faces) <= max_faces:
+        return item.mesh, {}
+    return with_few_faces(item.mesh, own_arrays(item.mesh, features, given=item.arrays), max_faces, cache_dir)
+
+
+def with_few_faces(
+    mesh: Mesh,
+    arrays: Mapping[str, NDArray[np.float64]],
+    max_faces: int | None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tuple[Mesh, dict[str, NDArray[np.float64]]]:
+    """A mesh with at most `max_faces` faces, see `decimate`, and its own arrays (V, C), interpolated."""
+    small = mesh if max_faces is None else decimate(mesh, max_faces, cache_dir)
+    if small is mesh or not arrays:
+        return small, dict(arrays)
+    elements, weights = interpolation_weights(small, mesh, "vertices")
+    return small, {name: np.einsum("nk,nkc->nc", weights, array[elements]) for name, array in arrays.items()}
+
+
+def transferred_labels(labels: NDArray[Any], source: Mesh, target: Mesh, at: ElementsAt) -> NDArray[Any]:
+    """Labels (N,) of one mesh at the elements of another mesh of the same surface, see `decimated`.
+
+    Floating-point targets (N,) or (N, C) are interpolated instead. Where one of those that are used is NaN, so is the
+    result.
+    """
+    if labels.dtype.kind == "f":
+        elements, weights = interpolation_weights(target, source, at)
+        targets: NDArray[Any] = np.einsum("nk,nk...->n...", weights, labels[elements])
+        return targets
+    elements, weights = element_weights(target, closest_points(target, element_points(source, at)), at)
+    votes = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
+    points = element_points(target, at)
+    winners = majority(labels, np.arange(len(labels)), votes, len(points))
+    silent = np.flatnonzero(np.bincount(votes, minlength=len(points)) == 0)
+    if len(silent):
+        elements, weights = element_weights(source, closest_points(source, points[silent]), at)
+        winners[silent] = labels[np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]]
+    return winners
 
 
 def make_decimated(
@@ -172,6 +265,55 @@ def make_decimated(
     return [made]
 
 
+def generator_of(mesh: Mesh) -> np.random.Generator:
+    """A generator of random numbers that depend on the vertices and the faces of a mesh alone."""
+    return np.random.default_rng(zlib.crc32(mesh.faces.tobytes(), zlib.crc32(mesh.verts.tobytes())))
+
+
+def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features: str = "xyz") -> list[LabeledMesh]:
+    """Variants of a labeled mesh, each with its labels and own arrays.
+
+    at: where its labels are
+    features: the input features; their own arrays (`file:NAME`) follow the mesh, see `own_arrays`
+
+    Each variant is cut by a plane of random direction, and then decimated. Shares are random, one in each of `count`
+    equal intervals from 0 to the largest share. A cut leaves the elements that stay as they are, with their labels and
+    arrays. Labels and arrays of decimated meshes are those of `decimated`. Point clouds are not decimated.
+
+    Variants depend on the mesh and these options alone, so another run finds their operators in the cache.
+
+    Raises DataError for an own array that is missing.
+    """
+    if not variants.count:
+        return []
+    arrays: Mapping[str, NDArray[Any]] = own_arrays(item.mesh, features, given=item.arrays)
+    whole = replace(item, arrays=arrays)
+    rng = generator_of(item.mesh)
+    levels = (np.arange(variants.count) + rng.random((2, variants.count))) / variants.count
+    made = []
+    for number, (cut, share) in enumerate(zip(levels[0], rng.permutation(levels[1]), strict=True), 1):
+        direction, variant = rng.normal(size=3), whole
+        if variants.cut:
+            variant = _cut(variant, at, direction, cut * variants.cut)
+        if variants.decimate and not item.mesh.is_point_cloud:
+            most = max(round((1 - share * variants.decimate) * len(variant.mesh.faces)), FEWEST_FACES)
+            variant = decimated(variant, at, most, features)
+        name = f"{item.name}, variant {number}"
+        made.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
+    return made
+
+
 def make_all_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features: str) -> list[Made]:
     """The variants of a mesh, see `make_variants`."""
     return [(variant, None) for variant in make_variants(item, at, variants, features)]
+
+
+def _cut(item: LabeledMesh, at: TargetsAt, direction: NDArray[np.float64], share: float) -> LabeledMesh:
+    """The part beside a plane. Its elements and the arrays at its vertices have the labels and rows of the item."""
+    part = cut_by_plane(item.mesh, direction, share)
+    if at == "edges":
+        rows = edge_numbers(item.mesh.faces, part.vertices[mesh_edges(part.mesh.faces)])
+    else:
+        rows = part.faces if at == "faces" else part.vertices
+    labels = item.labels if at == "meshes" else item.labels[rows]
+    return LabeledMesh(item.name, part.mesh, labels, {name: x[part.vertices] for name, x in item.arrays.items()})

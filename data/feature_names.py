@@ -1,10 +1,10 @@
-"""The kinds of input features, and text such as "xyz+normals". The command line checks it, so this loads fast."""
+"""Text that names input features, such as "xyz+normals", or targets. The command line checks it, so it loads fast."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
@@ -53,8 +53,8 @@ def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
 def _diffused_curvature(mesh: Mesh, operators: Operators) -> Tensor:
     import torch
 
-    found = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
-    return _without_unit(found, mesh).flatten(1)
+    curvatures = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators)
+    return _without_unit(curvatures, mesh).flatten(1)
 
 
 def _without_unit(curvatures: Tensor, mesh: Mesh) -> Tensor:
@@ -84,6 +84,7 @@ KINDS: dict[str, Kind] = {
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
+TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
 
 
@@ -156,9 +157,9 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
                 f"file:NAME, joined by +, got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
             )
     parts = [FeaturePart(name) for name in names]
-    own = [part.array or part.name for part in parts]
-    for i, name in enumerate(own):
-        if name in own[:i]:
+    arrays = [part.array or part.name for part in parts]
+    for i, name in enumerate(arrays):
+        if name in arrays[:i]:
             raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
     order = list(FEATURE_CHANNELS)
     place = {name: i for i, name in enumerate([*order, *sorted(set(names) - set(order))])}
@@ -213,6 +214,39 @@ def feature_channels(features: str, statistics: Statistics | None = None) -> int
             channels = len((statistics or {})[str(part.array)]["mean"])
         total += channels
     return total
+
+
+def target_parts(targets: str) -> list[str]:
+    """The names of targets such as "file:u+file:v", in the order of the text.
+
+    Raises OptionError for text of another form.
+
+    >>> target_parts("file:v + file:u")
+    ['v', 'u']
+    """
+    try:
+        parts = [part.name for part in feature_parts(targets)]
+    except OptionError:
+        parts = [""]
+    if not all(part.startswith(FILE_PREFIX) for part in parts):
+        raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
+    return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
+
+
+def vector_columns(names: Sequence[str]) -> list[list[str]]:
+    """The columns of targets whose names look like those of a vector in space, in threes.
+
+    Their names are alike but for the end, which is x, y, z, or 0, 1, 2, or 1, 2, 3.
+
+    >>> vector_columns(["Ux", "Uy", "Uz", "stress_0", "stress_1", "p"])
+    [['Ux', 'Uy', 'Uz']]
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for name in names:
+        end = re.search(r"([xyz]|\d+)$", name.lower())
+        if end is not None:
+            groups.setdefault(name[: end.start()].lower(), {})[end[1]] = name
+    return [list(each.values()) for each in groups.values() if set(each) in ({*"xyz"}, {*"012"}, {*"123"})]
 
 
 def check_target_statistics(statistics: Any, columns: int) -> ArrayStatistics:

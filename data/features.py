@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from diffnet.geometry.preprocessing.many import (
     load_meanwhile as load_meanwhile,  # __init__.pyi exports these three
     precompute_all as precompute_all,
 )
-from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.processes import available_cores as available_cores
 from diffnet.geometry.transfer import aligned
 
@@ -39,16 +39,7 @@ def prepare(
     Raises MeshError for a mesh that can't be used.
     """
     mesh = load_normalized(source, cache_dir, options.normalize)
-    return mesh, precompute(
-        mesh,
-        k=options.k,
-        laplacian=options.laplacian,
-        cache_dir=cache_dir,
-        basis=options.basis,
-        device=device,
-        join=options.join,
-        operators=options.operators,
-    )
+    return mesh, precompute(mesh, **asdict(options.decisive), cache_dir=cache_dir, device=device)
 
 
 def fill_cache(
@@ -75,11 +66,10 @@ def fill_cache(
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
-    decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
-    normalize = options.normalize
     remove_abandoned(cache_dir)
+    normalize = options.normalize
     return many.fill_cache(
-        sources, decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
+        sources, options.decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
     )
 
 
@@ -128,13 +118,13 @@ def input_features(
             f"the mesh has {len(mesh.verts)} vertices and the operators {operators.num_vertices}; "
             "pass the operators of this mesh"
         )
-    own = own_arrays(mesh, features, statistics, arrays)
+    values_of = own_arrays(mesh, features, statistics, arrays)
     own_axes = _own_axes(mesh, operators) if align and vector_channels(features) else None
     columns = []
     for part in parts:
         kind = KINDS.get(part.name)
         if part.array is not None:
-            array = own[part.array]
+            array = values_of[part.array]
             if statistics is not None and part.array in statistics:
                 array = standardized(array, statistics[part.array])
             values = torch.from_numpy(array).float()
@@ -179,6 +169,6 @@ def descriptor(name: str, operators: Operators, times: Tensor | None = None) -> 
     """
     compute = KINDS[name].descriptor if name in KINDS else None
     if compute is None:
-        known = [kind for kind in KINDS if KINDS[kind].descriptor is not None]
-        raise ValueError(f"name should be one of {', '.join(known)}, got {name!r}")
+        kinds = [kind for kind in KINDS if KINDS[kind].descriptor is not None]
+        raise ValueError(f"name should be one of {', '.join(kinds)}, got {name!r}")
     return compute(operators, times)

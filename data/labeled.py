@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import DiffnetError
 
@@ -24,6 +23,15 @@ TargetsAt: TypeAlias = Literal[LabelsAt, "meshes"]
 
 UNLABELED = -1
 Data = TypeVar("Data", bound="LabeledMeshes")
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """A number with its noun in the singular or the plural.
+
+    >>> counted(1, "mesh", "meshes"), counted(2, "mesh", "meshes")
+    ('1 mesh', '2 meshes')
+    """
+    return f"{count} {one if count == 1 else several}"
 
 
 class DataError(DiffnetError, ValueError):

@@ -16,6 +16,7 @@ from diffnet.geometry.preprocessing.options import (
     JoinRule,
     LaplacianKind,
     OperatorsKind,
+    Options,
     ScaleRule,
     checked_k,
     chosen_laplacian,
@@ -54,18 +55,23 @@ class Preprocessing:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.
         object.__setattr__(self, "laplacian", chosen_laplacian(self.laplacian, self.operators))
         object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
-        for name, known in (
+        for name, values in (
             ("laplacian", LAPLACIANS),
             ("basis", BASIS_PRECISIONS),
             ("join", JOIN_RULES),
             ("operators", OPERATORS),
             ("normalize", SCALE_RULES),
         ):
-            if getattr(self, name) not in known:
-                raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
+            if getattr(self, name) not in values:
+                raise OptionError(f"{name} should be one of {', '.join(values)}, got {getattr(self, name)!r}")
         object.__setattr__(self, "features", canonical_features(self.features))
         min_k = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
         checked_k(self.k, min_k)
+
+    @property
+    def decisive(self) -> Options:
+        """The options that decide the operators of a mesh at normalized positions."""
+        return Options(self.k, self.laplacian, self.basis, self.join, self.operators)
 
 
 @dataclass(frozen=True)

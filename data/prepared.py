@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,42 +16,26 @@ from numpy.typing import NDArray
 from diffnet.data.arrays import array_states
 from diffnet.data.derived import DerivedMeshes
 from diffnet.data.feature_names import Statistics
-from diffnet.data.features import input_features, load_meanwhile, prepare
+from diffnet.data.features import load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
-from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample
-from diffnet.data.stored import JoinedMeshes, StoredMeshes, recalled, remember, sources_of
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_of
+from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
-from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.read_again import read_again
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
 
 
-class SampleFacts(NamedTuple):
-    """What is known of a sample without reading it.
-
-    name: of the mesh
-    entry, operators: the names of its two cache entries, or "" if the item gives its operators
-    vertices, faces, edges, entries: V, F, E, and the nonzeros of the gradient. Edges are counted only if they have
-        labels, and may be 0 if the item gives its operators.
-    """
-
-    name: str
-    entry: str
-    operators: str
-    vertices: int
-    faces: int
-    edges: int
-    entries: int
-
-
 class PreparedSamples(LazySequence[Sample]):
-    """The samples of meshes, see `prepared_samples`. Each is read from the cache when it is asked for, on the CPU.
+    """The samples of meshes. Each is read from the cache, which `fill` fills, when it is asked for, on the CPU.
 
+    items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
+        `decimated_to_score`, get their interpolation.
+    labels_at: where the labels are
+    memory: bytes of samples that are kept if the cache can't be written
     facts: of each sample
     vertex_counts: (N,) int64
     whole: the samples that have been read, and whose entries hold all that a GPU needs, so `pinned` copies bytes
@@ -71,7 +55,7 @@ class PreparedSamples(LazySequence[Sample]):
     ) -> None:
         self._items, self._options, self._cache_dir, self._statistics = items, options, os.fspath(cache_dir), statistics
         self._labels_at, self._memory = labels_at, memory
-        self._decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
+        self._decisive = options.decisive
         self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
         self.whole: set[int] = set()
@@ -102,9 +86,9 @@ class PreparedSamples(LazySequence[Sample]):
         name, entry, operators, vertices, faces, *_ = self.facts[i]
         if i in self.whole:
             paths = self._path(entry, "sample"), self._path(operators, "operators")
-            found = read_again(dict.fromkeys(paths), (vertices, faces))
-            if found is not None:
-                return PinnedSample(name, found, (vertices, faces))
+            entries = read_again(dict.fromkeys(paths), (vertices, faces))
+            if entries is not None:
+                return PinnedSample(name, entries, (vertices, faces))
         sample: Sample = self[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
         if entry and not self.backward and self._options.basis == "float32" and have_even_rows(sample.operators):
@@ -121,32 +105,26 @@ class PreparedSamples(LazySequence[Sample]):
             return None
         faces = arrays["faces"].astype(np.int64)
         verts = arrays.get("verts")
-        found = operators_at(self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward)
-        if found is None:
+        matrices = operators_at(
+            self._path(operators, "operators"), faces, vertices, self._decisive, verts, self.backward
+        )
+        if matrices is None:
             return None
         names = {"features", "labels", *PARTS} & arrays.keys()
         tensors = {own: torch.from_numpy(arrays[own]) for own in names}
-        return Sample((name,), tensors["features"], tensors["labels"], found, Interpolation.among(tensors))
+        return Sample((name,), tensors["features"], tensors["labels"], matrices, Interpolation.among(tensors))
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
         """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
         item = self._items[i]
         mesh, operators = prepare(item.mesh, self._options, self._cache_dir)
-        features = input_features(
-            mesh,
-            operators,
-            self._options.features,
-            statistics=self._statistics,
-            arrays=item.arrays,
-            align=self._options.align,
-        )
         interpolation = _interpolation(self._items, i, item, self._labels_at)
-        sample = Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
+        sample = sample_of(item, mesh, operators, self._options, self._statistics, interpolation)
         name, verts = entry_name(mesh, self._decisive)
-        arrays: Arrays = {"features": features.numpy(), "labels": sample.labels.numpy()}
+        arrays: Arrays = {"features": sample.features.numpy(), "labels": sample.labels.numpy()}
         arrays["faces"] = mesh.faces.astype(np.int32)
         if interpolation is not None:
-            arrays |= {own: tensor.numpy() for own, tensor in interpolation.tensors.items()}
+            arrays |= {key: tensor.numpy() for key, tensor in interpolation.tensors.items()}
         if self._options.basis != "float32":
             arrays["verts"] = verts
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
@@ -162,7 +140,7 @@ class PreparedSamples(LazySequence[Sample]):
 
     def _keep(self, i: int, sample: Sample, path: Path) -> None:
         with self._lock:
-            held = sum(own.operators.evecs.nbytes for own in self._kept.values())
+            held = sum(other.operators.evecs.nbytes for other in self._kept.values())
             if held + sample.operators.evecs.nbytes > self._memory:
                 raise DataError(
                     f"{path}: the cache can't be written, and without it the data set takes more than the "
@@ -170,74 +148,46 @@ class PreparedSamples(LazySequence[Sample]):
                 )
             self._kept[i] = sample
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the cache holds all samples."""
-        return not self._kept
+    def fill(
+        self,
+        fill: Fill,
+        shared: Callable[[Callable[[], Any]], Any] = lambda make: make(),
+        gathered: Callable[[Any], list[Any]] = lambda value: [value],
+    ) -> PreparedSamples:
+        """Compute the samples that the cache doesn't have, and write them into it. Returns these samples.
 
+        fill: calls `fill_cache` with these meshes and its argument `ready`
+        shared, gathered: of the `Ranks` that fill the cache together. `ready` is then called for some of the meshes,
+            and `fill` returns the same in all ranks.
 
-def prepared_samples(
-    items: Sequence[LabeledMesh],
-    options: Preprocessing,
-    cache_dir: str | os.PathLike[str],
-    statistics: Statistics | None,
-    labels_at: TargetsAt,
-    fill: Fill,
-    memory: int,
-    shared: Callable[[Callable[[], Any]], Any] = lambda make: make(),
-    gathered: Callable[[Any], list[Any]] = lambda value: [value],
-) -> PreparedSamples:
-    """The samples of meshes. In the first call, all of them are computed and written into the cache.
-
-    items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
-        `decimated_to_score`, get their interpolation.
-    labels_at: where the labels are
-    fill: calls `fill_cache` with these meshes and its argument `ready`
-    memory: bytes of samples that are kept if the cache can't be written
-    shared, gathered: of the `Ranks` that fill the cache together. `ready` is then called for some of the meshes, and
-        `fill` returns the same in all ranks.
-
-    Raises DataError for meshes that can't be used. The others are computed first.
-
-    Shards hold operators, so their samples are made when they are asked for.
-    """
-    samples = PreparedSamples(items, options, cache_dir, statistics, labels_at, memory)
-    states = array_states(items, options.features)
-    about = ("samples 2", asdict(options), dict(statistics or {}), labels_at, states)
-    known = shared(lambda: recalled(items, *about))
-    if known is not None:
-        samples.facts = [SampleFacts(*own) for own in known]
-        return samples
-    given = _given_facts(items)
-    missing = [i for i in range(len(items)) if i not in given]
-    if not missing:
-        samples.facts = [given[i] for i in range(len(items))]
-        return samples
-    failed, made = load_meanwhile(
-        lambda n: samples.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
-    )
-    if failed:
-        lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
-        raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-    every = gathered([samples.is_complete, [(missing[n], facts.result()) for n, facts in made.items()]])
-    found = given | {i: SampleFacts(*own) for _, part in every for i, own in part}
-    samples.facts = [found[i] for i in range(len(items))]
-    if all(is_complete for is_complete, _ in every):
-        remember(samples.facts, items, *about)
-    return samples
-
-
-def _given_facts(items: Sequence[LabeledMesh]) -> dict[int, SampleFacts]:
-    """The facts of the samples whose items give their operators, by number."""
-    given = items.operator_facts() if isinstance(items, StoredMeshes) else []
-    return {i: SampleFacts(own.name, "", "", *own[1:]) for i, own in enumerate(given) if own is not None}
+        Raises DataError for meshes that can't be used. The others are computed first. Shards hold operators, so their
+        samples are made when they are asked for.
+        """
+        items = self._items
+        states = array_states(items, self._options.features)
+        about = ("samples 2", asdict(self._options), dict(self._statistics or {}), self._labels_at, states)
+        facts = shared(lambda: recalled(items, *about))
+        if facts is None:
+            facts = items.operator_facts() if isinstance(items, StoredMeshes) else [None] * len(items)
+            if missing := [i for i, row in enumerate(facts) if row is None]:
+                failed, made = load_meanwhile(
+                    lambda n: self.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
+                )
+                if failed:
+                    lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
+                    raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
+                every = gathered([not self._kept, [(missing[n], row.result()) for n, row in made.items()]])
+                for i, row in (each for _, part in every for each in part):
+                    facts[i] = row
+                if all(is_complete for is_complete, _ in every):
+                    remember(facts, items, *about)
+        self.facts = [SampleFacts(*row) for row in facts]
+        return self
 
 
 def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:
     """What takes outputs of a mesh to the elements that are scored. item: the one with this number"""
-    if isinstance(items, JoinedMeshes):
-        return _interpolation(*items.place(number), item, at)
-    back = items.back(number) if isinstance(items, DerivedMeshes) else None
-    if isinstance(items, DerivedMeshes) and back is not None:
-        item = items.origin(number)
-    return Interpolation.to_score(item.mesh, at, back)
+    place, own = items.place(number) if isinstance(items, StoredMeshes) else (items, number)
+    if isinstance(place, DerivedMeshes) and (back := place.back(own)) is not None:
+        return Interpolation.to_score(place.origin(own).mesh, at, back)
+    return Interpolation.to_score(item.mesh, at)

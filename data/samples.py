@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from diffnet.data.decimation import Weights
+from diffnet.data.derived import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.shares import balanced_shares
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
 from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
@@ -194,13 +194,25 @@ def make_sample(
             f"item should be a LabeledMesh, got {type(item).__name__}; write LabeledMesh(name, mesh, labels)"
         )
     mesh, operators = prepare(item.mesh, options, cache_dir) if item.prepared is None else item.prepared(options)
+    return sample_of(item, mesh, operators, options, statistics, Interpolation.to_score(item.mesh, labels_at))
+
+
+def sample_of(
+    item: LabeledMesh,
+    mesh: Mesh,
+    operators: Operators,
+    options: Preprocessing,
+    statistics: Statistics | None,
+    interpolation: Interpolation | None,
+) -> Sample:
+    """A sample from a mesh at normalized positions and its operators, see `make_sample`."""
     features = input_features(
         mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
     )
-    to_score = Interpolation.to_score(item.mesh, labels_at)
-    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, to_score)
+    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
 
 
+@dataclass(eq=False, repr=False)
 class MeshSamples(Dataset[Sample]):
     """The samples of labeled meshes for a DataLoader. Each is made by `make_sample` when it is asked for.
 
@@ -214,17 +226,10 @@ class MeshSamples(Dataset[Sample]):
     `make_sample` and of the items.
     """
 
-    def __init__(
-        self,
-        items: Sequence[LabeledMesh],
-        options: Preprocessing,
-        cache_dir: str | os.PathLike[str] | None = None,
-        statistics: Statistics | None = None,
-    ) -> None:
-        self.items = items
-        self.options = options
-        self.cache_dir = cache_dir
-        self.statistics = statistics
+    items: Sequence[LabeledMesh]
+    options: Preprocessing
+    cache_dir: str | os.PathLike[str] | None = None
+    statistics: Statistics | None = None
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
@@ -365,6 +370,27 @@ class MeshBatches(Sampler[list[int]]):
         """The meshes of a batch that this process gets."""
         shares = balanced_shares([self.lengths[i] for i in batch], self.num_replicas)
         return [batch[position] for position in shares[self.rank]]
+
+
+def balanced_shares(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Divide meshes into shares with about equal numbers of vertices. Returns the positions in each share, ascending.
+
+    lengths: number of vertices of each mesh
+    count: number of shares. If there are fewer meshes, some shares are empty.
+
+    The largest mesh that is left goes to the share that is smallest so far (Graham 1969). No share is empty if there
+    are enough meshes.
+
+    >>> balanced_shares([50, 10, 20, 30], 2)
+    [[0, 1], [2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    totals = [(0, 0, share) for share in range(count)]  # vertices, meshes and number of each share: a heap
+    for position in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        vertices, meshes, share = totals[0]
+        shares[share].append(position)
+        heapreplace(totals, (vertices + lengths[position], meshes + 1, share))
+    return [sorted(share) for share in shares]
 
 
 def _integer(name: str, value: Any, minimum: float = -math.inf) -> int:

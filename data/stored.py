@@ -1,4 +1,7 @@
-"""Meshes that are read when they are asked for, changes of their labels, and facts about each that the cache keeps."""
+"""Sequences of meshes that are read when they are asked for: their changes and joins, and what the cache keeps of each.
+
+An index (`folders/indexed.py`), shards and derived meshes are such sequences.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,71 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from concurrent.futures import as_completed
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
-from diffnet.data.labeled import LabeledMesh
-from diffnet.data.on_demand import LazySequence, OnDemand
+from diffnet.data.labeled import LabeledMesh, counted
 from diffnet.data.options import Preprocessing
-from diffnet.data.parallel import CHUNK, computed_for_all, computed_in_chunks
 from diffnet.geometry import MeshLike
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.processes import WorkerPool, available_cores
+
+CHUNK = 32  # items that a worker process takes in one call
+
+S = TypeVar("S")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class OperatorFacts(NamedTuple):
-    """The name of a mesh, its vertices, faces, edges (0 if their number isn't known), and nonzeros of its gradient."""
+class LazySequence(Sequence[T_co]):
+    """A sequence whose items are computed. Iterating over it raises the IndexError of a computation.
+
+    Iterating over a plain `Sequence` ends at an IndexError, as if there were no more items.
+    """
+
+    def __iter__(self) -> Iterator[T_co]:
+        return map(self.__getitem__, range(len(self)))
+
+
+class OnDemand(LazySequence[T_co]):
+    """N items, of which none is kept in memory.
+
+    compute: the item of a number from 0 to N - 1
+    """
+
+    def __init__(self, count: int, compute: Callable[[int], T_co]) -> None:
+        self._count, self._compute = count, compute
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[n] for n in range(*i.indices(self._count))]
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        return self._compute(i)
+
+
+class SampleFacts(NamedTuple):
+    """What is known of a sample without reading it.
+
+    name: of the mesh
+    entry, operators: the names of its two cache entries, or "" if the item gives its operators
+    vertices, faces, edges, entries: V, F, E, and the nonzeros of the gradient. Edges are counted only if they have
+        labels, and may be 0 if the item gives its operators.
+    """
 
     name: str
+    entry: str
+    operators: str
     vertices: int
     faces: int
     edges: int
@@ -36,6 +82,8 @@ class OperatorFacts(NamedTuple):
 
 class StoredMeshes(LazySequence[LabeledMesh]):
     """Labeled meshes that are read each time they are asked for. Objects are small, so worker processes can get them.
+
+    They are dataclasses, whose arrays have a row for each mesh.
 
     vertex_counts, face_counts: (N,) int64, of the meshes
     names: of the meshes
@@ -73,21 +121,26 @@ class StoredMeshes(LazySequence[LabeledMesh]):
     def check_options(self, options: Preprocessing) -> None:
         """Raises OptionError, which names both values, if there are operators that were computed with other options."""
 
-    def operator_facts(self) -> list[OperatorFacts | None]:
+    def operator_facts(self) -> list[SampleFacts | None]:
         """What is known of the meshes whose items give their operators, see `LabeledMesh.prepared`. None for others."""
         return [None] * len(self)
 
-    @abstractmethod
     def take(self, numbers: NDArray[np.int64] | slice) -> StoredMeshes:
         """Some of the meshes."""
+        arrays: dict[str, Any] = {name: x[numbers] for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+        return replace(self, **arrays)  # type: ignore[type-var]
 
     @abstractmethod
     def item(self, number: int) -> LabeledMesh:
         """Read a mesh."""
 
-    @abstractmethod
     def file(self, number: int) -> str | None:
         """The file of a mesh, or None if its mesh is not the content of one."""
+        return None
+
+    def place(self, number: int) -> tuple[StoredMeshes, int]:
+        """The sequence that reads a mesh, and its number there."""
+        return self, number
 
     def __len__(self) -> int:
         return len(self.vertex_counts)
@@ -109,10 +162,16 @@ class StoredMeshes(LazySequence[LabeledMesh]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class JoinedMeshes(StoredMeshes):
-    """Several sequences of stored meshes, one after the other, see `joined`."""
+class MeshView(StoredMeshes):
+    """Several sequences of stored meshes, one after the other, and a change of their labels.
+
+    change: see `with_change`, or None
+    about: tells the change
+    """
 
     parts: tuple[StoredMeshes, ...]
+    change: Callable[[LabeledMesh], LabeledMesh] | None = None
+    about: str = ""
 
     @cached_property
     def vertex_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
@@ -130,17 +189,22 @@ class JoinedMeshes(StoredMeshes):
         for part in self.parts:
             part.check_options(options)
 
-    def operator_facts(self) -> list[OperatorFacts | None]:
+    def operator_facts(self) -> list[SampleFacts | None]:
         return [facts for part in self.parts for facts in part.operator_facts()]
 
     @cached_property
     def key(self) -> str:
-        return hashlib.sha256(" ".join(part.key for part in self.parts).encode()).hexdigest()
+        keys = [part.key for part in self.parts] + [self.about] * bool(self.change)
+        return hashlib.sha256(" ".join(keys).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def contents(self) -> list[list[str]] | None:
         known = [part.contents for part in self.parts]
-        return None if None in known else [own for part in known for own in part or ()]
+        return None if None in known else [hashes for part in known for hashes in part or ()]
+
+    @property
+    def meaning(self) -> str:
+        return f"{self.parts[0].meaning} {self.about}" if self.change else ""
 
     @property
     def names(self) -> list[str]:
@@ -148,30 +212,26 @@ class JoinedMeshes(StoredMeshes):
 
     def take(self, numbers: NDArray[np.int64] | slice) -> StoredMeshes:
         chosen = np.arange(len(self))[numbers]
-        own = [chosen[(chosen >= first) & (chosen < first + len(part))] - first for part, first in self._firsts()]
-        return JoinedMeshes(tuple(part.take(n) for part, n in zip(self.parts, own, strict=True)))
+        rows = [chosen[(chosen >= first) & (chosen < first + len(part))] - first for part, first in self._firsts()]
+        return replace(self, parts=tuple(part.take(own) for part, own in zip(self.parts, rows, strict=True)))
 
     def item(self, number: int) -> LabeledMesh:
-        part, own = self.place(number)
-        return part.item(own)
+        part, own = self._part(number)
+        return self.change(part.item(own)) if self.change else part.item(own)
 
     def file(self, number: int) -> str | None:
-        part, own = self.place(number)
+        part, own = self._part(number)
         return part.file(own)
 
     def place(self, number: int) -> tuple[StoredMeshes, int]:
-        """The part that has a mesh, and its number there."""
+        part, own = self._part(number)
+        return part.place(own)
+
+    def _part(self, number: int) -> tuple[StoredMeshes, int]:
         return next((part, number - first) for part, first in self._firsts() if number < first + len(part))
 
     def _firsts(self) -> Iterator[tuple[StoredMeshes, int]]:
         return zip(self.parts, accumulate((len(part) for part in self.parts), initial=0), strict=False)
-
-
-def check_stored_options(parts: Sequence[Sequence[LabeledMesh]], options: Preprocessing) -> None:
-    """Raises OptionError, which names both values, if meshes have operators that were computed with other options."""
-    for part in parts:
-        if isinstance(part, StoredMeshes):
-            part.check_options(options)
 
 
 def joined(parts: Sequence[Sequence[LabeledMesh]]) -> Sequence[LabeledMesh]:
@@ -181,9 +241,35 @@ def joined(parts: Sequence[Sequence[LabeledMesh]]) -> Sequence[LabeledMesh]:
         return filled[0]
     stored = tuple(part for part in filled if isinstance(part, StoredMeshes))
     if filled and len(stored) == len(filled):
-        return JoinedMeshes(stored)
+        return MeshView(stored)
     places = [(part, i) for part in filled for i in range(len(part))]
     return OnDemand(len(places), lambda n: places[n][0][places[n][1]])
+
+
+def with_change(
+    items: Sequence[LabeledMesh], change: Callable[[LabeledMesh], LabeledMesh], *about: Any
+) -> Sequence[LabeledMesh]:
+    """The meshes with a change of their labels. Those that are stored are changed whenever they are read.
+
+    change: picklable; leaves the mesh as it is
+    about: plain values that tell the change, and a fixed name first
+    """
+    if isinstance(items, StoredMeshes):
+        return MeshView((items,), change, json.dumps(about))
+    return [change(item) for item in items]
+
+
+def check_stored_options(parts: Sequence[Sequence[LabeledMesh]], options: Preprocessing) -> None:
+    """Raises OptionError, which names both values, if meshes have operators that were computed with other options."""
+    for part in parts:
+        if isinstance(part, StoredMeshes):
+            part.check_options(options)
+
+
+def some_of(items: Sequence[LabeledMesh], most: int) -> Sequence[LabeledMesh]:
+    """At most so many of the meshes, at equal distances."""
+    numbers = np.linspace(0, len(items) - 1, min(len(items), most)).round().astype(np.int64)
+    return items.take(numbers) if isinstance(items, StoredMeshes) else [items[i] for i in numbers.tolist()]
 
 
 def names_of(items: Sequence[LabeledMesh]) -> list[str]:
@@ -203,69 +289,59 @@ def sources_of(items: Sequence[LabeledMesh], numbers: Sequence[int]) -> Sequence
     return OnDemand(len(numbers), source)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ChangedMeshes(StoredMeshes):
-    """Stored meshes with other labels, see `with_change`."""
+def computed_for_all(
+    work: Callable[[LabeledMesh], T],
+    items: Sequence[LabeledMesh],
+    is_long: Callable[[LabeledMesh], bool],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+) -> list[T]:
+    """The results of a function for each mesh, in order. Worker processes compute those that take long.
 
-    meshes: StoredMeshes
-    change: Callable[[LabeledMesh], LabeledMesh]
-    about: str
+    work: picklable
+    is_long: whether the work on a mesh takes longer than sending it to a process, which takes some milliseconds
+    jobs: number of processes; by default one for each core
+    advance: called once for each mesh when it is done
 
-    @property
-    def vertex_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
-        return self.meshes.vertex_counts
-
-    @property
-    def face_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
-        return self.meshes.face_counts
-
-    @property
-    def cache_dir(self) -> str | None:  # type: ignore[override]
-        return self.meshes.cache_dir
-
-    def check_options(self, options: Preprocessing) -> None:
-        self.meshes.check_options(options)
-
-    def operator_facts(self) -> list[OperatorFacts | None]:
-        return self.meshes.operator_facts()
-
-    @cached_property
-    def key(self) -> str:
-        return hashlib.sha256(f"{self.meshes.key} {self.about}".encode(errors="surrogatepass")).hexdigest()
-
-    @property
-    def contents(self) -> list[list[str]] | None:
-        return self.meshes.contents
-
-    @property
-    def meaning(self) -> str:
-        return f"{self.meshes.meaning} {self.about}"
-
-    @property
-    def names(self) -> list[str]:
-        return self.meshes.names
-
-    def take(self, numbers: NDArray[np.int64] | slice) -> StoredMeshes:
-        return ChangedMeshes(self.meshes.take(numbers), self.change, self.about)
-
-    def item(self, number: int) -> LabeledMesh:
-        return self.change(self.meshes.item(number))
-
-    def file(self, number: int) -> str | None:
-        return self.meshes.file(number)
-
-
-def with_change(
-    items: Sequence[LabeledMesh], change: Callable[[LabeledMesh], LabeledMesh], *about: Any
-) -> Sequence[LabeledMesh]:
-    """The meshes with a change of their labels. Those that are stored are changed whenever they are read.
-
-    change: picklable; leaves the mesh as it is
-    about: plain values that tell the change, and a fixed name first
+    See `precompute_all` for calls from a script. Raises the errors of `work`.
     """
-    if isinstance(items, StoredMeshes):
-        return ChangedMeshes(items, change, json.dumps(about))
-    return [change(item) for item in items]
+    numbers: dict[bool, list[int]] = {True: [], False: []}
+    for i, item in enumerate(items):
+        numbers[bool(is_long(item))].append(i)
+    results = {}
+    for long, own in numbers.items():
+        for n, result in computed(work, [items[i] for i in own], jobs if long else 1, 1):
+            results[own[n]] = result
+            advance()
+    return [results[i] for i in range(len(items))]
+
+
+def computed(
+    work: Callable[[S], T], items: Sequence[S], jobs: int | None = None, size: int = CHUNK
+) -> Iterator[tuple[int, T]]:
+    """The position and the result of each item, as they come. Worker processes take several items in one call.
+
+    work: picklable
+    items: read once each
+    jobs: number of processes; by default one for each core. If it is 1, this process does the work.
+    size: the most items in one call
+
+    See `precompute_all` for calls from a script. Raises the errors of `work`.
+    """
+    starts = range(0, len(items), size)
+    jobs = min(jobs or available_cores(), len(starts))
+    if jobs <= 1:
+        for start in starts:
+            yield from enumerate(map(work, items[start : start + size]), start)
+        return
+    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
+        running = {pool.submit(_results, work, items[start : start + size]): start for start in starts}
+        for future in as_completed(running):
+            yield from enumerate(future.result(), running[future])
+
+
+def _results(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    return list(map(work, items))
 
 
 def remembered(
@@ -286,17 +362,15 @@ def remembered(
 
     Raises the errors of `work`. See `precompute_all` for calls from a script.
     """
-    if not isinstance(items, StoredMeshes):
-        return computed_for_all(work, items, lambda _: is_long, jobs, advance)
-    found = recalled(items, *about)
-    if found is None:
-        found = [None] * len(items)
-        size = 1 if is_long else CHUNK
-        for i, result in computed_in_chunks(partial(results_of, work), items, jobs, size):
-            found[i] = result
+    results = recalled(items, *about)
+    if results is None:
+        results = [None] * len(items)
+        jobs = jobs if is_long or isinstance(items, StoredMeshes) else 1  # others take as long to send
+        for i, result in computed(work, items, jobs, 1 if is_long else CHUNK):
+            results[i] = result
             advance()
-        remember(found, items, *about)
-    return found
+        remember(results, items, *about)
+    return results
 
 
 def recalled(items: Sequence[LabeledMesh], *about: Any) -> list[Any] | None:
@@ -304,20 +378,20 @@ def recalled(items: Sequence[LabeledMesh], *about: Any) -> list[Any] | None:
     if not isinstance(items, StoredMeshes) or items.cache_dir is None:
         return None
     place = _facts_path(items.cache_dir, items.key, about)
-    found: list[Any] = []
+    results: list[Any] = []
 
     def check(arrays: Arrays) -> None:
-        found[:] = json.loads(arrays["facts"].tobytes())
-        if len(found) != len(items):
-            raise ValueError(f"it holds {len(found)} facts, not {len(items)}")
+        results[:] = json.loads(arrays["facts"].tobytes())
+        if len(results) != len(items):
+            raise ValueError(f"it holds {len(results)} facts, not {len(items)}")
 
-    return None if read_entry(place, check) is None else found
+    return None if read_entry(place, check) is None else results
 
 
-def remember(found: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) -> None:
+def remember(results: Sequence[Any], items: Sequence[LabeledMesh], *about: Any) -> None:
     """Store plain values, one for each mesh, if the meshes are stored."""
     if isinstance(items, StoredMeshes) and items.cache_dir is not None:
-        content = np.frombuffer(json.dumps(found).encode(), np.uint8)
+        content = np.frombuffer(json.dumps(results).encode(), np.uint8)
         write_entry(_facts_path(items.cache_dir, items.key, about), {"facts": content})
 
 
@@ -325,5 +399,9 @@ def _facts_path(cache_dir: str, key: str, about: Sequence[Any]) -> Path:
     return entry_path(cache_dir, cache_key({}, facts=about, of=key), "facts")
 
 
-def results_of(work: Callable[[LabeledMesh], Any], items: Sequence[LabeledMesh]) -> list[Any]:
-    return [work(item) for item in items]
+def content_hash(*arrays: NDArray[Any]) -> str:
+    """A hash of the shapes and the content of arrays: 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()

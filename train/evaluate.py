@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import PairSample, Sample
-from diffnet.data.shares import balanced_shares
+from diffnet.data.samples import balanced_shares
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions

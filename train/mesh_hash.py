@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diffnet.data import LabeledMesh
-from diffnet.data.content import content_hash
-from diffnet.data.stored import StoredMeshes, remembered
+from diffnet.data.stored import StoredMeshes, content_hash, remembered
 from diffnet.geometry import Mesh
 
 DIGITS = 16  # of a `mesh_hash`

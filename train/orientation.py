@@ -14,7 +14,7 @@ from torch import Tensor
 from diffnet.data import LabeledMesh, feature_parts, own_arrays, vector_channels
 from diffnet.data.feature_names import check_turned
 from diffnet.data.folders.files import listing
-from diffnet.data.stored import StoredMeshes, remembered
+from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.positions.rotation import principal_axes, shared_axes
@@ -58,9 +58,7 @@ def upright_axes(items: Sequence[LabeledMesh], options: TrainOptions) -> tuple[f
 
 
 def _axes_of_some(items: Sequence[LabeledMesh]) -> Tensor:
-    numbers = spread_over(range(len(items)), LOOKED_AT)
-    some = items.take(np.array(numbers)) if isinstance(items, StoredMeshes) else [items[i] for i in numbers]
-    return torch.tensor(remembered(_axes_of, some, "principal axes", jobs=1), dtype=torch.float64)
+    return torch.tensor(remembered(_axes_of, some_of(items, LOOKED_AT), "principal axes", jobs=1), dtype=torch.float64)
 
 
 def _axes_of(item: LabeledMesh) -> Any:

@@ -29,9 +29,8 @@ from diffnet.data import (
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
-from diffnet.data.on_demand import OnDemand
-from diffnet.data.prepared import PreparedSamples, prepared_samples
-from diffnet.data.stored import StoredMeshes, joined
+from diffnet.data.prepared import PreparedSamples
+from diffnet.data.stored import OnDemand, StoredMeshes, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
@@ -199,18 +198,14 @@ def preprocess(
     """The samples in the cache, which is filled first, with a progress bar.
 
     device: the device that computes operators, see `fill_cache`
-    memory: GiB, see `prepared_samples`
+    memory: GiB, see `PreparedSamples`
 
     Raises DataError for meshes that can't be used.
     """
-    return prepared_samples(
-        items,
-        options,
-        cache_dir,
-        statistics,
-        at,
+    most = int(memory * 2**30 / ranks.place.local_world_size)
+    samples = PreparedSamples(items, options, cache_dir, statistics, at, most)
+    return samples.fill(
         lambda sources, ready: fill_cache_with_bar(sources, options, cache_dir, jobs, console, device, ready, ranks),
-        int(memory * 2**30 / ranks.place.local_world_size),
         ranks.shared,
         ranks.gathered,
     )

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, size_of
 from diffnet.data import Sample
-from diffnet.data.on_demand import LazySequence
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.samples import PinnedSample
+from diffnet.data.stored import LazySequence
 from diffnet.geometry.processes import available_cores
 
 MEMORY = 2.0  # GiB of host memory for samples, by default

@@ -11,7 +11,7 @@ import torch
 
 from diffnet import __version__
 from diffnet.data import LabeledMeshes
-from diffnet.data.counts import counted
+from diffnet.data.labeled import counted
 from diffnet.data.stored import StoredMeshes, names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import Checkpoint, CheckpointError

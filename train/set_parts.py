@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from diffnet.data import LabeledMesh, LabeledMeshes
-from diffnet.data.counts import counted
 from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
+from diffnet.data.labeled import counted
 from diffnet.data.stored import joined, names_of, remembered
 from diffnet.geometry import is_inside_out
 from diffnet.geometry.errors import OptionError

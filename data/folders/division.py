@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from diffnet.data.counts import counted
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     PARTS,
@@ -27,9 +27,9 @@ from diffnet.data.folders.files import (
     meshes_in,
     part_of,
 )
-from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import PART_LIST
-from diffnet.data.labeled import DataError
+from diffnet.data.labeled import DataError, counted
+from diffnet.data.numbers import read_lines
 from diffnet.geometry import FORMATS
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -60,6 +60,11 @@ class Rule:
         if not 0 < self.test_fraction < 1:
             raise DataError(f"test_fraction should be between 0 and 1, got {self.test_fraction}")
 
+    @property
+    def needed(self) -> tuple[Part, ...]:
+        """The parts that must have meshes."""
+        return ("train", "test") if self.needs_train else ("test",)
+
 
 @dataclass(frozen=True)
 class Division(Generic[T]):
@@ -76,31 +81,33 @@ class Division(Generic[T]):
     @property
     def every(self) -> list[T]:
         """The items of one part after the other."""
-        return [item for own in self.parts.values() for item in own]
+        return [item for items in self.parts.values() for item in items]
 
     def fields(self, items: Sequence[Any]) -> dict[str, Any]:
         """The fields that `LabeledMeshes` has, too, with other items for those of `every`."""
         ends = accumulate(map(len, self.parts.values()))
-        found: dict[str, Any] = {"source": self.source, "left_out": self.left_out}
-        for (name, own), end in zip(self.parts.items(), ends, strict=True):
-            found[name] = items[end - len(own) : end]
-        return found
+        fields: dict[str, Any] = {"source": self.source, "left_out": self.left_out}
+        return fields | {
+            part: items[end - len(self.parts[part]) : end] for part, end in zip(self.parts, ends, strict=True)
+        }
 
     def of(self, make: Callable[[T], U]) -> Division[U]:
         """The division of other items, one for each."""
-        return Division({part: list(map(make, own)) for part, own in self.parts.items()}, self.source, self.left_out)
+        return Division(
+            {part: list(map(make, items)) for part, items in self.parts.items()}, self.source, self.left_out
+        )
 
     def of_test(self) -> Division[T]:
         """The test part alone."""
-        return Division(in_parts([("test", item) for item in self.parts["test"]]), self.source, self.left_out)
+        return Division(in_parts(("test", item) for item in self.parts["test"]), self.source, self.left_out)
 
 
 def in_parts(items: Iterable[tuple[Part, T]]) -> dict[Part, list[T]]:
     """Items by their parts."""
-    found: dict[Part, list[T]] = {part: [] for part in PARTS}
+    parts: dict[Part, list[T]] = {part: [] for part in PARTS}
     for part, item in items:
-        found[part].append(item)
-    return found
+        parts[part].append(item)
+    return parts
 
 
 def part_folders(root: Path, has: Callable[[Path], Any] | None = None) -> dict[Path, tuple[Part, str]]:
@@ -109,13 +116,12 @@ def part_folders(root: Path, has: Callable[[Path], Any] | None = None) -> dict[P
     has: whether a folder has the meshes of a part. By default those in it count, and `train` and `test` may be empty.
     """
     has = has or (lambda folder: folder.name in ("train", "test") or has_meshes(folder))
-    told = {folder: part_of(folder.name) for folder in folders_in(root)}
-    return {folder: own for folder, own in told.items() if own and has(folder)}
+    return {folder: part for folder in folders_in(root) if (part := part_of(folder.name)) and has(folder)}
 
 
 def has_set(root: Path) -> bool:
     """Whether meshes are in a folder, in one of MESH_FOLDERS or in a folder whose name tells a part."""
-    return any(has_meshes(folder) for folder in (*(root / name for name in MESH_FOLDERS), *part_folders(root)))
+    return any(map(has_meshes, (*(root / name for name in MESH_FOLDERS), *part_folders(root))))
 
 
 def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] = meshes_in) -> Division[Path]:
@@ -125,83 +131,71 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     """
     deep = meshes_of is meshes_below
     places = [root] if deep else [root / name for name in MESH_FOLDERS]
-    told = part_folders(root, meshes_below if deep else None)
-    chosen = _chosen(root, told, rule)
-    if not chosen:
-        folder = next(filter(has_meshes, places), root)
-        return divided(root, meshes_of(folder), folder, rule)
-    parts = in_parts((part, mesh) for folder, part in chosen.items() for mesh in meshes_of(folder))
-    names = listing(folder.name for folder in chosen)
-    used = {mesh for own in parts.values() for mesh in own}
+    parts, others = _chosen(root, part_folders(root, meshes_below if deep else None), rule)
+    if not parts:
+        return divided(root, meshes_of(next(filter(has_meshes, places), root)), rule)
+    division = in_parts((part, mesh) for folder, part in parts.items() for mesh in meshes_of(folder))
+    source = f"by the folders {listing(folder.name for folder in parts)}"
+    used = {mesh for meshes in division.values() for mesh in meshes}
     strays = [mesh.name for place in places for mesh in meshes_of(place) if mesh not in used]
-    others = [folder.name for folder in told if folder not in chosen]
-    left_out = [f"meshes beside the folders {names}: {listing(strays)}"] * bool(strays)
+    left_out = [f"meshes beside {source.removeprefix('by ')}: {listing(strays)}"] * bool(strays)
     left_out += [f"other folders whose names tell a part: {listing(others)}"] * bool(others)
-    return _checked(root, Division(parts, f"by the folders {names}", tuple(left_out)), rule, mesh_stem)
+    return _check(root, Division(division, source, tuple(left_out)), rule, mesh_stem)
 
 
-def divided(root: Path, meshes: list[Path], folder: Path, rule: Rule) -> Division[Path]:
+def divided(root: Path, meshes: Sequence[Path], rule: Rule) -> Division[Path]:
     """The meshes of each part, by the lists in `root`, else at random. See `find_parts`."""
-    found = divide(root, list(map(mesh_stem, meshes)), meshes, rule, folder=folder).of(meshes.__getitem__)
-    return _checked(root, found, rule, mesh_stem)
+    return divide(root, meshes, rule).of(meshes.__getitem__)
 
 
 def divide(
     root: Path,
-    names: Sequence[str],
     paths: Sequence[Path],
     rule: Rule,
-    *,
-    folder: Path | None = None,
+    names: Sequence[str] | None = None,
     kinds: Sequence[Any] | None = None,
 ) -> Division[int]:
     """The numbers of the meshes of each part, by the lists in `root`, else at random. See `find_parts`.
 
-    names, paths: of the meshes
-    folder: that has the meshes, for messages
+    names: of the meshes; by default those of their files, which must differ
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
-    numbers = range(len(names))
-    told = lists_in(root, set(map(mesh_stem, paths)))
-    chosen = _chosen(root, told, rule)
-    if chosen:
-        files = {file: part for file, part in chosen.items() if part == "test" or counts_train(root, rule.needs_train)}
-        parts = _listed(root, names, paths, folder or root, files)
-        rest = sorted(set(numbers).difference(*parts.values())) if rule.needs_train else []
-        others = [file.name for file in told if file not in chosen]
-        text = f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(names[i] for i in rest)}"
-        left_out = [text] * bool(rest) + [f"other lists: {listing(others)}"] * bool(others)
-        found = Division(parts, f"{BY_LISTS} {listing(file.name for file in chosen)}", tuple(left_out))
-        _checked(root, found.of(paths.__getitem__), rule, str)
-        return found
-    if not rule.needs_train:
-        return Division(in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored")
-    if len(names) < 2:
-        count = counted(len(names), "mesh", "meshes")
-        raise DataError(f"{root}: {count} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    groups = groups_of(names, rule.group_by)
-    tests = _drawn_tests(groups, kinds or [0] * len(names), rule)
-    by = "" if rule.group_by is None else f" by {len(set(groups))} groups of {rule.group_by!r}"
-    parts = in_parts(("test" if i in tests else "train", i) for i in numbers)
-    return Division(parts, f"{AT_RANDOM}{by}, seed {rule.seed}")
+    stems = list(map(mesh_stem, paths))
+    texts, numbers, left_out = names or stems, range(len(paths)), list[str]()
+    lists, others = _chosen(root, lists_in(root, set(stems)), rule)
+    if lists:
+        files = {file: part for file, part in lists.items() if part == "test" or counts_train(root, rule.needs_train)}
+        parts = _listed(root, texts, paths, files)
+        source = f"{BY_LISTS} {listing(file.name for file in lists)}"
+        rest = [texts[i] for i in sorted({*numbers}.difference(*parts.values()))] if rule.needs_train else []
+        left_out += [f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(rest)}"] * bool(rest)
+        left_out += [f"other lists: {listing(others)}"] * bool(others)
+    elif rule.needs_train:
+        parts, source = _drawn_parts(root, texts, kinds or [0] * len(paths), rule)
+    else:
+        parts, source = in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored"
+    division = Division(parts, source, tuple(left_out))
+    if lists or names is None:
+        _check(root, division.of(paths.__getitem__), rule, mesh_stem if names is None else str)
+    return division
 
 
-def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> dict[Path, Part]:
-    """The lists or folders that divide a set, with their parts. Empty if no name tells a part.
+def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> tuple[dict[Path, Part], list[str]]:
+    """The lists or folders that divide a set, with their parts, and the names of others. Empty if none divides it.
 
     Names with no other word than the part come first. Raises DataError if a part is missing, except for folders with
     more words, which may hold anything.
     """
-    needed: set[Part] = {"train", "test"} if rule.needs_train else {"test"}
-    plain = {place: own for place, own in told.items() if not own[1]}
-    chosen = plain if needed <= {part for part, _ in plain.values()} else told
-    parts = {part for part, _ in chosen.values()}
-    if needed <= parts:
-        return {place: part for part in PARTS for place, own in chosen.items() if own[0] == part}
+    plain = {place: pair for place, pair in told.items() if not pair[1]}
+    chosen = plain if {*rule.needed} <= {part for part, _ in plain.values()} else told
+    missing = {*rule.needed} - {part for part, _ in chosen.values()}
+    if not missing:
+        parts = {place: part for part in PARTS for place, pair in chosen.items() if pair[0] == part}
+        return parts, [place.name for place in told if place not in parts]
     if plain or any(place.is_file() and part != "validation" for place, (part, _) in told.items()):
-        place, missing = next(iter(chosen)), min(needed - parts)
-        raise DataError(f"{root}: there is {place.name} but no {missing}{place.suffix}")
-    return {}
+        place = next(iter(chosen))
+        raise DataError(f"{root}: there is {place.name} but no {min(missing)}{place.suffix}")
+    return {}, []
 
 
 def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
@@ -212,49 +206,46 @@ def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     stems: of the meshes
     """
     places = [root, *(folder for folder in folders_in(root) if re.search("split|list", folder.name, re.IGNORECASE))]
-    found = {}
+    lists = {}
     for file, told in (each for place in places for each in files_of_parts(place, (".txt", ".lst")).items()):
         of_mesh = {mesh_stem(file), mesh_stem(file).removesuffix(PART_LIST)} & stems
         if not of_mesh and (not told[1] or all(len(line.split()) == 1 for line in read_lines(file))):
-            found[file] = told
-    return found
+            lists[file] = told
+    return lists
 
 
-def _listed(
-    root: Path, names: Sequence[str], paths: Sequence[Path], folder: Path, files: dict[Path, Part]
-) -> dict[Part, list[int]]:
+def _listed(root: Path, names: Sequence[str], paths: Sequence[Path], files: dict[Path, Part]) -> dict[Part, list[int]]:
     """The numbers of the meshes in lists, in their order. Lists of one part may name the same.
 
     A line is the name or the path of a mesh, with or without its extension. Else it is the beginning of their names or
     a folder of theirs, such as the id of a patient, and names several.
     """
-    whole: dict[str, list[int]] = {}
-    begin: dict[str, list[int]] = {}
+    whole, begin = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
     for i, (name, path) in enumerate(zip(names, paths, strict=True)):
         inside = str(path).removeprefix(f"{root}{os.sep}").replace(os.sep, "/")
         folders, _, base = inside.rpartition("/")
         stem = mesh_stem(base)
         for key in {name, inside, f"{folders}/{stem}", stem, file_key(base)}:
-            whole.setdefault(key, []).append(i)
+            whole[key].append(i)
         for key in {*folders.split("/"), *(stem[: gap.start()] for gap in re.finditer("[^A-Za-z0-9]+", stem))}:
-            begin.setdefault(key, []).append(i)
+            begin[key].append(i)
 
     def find(file: Path, line: str) -> list[int]:
         folders, _, base = line.replace("\\", "/").rstrip("/").rpartition("/")
         keys = (f"{folders}/{base}", f"{folders}/{mesh_stem(base)}", line, file_key(base), base)
-        found = next((whole[key] for key in keys if key in whole), [])
-        if len(found) > 1:
-            raise DataError(f"{file}: {line!r} names several meshes: {listing(str(paths[i]) for i in found)}")
-        return found or begin.get(base, [])
+        numbers = next((whole[key] for key in keys if key in whole), [])
+        if len(numbers) > 1:
+            raise DataError(f"{file}: {line!r} names several meshes: {listing(str(paths[i]) for i in numbers)}")
+        return numbers or begin.get(base, [])
 
     parts: dict[Part, list[int]] = in_parts([])
     for file, part in files.items():
         lines = read_lines(file)
-        found = {line: find(file, line) for line in lines}
-        if unknown := [line for line in lines if not found[line]]:
-            raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
+        numbers = [find(file, line) for line in lines]
+        if unknown := [line for line, rows in zip(lines, numbers, strict=True) if not rows]:
+            raise DataError(f"{file}: no mesh in {paths[0].parent if paths else root} for {listing(unknown)}")
         before = set(parts[part])
-        parts[part] += [i for line in lines for i in found[line] if i not in before]
+        parts[part] += [i for rows in numbers for i in rows if i not in before]
     return parts
 
 
@@ -267,12 +258,14 @@ def groups_of(names: Sequence[str], pattern: str | None) -> list[str | int]:
     >>> groups_of(["p1_upper", "p1_lower", "p2_upper", "x"], "^(p[0-9]+)_")
     ['p1', 'p1', 'p2', 3]
     """
-    matches = [re.search(pattern, name) if pattern is not None else None for name in names]
-    if pattern is not None and not any(matches):
+    if pattern is None:
+        return list(range(len(names)))
+    matches = [re.search(pattern, name) for name in names]
+    if not any(matches):
         raise OptionError(f"group_by is {pattern!r}, which matches none of the names, such as {names[0]!r}")
-    found = [match and match[1 if match.re.groups else 0] for match in matches]
-    groups: list[str | int] = [i if group is None else group for i, group in enumerate(found)]
-    if pattern is not None and len(set(groups)) == 1:
+    texts = [match and match[1 if match.re.groups else 0] for match in matches]
+    groups: list[str | int] = [i if text is None else text for i, text in enumerate(texts)]
+    if len(set(groups)) == 1:
         raise OptionError(f"group_by is {pattern!r}, by which all {len(names)} meshes are in one group, {groups[0]!r}")
     return groups
 
@@ -284,15 +277,24 @@ def drawn(groups: Sequence[Any], count: int, permutation: Callable[[int], Iterab
     permutation: the numbers from 0 to a number, in random order
     """
     every = list(_numbers(groups).values())
-    found: set[int] = set()
+    chosen: set[int] = set()
     for number in permutation(len(every)):
-        if len(found) + len(every[number]) <= count:
-            found.update(every[number])
-    return found if found else {*min(every, key=len)}
+        if len(chosen) + len(every[number]) <= count:
+            chosen.update(every[number])
+    return chosen or {*min(every, key=len)}
 
 
-def _drawn_tests(groups: Sequence[Any], kinds: Sequence[Any], rule: Rule) -> set[int]:
-    """The numbers of a random share of the items of each kind, in whole groups. Groups of other kinds count, too."""
+def _drawn_parts(
+    root: Path, names: Sequence[str], kinds: Sequence[Any], rule: Rule
+) -> tuple[dict[Part, list[int]], str]:
+    """A random share of the items of each kind for testing, in whole groups, and what divides them.
+
+    A group may have items of several kinds. Those of a kind that came before count, too.
+    """
+    if len(names) < 2:
+        count = counted(len(names), "mesh", "meshes")
+        raise DataError(f"{root}: {count} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
+    groups = groups_of(names, rule.group_by)
     of_kind, of_group = _numbers(kinds), _numbers(groups)
     tests: set[int] = set()
     for number, kind in enumerate(sorted(of_kind)):
@@ -303,34 +305,33 @@ def _drawn_tests(groups: Sequence[Any], kinds: Sequence[Any], rule: Rule) -> set
         wanted -= len(members) - len(free)
         if wanted > 0:
             generator = np.random.default_rng(rule.seed if len(of_kind) == 1 else [rule.seed, number])
-            own = drawn([groups[i] for i in free], wanted, generator.permutation)
-            tests.update(i for n in own for i in of_group[groups[free[n]]])
-    return tests
+            some = drawn([groups[i] for i in free], wanted, generator.permutation)
+            tests.update(i for n in some for i in of_group[groups[free[n]]])
+    by = "" if rule.group_by is None else f" by {len(of_group)} groups of {rule.group_by!r}"
+    parts = in_parts(("test" if i in tests else "train", i) for i in range(len(names)))
+    return parts, f"{AT_RANDOM}{by}, seed {rule.seed}"
 
 
 def _numbers(values: Sequence[Any]) -> dict[Any, list[int]]:
     """The places of each value."""
-    found: dict[Any, list[int]] = {}
+    places = defaultdict[Any, list[int]](list)
     for i, value in enumerate(values):
-        found.setdefault(value, []).append(i)
-    return found
+        places[value].append(i)
+    return places
 
 
-def _checked(root: Path, found: Division[Path], rule: Rule, name_of: Callable[[Path], str]) -> Division[Path]:
+def _check(root: Path, division: Division[Path], rule: Rule, name_of: Callable[[Path], str]) -> Division[Path]:
     """Raises DataError for an empty part that is needed, and for a name that occurs twice.
 
     Meshes of one name would share one label file, and lists may name a mesh twice.
     """
-    seen: dict[str, tuple[Path, Part]] = {}
-    for part, meshes in found.parts.items():
-        if not meshes and part in (("train", "test") if rule.needs_train else ("test",)):
+    seen: dict[str, str] = {}
+    for part, meshes in division.parts.items():
+        if not meshes and part in rule.needed:
             raise DataError(f"{root}: no meshes in {part}")
         for mesh in meshes:
-            name = name_of(mesh)
-            if name in seen:
-                twice = "as {} in {}".format(*seen[name])
-                raise DataError(
-                    f"{root}: {mesh_stem(mesh)!r} occurs twice, {twice} and as {mesh} in {part}, {found.source}"
-                )
-            seen[name] = mesh, part
-    return found
+            if (name := name_of(mesh)) in seen:
+                places = f"{seen[name]} and as {mesh} in {part}, {division.source}"
+                raise DataError(f"{root}: {mesh_stem(mesh)!r} occurs twice, {places}")
+            seen[name] = f"as {mesh} in {part}"
+    return division

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from diffnet.data.folders.numbers import is_label_table
 from diffnet.data.folders.sources import PART_LIST, holds_labels
 from diffnet.data.labeled import DataError
+from diffnet.data.numbers import is_label_table
 from diffnet.geometry import FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
@@ -23,9 +23,7 @@ _TOLD = "train training trainset", "val valid validation valset dev", "test test
 _PART_OF: dict[str, Part] = {word: part for part, words in zip(PARTS, _TOLD, strict=True) for word in words.split()}
 _WORD = re.compile("(?<![0-9])(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|[0-9]+")
 _DIGITS = re.compile("([0-9]+)")
-_NOT_LABELS = tuple(
-    name + packed for name in ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt") for packed in ("", ".gz")
-)
+_NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
 
 
 def part_of(name: str) -> tuple[Part, str] | None:
@@ -50,34 +48,24 @@ def file_key(name: str | Path) -> str:
 
 
 def pair_beside(
-    root: Path,
-    parts: Sequence[list[Path]],
-    subfolder: str,
-    suffixes: tuple[str, ...],
-    in_meshes: bool = False,
-    train: bool = True,
-) -> tuple[list[list[Path]], tuple[str, ...]]:
-    """The label files of each part, beside the meshes or in a subfolder, and what is left out, such as notes.
+    root: Path, meshes: list[Path], wanted: list[Path], subfolder: str, suffixes: tuple[str, ...], in_meshes: bool
+) -> tuple[list[Path], tuple[str, ...]]:
+    """The label files of meshes, beside the meshes or in a subfolder, and what is left out, such as notes.
 
+    wanted: those of the meshes that need labels
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
-    train: whether other parts than the last one need labels; if not, they get none
 
     Raises DataError if labels have no mesh.
     """
-    folders = [list(map(Path, dict.fromkeys(map(os.path.dirname, meshes)))) for meshes in parts]
-    wanted = parts if train else [[] for _ in parts[:-1]] + [parts[-1]]
-    places = [list(dict.fromkeys([*own, *(f / subfolder for f in own), root / subfolder])) for own in folders]
-    stems = {mesh_stem(mesh) for folder in {*chain(*folders)} for mesh in _mesh_names(folder)}
-    found = {folder: _by_stem(folder, suffixes, stems) for folder in dict.fromkeys(chain(*places))}
-    first = next(chain(*wanted), None)
-    inside = in_meshes and not any(stem in stems for own in found.values() for stem in own)
-    if inside and (first is None or not _near(first, found, suffixes) or holds_labels(first)):
-        return [list(meshes) for meshes in wanted], ()
-    paired = [
-        _paired(meshes, {folder: found[folder] for folder in own}, suffixes)
-        for meshes, own in zip(wanted, places, strict=True)
-    ]
-    strange = [own[stem] for own in found.values() for stem in own if stem not in stems]
+    folders = dict.fromkeys(map(os.path.dirname, meshes))
+    stems = {mesh_stem(mesh) for folder in folders for mesh in _names_in(Path(folder), FORMATS)}
+    places = {folder: [*dict.fromkeys([Path(folder), Path(folder, subfolder), root / subfolder])] for folder in folders}
+    files = {place: _by_stem(place, suffixes, stems) for place in dict.fromkeys(chain(*places.values()))}
+    inside = in_meshes and not any(stem in stems for files in files.values() for stem in files)
+    if inside and (not wanted or not _near(wanted[0], files, suffixes) or holds_labels(wanted[0])):
+        return wanted, ()
+    paired = _paired(wanted, places, files, suffixes)
+    strange = [files[stem] for files in files.values() for stem in files if stem not in stems]
     orphans = [file for files in strange for file in files if _may_hold_labels(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
@@ -89,17 +77,19 @@ def pair_beside(
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
     """False for JSON files, lists of meshes, and own arrays of a mesh, such as `MESH.NAME.npy`."""
     suffix, stem = mesh_suffix(file), mesh_stem(file)
-    own = suffix in (".npy", ".csv") and stem.rpartition(".")[0] in stems
-    return suffix != ".json" and not own and part_of(stem) is None
+    is_array = suffix in (".npy", ".csv") and stem.rpartition(".")[0] in stems
+    return suffix != ".json" and not is_array and part_of(stem) is None
 
 
-def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    """The label file of each mesh. Raises DataError if a mesh has none or several.
+def pair_labels(meshes: list[Path], place: Path | None, suffixes: tuple[str, ...]) -> list[Path]:
+    """The label file of each mesh, in a folder, or beside the mesh. Raises DataError if a mesh has none or several.
 
     A JSON file beside another label file is ignored, because it often describes the mesh.
     """
-    stems = {mesh_stem(mesh) for mesh in meshes}
-    return _paired(meshes, {folder: _by_stem(folder, suffixes, stems) for folder in folders}, suffixes)
+    stems = set(map(mesh_stem, meshes))
+    places = {folder: [place or Path(folder)] for folder in map(os.path.dirname, meshes)}
+    files = {path: _by_stem(path, suffixes, stems) for path in dict.fromkeys(chain(*places.values()))}
+    return _paired(meshes, places, files, suffixes)
 
 
 _ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mesh that they belong to
@@ -107,42 +97,41 @@ _ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mes
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...], stems: set[str]) -> _ByStem:
     """The label files of a folder. `NAME_labels.txt` belongs to NAME. stems: those of all meshes"""
-    found: _ByStem = {}
+    files: _ByStem = {}
     for file in label_files(folder, suffixes):
         stem = mesh_stem(file)
         if stem not in stems and stem.endswith(PART_LIST) and mesh_suffix(file) == ".txt":
             stem = stem[: -len(PART_LIST)]
-        found.setdefault(stem, []).append(file)
-    return found
+        files.setdefault(stem, []).append(file)
+    return files
 
 
-def _paired(meshes: list[Path], found: dict[Path, _ByStem], suffixes: tuple[str, ...]) -> list[Path]:
-    """See `pair_labels`. found: the label files of each folder"""
+def _paired(
+    meshes: list[Path], places: dict[str, list[Path]], labels: dict[Path, _ByStem], suffixes: tuple[str, ...]
+) -> list[Path]:
+    """See `pair_labels`. places: for each folder of meshes, those of label files. labels: the files there"""
     paired, missing = [], []
     for mesh in meshes:
         stem = mesh_stem(mesh)
-        files = [file for own in found.values() for file in own.get(stem, ())]
+        files = [file for place in places[os.path.dirname(mesh)] for file in labels[place].get(stem, ())]
         if len(files) > 1:
             files = [file for file in files if mesh_suffix(file) != ".json"] or files
         if len(files) > 1:
             raise DataError(f"{mesh}: more than one label file: {listing(map(str, files))}")
-        if files:
-            paired.append(files[0])
-        else:
-            missing.append(mesh.name)
+        paired += files
+        missing += [] if files else [mesh]
     if missing:
-        places = ", ".join(map(str, found))
-        near = _near(meshes[0].parent / missing[0], found, suffixes)
-        raise DataError(
-            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}{near}"
-        )
+        folder = os.path.dirname(missing[0])
+        names, looked = listing(mesh.name for mesh in missing), ", ".join(map(str, places[folder]))
+        near = _near(missing[0], places[folder], suffixes)
+        raise DataError(f"{folder}: no labels ({', '.join(suffixes)}) for {names}, looked in {looked}{near}")
     return paired
 
 
 def _near(mesh: Path, folders: Iterable[Path], suffixes: tuple[str, ...]) -> str:
     """What to say of a file that may hold the labels of a mesh, but isn't called so. Empty if there is none."""
     stem = mesh_stem(mesh)
-    for file in (file for folder in folders for file in named_files(folder, suffixes)):
+    for file in (file for folder in folders for file in files_in(folder, suffixes)):
         name = mesh_stem(file)
         if name == stem and mesh_suffix(file) == ".csv":
             return f". There is {file}, but it has neither a column called label nor whole numbers alone"
@@ -167,20 +156,15 @@ def meshes_below(root: Path) -> list[Path]:
 
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The label files of a folder with these extensions, also with .gz, sorted by name. Other tables are left out."""
-    files = files_in(folder, _also_packed(suffixes), _NOT_LABELS)
+    """The label files of a folder, see `files_in`. Lists, notes and other tables are left out."""
+    files = files_in(folder, suffixes, _NOT_LABELS)
     return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]
 
 
-def named_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The visible files of a folder with these extensions, also with .gz, sorted by name."""
-    return files_in(folder, _also_packed(suffixes))
-
-
 def files_of_parts(folder: Path, suffixes: tuple[str, ...]) -> dict[Path, tuple[Part, str]]:
-    """The `named_files` whose names tell a part, and what they tell."""
-    told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, _also_packed(suffixes))}
-    return {folder / name: own for name, own in sorted(told.items()) if own}
+    """The `files_in` a folder whose names tell a part, and what they tell."""
+    told = {name: part_of(mesh_stem(name)) for name in _names_in(folder, suffixes)}
+    return {folder / name: part for name, part in sorted(told.items()) if part}
 
 
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
@@ -188,42 +172,34 @@ def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
 
     Raises DataError if a mesh is there both with and without .gz.
     """
-    meshes = named_files(folder, formats)
     seen: dict[str, Path] = {}
-    for mesh in meshes:
+    for mesh in files_in(folder, formats):
         if (other := seen.setdefault(file_key(mesh), mesh)) is not mesh:
             raise DataError(f"{folder}: {other.name} and {mesh.name} are the same mesh. Remove one of them")
-    return meshes
+    return [*seen.values()]
 
 
 def has_meshes(folder: Path) -> bool:
     """Whether a folder has visible meshes, also with .gz."""
-    return folder.is_dir() and any(_mesh_names(folder))
+    return folder.is_dir() and any(_names_in(folder, FORMATS))
 
 
-def _mesh_names(folder: Path) -> Iterator[str]:
-    return _names_in(folder, _also_packed(FORMATS))
+def files_in(folder: Path, suffixes: tuple[str, ...], without: tuple[str, ...] = ()) -> list[Path]:
+    """The visible files of a folder with these extensions, also with .gz, sorted by name.
 
-
-def _also_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    return (*suffixes, *(f"{suffix}.gz" for suffix in suffixes))
-
-
-def files_in(folder: Path, endings: tuple[str, ...], without: tuple[str, ...] = ()) -> list[Path]:
-    """The visible files of a folder whose names have these endings, sorted by name. Empty if there is no such folder.
-
-    without: names of files that are left out
+    Empty if there is no such folder. without: names of files that are left out
 
     Raises DataError for a link to a file that is missing.
     """
     if not folder.is_dir():
         return []
-    names = sorted(name for name in _names_in(folder, endings) if name.lower() not in without)
-    return [folder / name for name in sorted(names, key=_natural)]
+    names = sorted(name for name in _names_in(folder, suffixes) if name.lower().removesuffix(".gz") not in without)
+    return [folder / name for name in sorted(names, key=natural)]
 
 
-def _names_in(folder: Path, endings: tuple[str, ...]) -> Iterator[str]:
+def _names_in(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     """The names of `files_in`, in no order. Sets have many files, so this makes no Path of each."""
+    endings = (*suffixes, *(f"{suffix}.gz" for suffix in suffixes))
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == "." or not entry.name.lower().endswith(endings):
@@ -234,7 +210,8 @@ def _names_in(folder: Path, endings: tuple[str, ...]) -> Iterator[str]:
                 yield entry.name
 
 
-def _natural(name: str) -> list[str | int]:
+def natural(name: str) -> list[str | int]:
+    """What sorts names in natural order: `a2` before `a10`."""
     parts: list[str | int] = [*_DIGITS.split(name.lower())]
     parts[1::2] = map(int, parts[1::2])
     return parts

@@ -17,12 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diffnet.data.content import content_hash
-from diffnet.data.folders.sources import read_source
-from diffnet.data.folders.target_files import read_targets
+from diffnet.data.folders.sources import TARGETS, FileValues, read_source, read_targets
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.parallel import computed_in_chunks
-from diffnet.geometry import load_mesh
+from diffnet.data.stored import computed, content_hash
+from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.errors import DiffnetError, some_reasons
@@ -44,13 +42,24 @@ class MeshFacts(NamedTuple):
     edges: int
     content: str
 
+    def fits(self, count: int, at: LabelsAt) -> bool:
+        """Whether the mesh has so many of these elements. Polygons of the file count as faces, too."""
+        sizes = {"vertices": (self.vertices,), "edges": (self.edges,), "faces": (self.polygons, self.faces)}
+        return count in sizes[at]
 
-class LabelFacts(NamedTuple):
-    """What is known of the labels in a file, see `FileLabels`.
+    def shown(self, at: LabelsAt) -> str:
+        """How many of these elements the mesh has, for messages."""
+        if at == "faces" and self.polygons != self.faces:
+            return f"{self.polygons} faces ({self.faces} triangles)"
+        return f"{getattr(self, at)} {at}"
 
-    rows: the number of labels, or -1 if the file names the elements that have them
-    distinct: the distinct values
-    content: a hash of the labels
+
+class ValueFacts(NamedTuple):
+    """What is known of the labels or targets in a file, see `FileValues`.
+
+    rows: their number, or -1 if the file names the elements that have them
+    distinct: the distinct labels; for each column of targets, whether there is one
+    content: a hash of the values
     """
 
     rows: int
@@ -61,23 +70,9 @@ class LabelFacts(NamedTuple):
     content: str
 
 
-class TargetFacts(NamedTuple):
-    """What is known of the columns of targets in a file.
-
-    at: the elements, or None if the number of rows decides
-    known: for each column, whether there is a target
-    content: a hash of the targets
-    """
-
-    rows: int
-    names: list[str]
-    at: LabelsAt | None
-    known: list[bool]
-    content: str
-
-
 Facts: TypeAlias = "tuple[FileIdentity, Any]"
-_Known: TypeAlias = dict[str, dict[str, Facts]]  # by kind and path
+_Known: TypeAlias = dict[tuple[str, str], Facts]  # by kind and path
+_KINDS: dict[str, Any] = {"mesh": MeshFacts, "labels": ValueFacts, "targets": ValueFacts, "other": tuple}
 
 
 def indexed(
@@ -92,29 +87,27 @@ def indexed(
     """
     place = index_path(root, cache_dir)
     here = os.getcwd()  # `os.path.abspath` takes several times as long as `join`
-    wanted = {kind: [os.path.join(here, path) for path in paths] for kind, paths in files.items()}
-    known = _read(place)
-    wanting = [
-        (kind, os.fspath(path), own, number)
+    keys = {kind: [(kind, os.path.join(here, path)) for path in paths] for kind, paths in files.items()}
+    table = _read(place)
+    stale = [
+        (kind, os.fspath(path), facts)
         for kind, paths in files.items()
-        for number, (path, name) in enumerate(zip(paths, wanted[kind], strict=True), -len(paths))
-        if (own := known.get(kind, {}).get(name)) is None or own[0].state != state_number(path)
+        for path, key in zip(paths, keys[kind], strict=True)
+        if (facts := table.get(key)) is None or facts[0].state != state_number(path)
     ]
-    if wanting:
-        stale = [work[:3] for work in wanting]
-        describe = partial(describe_files, cache_dir=cache_dir)
-        failed: list[str] = []
-        meshes: set[int] = set()  # that have failed, by their numbers from the end: files of labels come in their order
-        stored = time.monotonic()
+    if stale:
+        describe = partial(describe_file, cache_dir=cache_dir)
+        failed: dict[tuple[str, str], str] = {}
         new: _Known = {}
+        stored = time.monotonic()
         try:
-            for position, result in computed_in_chunks(describe, stale, jobs, CHUNK):
-                kind, path, _, number = wanting[position]
+            for position, result in computed(describe, stale, jobs, CHUNK):
+                kind, path, _ = stale[position]
+                key = kind, os.path.join(here, path)
                 if isinstance(result, str):
-                    failed.append(result)
-                    meshes.add(number)
+                    failed[key] = result
                 else:
-                    new.setdefault(kind, {})[os.path.join(here, path)] = result
+                    new[key] = result
                 if time.monotonic() - stored > STORED_EVERY:
                     _store(place, new)
                     stored = time.monotonic()
@@ -122,14 +115,13 @@ def indexed(
             if new:
                 _store(place, new)
         if failed:
+            # Files of labels are in the order of the meshes, and there may be more of them before.
+            meshes = {n for entries in keys.values() for n, key in enumerate(entries, -len(entries)) if key in failed}
             total = max(map(len, files.values()))
             count = "" if total == 1 else f"{len(meshes)} of {total} meshes can't be used: "
-            raise DataError(count + some_reasons(failed))
-        known = _merged(known, new)
-    return {kind: [known[kind][name] for name in names] for kind, names in wanted.items()}
-
-
-_KINDS: dict[str, Any] = {"mesh": MeshFacts, "labels": LabelFacts, "targets": TargetFacts, "other": tuple}
+            raise DataError(count + some_reasons([*failed.values()]))
+        table |= new
+    return {kind: [table[key] for key in entries] for kind, entries in keys.items()}
 
 
 def contents_of(paths: Sequence[Path], cache_dir: str | os.PathLike[str] | None, jobs: int | None = 1) -> list[str]:
@@ -140,12 +132,12 @@ def contents_of(paths: Sequence[Path], cache_dir: str | os.PathLike[str] | None,
     if cache_dir is None or not paths:
         return [identity_of(path).content for path in paths]
     root = Path(os.path.commonpath(list(map(os.path.abspath, paths))))
-    return [own.content for own, _ in indexed(root, {"other": paths}, cache_dir, jobs)["other"]]
+    return [identity.content for identity, _ in indexed(root, {"other": paths}, cache_dir, jobs)["other"]]
 
 
 def index_path(root: Path, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the index of the data set in a folder."""
-    return entry_path(cache_dir, cache_key({}, identities_of=os.path.abspath(root)), "index")
+    return entry_path(cache_dir, cache_key({}, index_of=os.path.abspath(root)), "index")
 
 
 def identity_of(path: str | os.PathLike[str], before: FileIdentity | None = None) -> FileIdentity:
@@ -158,20 +150,16 @@ def identity_of(path: str | os.PathLike[str], before: FileIdentity | None = None
 
 def _read(place: Path) -> _Known:
     """The stored index. Empty if there is none and, with a warning, if its file is damaged."""
-    known: _Known = {}
+    table: _Known = {}
 
     def check(arrays: Arrays) -> None:
         for kind, columns in json.loads(arrays["index"].tobytes()).items():
             paths, states, contents, *facts = columns
             make = _KINDS[kind.partition(" ")[0]]  # raises TypeError for another number
-            own = map(make, *facts) if facts else repeat(make())
-            known[kind] = dict(zip(paths, zip(map(FileIdentity, states, contents), own)))  # noqa: B905
+            each = map(make, *facts) if facts else repeat(make())
+            table.update(zip(zip(repeat(kind), paths), zip(map(FileIdentity, states, contents), each)))  # noqa: B905
 
-    return {} if read_entry(place, check) is None else known
-
-
-def _merged(known: _Known, new: _Known) -> _Known:
-    return {kind: known.get(kind, {}) | new.get(kind, {}) for kind in known | new}
+    return {} if read_entry(place, check) is None else table
 
 
 def _store(place: Path, new: _Known) -> None:
@@ -180,43 +168,48 @@ def _store(place: Path, new: _Known) -> None:
     Entries of files that are gone are dropped. If two processes write at the same moment, one of both indices stays,
     and the next start reads the files that it lacks.
     """
-    columns = {}
-    for kind, own in _merged(_read(place), new).items():
-        kept = [path for path in own if path in new.get(kind, {}) or os.path.exists(path)]
-        if kept:
-            columns[kind] = list(zip(*((path, *own[path][0], *own[path][1]) for path in kept), strict=True))
+    rows: dict[str, list[Any]] = {}
+    for key, (identity, facts) in (_read(place) | new).items():
+        kind, path = key
+        if key in new or os.path.exists(path):
+            rows.setdefault(kind, []).append((path, *identity, *facts))
+    columns = {kind: list(zip(*entries, strict=True)) for kind, entries in rows.items()}
     write_entry(place, {"index": np.frombuffer(json.dumps(columns).encode(), np.uint8)})
 
 
-def describe_files(work: Sequence[tuple[str, str, Facts | None]], cache_dir: str | os.PathLike[str]) -> list[Any]:
-    """Read files, given as (kind, path, what was known). Returns identity and facts, or an error message, for each."""
-    return [_describe(kind, Path(path), known, cache_dir) for kind, path, known in work]
-
-
-def _describe(kind: str, path: Path, known: Facts | None, cache_dir: str | os.PathLike[str]) -> Facts | str:
-    before, facts = known or (None, None)
+def describe_file(work: tuple[str, str, Facts | None], cache_dir: str | os.PathLike[str]) -> Facts | str:
+    """Read a file, given by kind, path and what was known of it. Returns identity and facts, or an error message."""
+    kind, path, before = work
     try:
-        own = identity_of(path, before)  # before reading: a file that changes meanwhile is then read again
-        return own, facts if before is not None and own.content == before.content else read_facts(kind, path, cache_dir)
+        identity = identity_of(path, before and before[0])  # before reading: a file that changes is then read again
+        if before is not None and identity.content == before[0].content:
+            return identity, before[1]
+        return identity, () if kind == "other" else facts_of(read_file(kind, Path(path), cache_dir))
     except DiffnetError as e:
         return str(e)
 
 
-def read_facts(kind: str, path: Path, cache_dir: str | os.PathLike[str]) -> Any:
-    """Read a file. Returns what is known of it, as its kind in `_KINDS` says. Raises DataError or MeshError."""
-    if kind == "other":
-        return ()
+def read_file(kind: str, path: Path, cache_dir: str | os.PathLike[str] | None) -> Any:
+    """The content of a file: a mesh, or labels or targets of a mesh. Raises DataError or MeshError.
+
+    kind: see `indexed`
+    """
     if kind == "mesh":
-        mesh = load_mesh(path, cache_dir)
-        sizes = len(mesh.verts), len(mesh.faces), mesh.polygon_count, len(file_edges(mesh))
-        return MeshFacts(*sizes, content_hash(mesh.verts, mesh.faces))
-    if kind != "labels":
-        columns = read_targets(path, kind.partition(" ")[2])
-        known: Any = (~np.isnan(columns.values)).any(0).tolist()
-        rows = len(columns.values)
-        return TargetFacts(rows, columns.names, columns.at, known, content_hash(columns.values))
-    source = read_source(path)
-    rows = -1 if source.elements is not None else len(source.values)
-    content = content_hash(source.values, *([] if source.elements is None else [source.elements]))
-    distinct: list[int] = np.unique(source.values).tolist()
-    return LabelFacts(rows, source.kind, source.at, source.names, distinct, content)
+        return load_mesh(path, cache_dir)
+    return read_source(path) if kind == "labels" else read_targets(path, kind.partition(" ")[2])
+
+
+def facts_of(content: Mesh | FileValues, *, edges: bool = True, hashes: bool = True) -> Any:
+    """What the index knows of the content of a file: `MeshFacts` or `ValueFacts`.
+
+    edges, hashes: whether edges are counted (else there are -1), and whether there are hashes. Both take time.
+    """
+    if isinstance(content, Mesh):
+        count = len(file_edges(content)) if edges else -1
+        digest = content_hash(content.verts, content.faces) if hashes else ""
+        return MeshFacts(len(content.verts), len(content.faces), content.polygon_count, count, digest)
+    values, elements = content.values, content.elements
+    digest = content_hash(values, *([] if elements is None else [elements])) if hashes else ""
+    distinct = (~np.isnan(values)).any(0) if content.kind == TARGETS else np.unique(values)
+    rows = len(values) if elements is None else -1
+    return ValueFacts(rows, content.kind, content.at, content.names, distinct.tolist(), digest)

@@ -1,50 +1,49 @@
-"""Labels of a whole set: their classes, and the elements of the meshes that they belong to."""
+"""Labels and targets of a whole set: their classes, and the elements of the meshes that they belong to."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
-from diffnet.data.folders.sources import MAX_COLORS, FileLabels, read_source
-from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
+from diffnet.data.folders.files import label_files, natural, pair_labels
+from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
+from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, counted
+from diffnet.data.numbers import check_names, check_vertex_numbers, read_columns, read_labels, read_lines
+from diffnet.data.stored import with_change
 from diffnet.geometry import Mesh
-from diffnet.geometry.elements.elements import file_edges, on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.mesh.attributes import MeshArray
-from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
-# Class indices of the labels of each file, the names of the classes, and their numbers in the files or None.
-Classes: TypeAlias = tuple[list[NDArray[np.int64]], list[str], "list[int] | None"]
+D = TypeVar("D", bound=LabeledMeshes)
 
-
-@dataclass(frozen=True, kw_only=True)
-class SizedMesh(Mesh):
-    """A mesh of which only the name and the sizes are known. Its arrays take no memory."""
-
-    edge_count: int
-
-    @classmethod
-    def of(cls, path: Path, vertices: int, faces: int, polygons: int, edges: int) -> SizedMesh:
-        zeros = np.broadcast_to(np.int64(0), (faces, 3))
-        verts = np.broadcast_to(0.0, (vertices, 3))
-        return cls(verts, zeros, zeros[:, 0], polygons, str(path), path=str(path), edge_count=edges)
+_SURE: tuple[LabelsAt, LabelsAt] = ("vertices", "faces")  # targets may also be at edges
 
 
-def edge_count(mesh: Mesh) -> int:
-    return mesh.edge_count if isinstance(mesh, SizedMesh) else len(file_edges(mesh))
+class Classes(NamedTuple):
+    """The classes of a set.
+
+    numbers: of the classes in the label files, or None for files with names
+    places: the class of each number or name in the label files
+    """
+
+    names: list[str]
+    numbers: list[int] | None
+    places: dict[int | str, int]
 
 
-def number_classes(labels: Sequence[FileLabels], names_file: Path) -> Classes:
-    """Class indices (int64, shapes unchanged) of the values of each file of a set, and the classes.
-
-    The classes are their names, and their numbers in the files, or None for files with names.
+def number_classes(labels: Mapping[Path, ValueFacts], names_file: Path) -> Classes:
+    """The classes of a set, from what is known of its label files.
 
     Files with names: the distinct names become classes, in natural order (`a2` before `a10`). If `names_file` exists,
     its lines are the classes, in this order.
@@ -56,52 +55,46 @@ def number_classes(labels: Sequence[FileLabels], names_file: Path) -> Classes:
     Raises DataError if nothing is labeled, if names and numbers are mixed, and if the names file does not fit or
     has a name twice.
     """
-    given = read_lines(names_file) if names_file.is_file() else None
-    _check_distinct(given or [], names_file)
-    named = [file for file in labels if file.names is not None]
-    if len(named) == len(labels):
-        number = _number_colors if labels[0].kind == "colors" else _number_names
-        return *number(labels, given, names_file), None
-    if named:
-        other = next(file for file in labels if file.names is None)
+    listed = read_lines(names_file) if names_file.is_file() else None
+    _check_distinct(listed or [], names_file)
+    named = next((item for item in labels.items() if item[1].names is not None), None)
+    numbered = next((item for item in labels.items() if item[1].names is None), None)
+    if named and numbered:
         raise DataError(
-            f"{named[0].path} has labels by {named[0].kind}, but {other.path} has {other.kind}: a set can have only one"
+            f"{named[0]} has labels by {named[1].kind}, but {numbered[0]} has {numbered[1].kind}: a set can have only "
+            "one"
         )
-    distinct = np.unique(np.concatenate([np.unique(file.values) for file in labels]))
-    distinct = distinct[distinct >= 0]
-    if not len(distinct):
+    if named and named[1].kind == "colors":
+        return _number_colors(labels, listed, names_file)
+    if named:
+        names = listed or sorted({name for facts in labels.values() for name in facts.names or ()}, key=natural)
+        return Classes(names, None, _places(labels, names, names_file))
+    values = sorted(set[int]().union(*(facts.distinct for facts in labels.values())))
+    distinct = [value for value in values if value >= 0]
+    if not distinct:
         raise DataError(f"{names_file.parent}: every label is negative, which means unlabeled")
-    if given is not None and len(given) != len(distinct):
-        if len(given) < len(distinct) or distinct[-1] >= len(given):
-            found = ", ".join(map(str, distinct[:8])) + (", …" if len(distinct) > 8 else "")
-            raise DataError(f"{names_file}: {len(given)} names for {len(distinct)} distinct labels ({found})")
-        distinct = np.arange(len(given))
-    classes = [np.where(file.values < 0, UNLABELED, np.searchsorted(distinct, file.values)) for file in labels]
-    return classes, [str(value) for value in distinct] if given is None else given, distinct.tolist()
+    if listed is not None and len(listed) != len(distinct):
+        if len(listed) < len(distinct) or distinct[-1] >= len(listed):
+            some = ", ".join(map(str, distinct[:8])) + (", …" if len(distinct) > 8 else "")
+            raise DataError(f"{names_file}: {len(listed)} names for {len(distinct)} distinct labels ({some})")
+        distinct = list(range(len(listed)))
+    places: dict[int | str, int] = {value: UNLABELED for value in values if value < 0}
+    places |= {value: i for i, value in enumerate(distinct)}
+    return Classes(listed or [str(value) for value in distinct], distinct, places)
 
 
-def _number_names(
-    labels: Sequence[FileLabels], given: list[str] | None, names_file: Path
-) -> tuple[list[NDArray[np.int64]], list[str]]:
-    """The classes of named parts."""
-    names = sorted({name for file in labels for name in file.names or ()}, key=_natural) if given is None else given
-    return [_places(file, names, names_file) for file in labels], names
-
-
-def _number_colors(
-    labels: Sequence[FileLabels], given: list[str] | None, names_file: Path
-) -> tuple[list[NDArray[np.int64]], list[str]]:
+def _number_colors(labels: Mapping[Path, ValueFacts], listed: list[str] | None, names_file: Path) -> Classes:
     """The classes of colors, sorted, or in the order of lines such as `#ff0000 arm`."""
-    colors = sorted({color for file in labels for color in file.names or ()})
+    colors = sorted({color for facts in labels.values() for color in facts.names or ()})
     if len(colors) > MAX_COLORS:
         raise DataError(
-            f"{labels[0].path}: the set has {len(colors)} distinct colors. Colors can be labels if there are at most "
-            f"{MAX_COLORS}; put the labels into files beside the meshes"
+            f"{next(iter(labels))}: the set has {len(colors)} distinct colors. Colors can be labels if there are at "
+            f"most {MAX_COLORS}; put the labels into files beside the meshes"
         )
     names = colors
-    if given is not None:
+    if listed is not None:
         colors, names = [], []
-        for line in given:
+        for line in listed:
             color, _, name = line.partition(" ")
             if not re.fullmatch("#[0-9a-fA-F]{6}", color) or not name.strip() or color.lower() in colors:
                 raise DataError(
@@ -111,7 +104,7 @@ def _number_colors(
             colors.append(color.lower())
             names.append(name.strip())
         _check_distinct(names, names_file)
-    return [_places(file, colors, names_file) for file in labels], names
+    return Classes(names, None, _places(labels, colors, names_file))
 
 
 def _check_distinct(names: Sequence[str], names_file: Path) -> None:
@@ -121,109 +114,196 @@ def _check_distinct(names: Sequence[str], names_file: Path) -> None:
         raise DataError(f"{names_file}: two classes are called {twice[:40]!r}")
 
 
-def _places(file: FileLabels, names: list[str], names_file: Path) -> NDArray[np.int64]:
-    """For each label of a file, the place of its name in a list. Raises DataError for a name that is not in it."""
-    place = {name: i for i, name in enumerate(names)}
-    unknown = [name for name in file.names or () if name not in place]
-    if unknown:
-        raise DataError(f"{file.path}: the label {unknown[0][:40]!r} is not in {names_file}")
-    return np.array([place[name] for name in file.names or ()], np.int64)[file.values]
+def _places(labels: Mapping[Path, ValueFacts], names: list[str], names_file: Path) -> dict[int | str, int]:
+    """The place of each name in a list. Raises DataError for a file with a name that is not in it."""
+    places: dict[int | str, int] = {name: i for i, name in enumerate(names)}
+    for path, facts in labels.items():
+        unknown = [name for name in facts.names or () if name not in places]
+        if unknown:
+            raise DataError(f"{path}: the label {unknown[0][:40]!r} is not in {names_file}")
+    return places
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part.lower()) for part in re.split("([0-9]+)", name)]
+class Pair(NamedTuple):
+    """A mesh file and a file with labels or targets of the mesh, and what is known of them."""
+
+    mesh: Path
+    sizes: MeshFacts
+    file: Path
+    facts: ValueFacts
 
 
-def find_labels_at(meshes: Sequence[Mesh], labels: Sequence[FileLabels]) -> LabelsAt:
-    """Find out whether a set is labeled at vertices or at faces: from the files, else from their numbers of labels.
+def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt:
+    """The elements that have labels or targets in a whole set: those in the files, else those whose number fits.
 
     If a mesh has as many faces as vertices, its file fits both, and the other files decide.
 
-    Raises DataError for a file that fits neither, for a set that mixes both, and if every file fits both.
+    at: the elements, if the layout tells
+
+    Raises DataError for a file that doesn't fit, for a set that mixes several, if every file fits two, and for values
+    at vertices of an STL file.
     """
+    different: dict[Any, Pair] = {}  # large sets have many pairs alike
+    for pair in pairs:
+        different.setdefault((pair.sizes[:4], pair.facts.rows, pair.facts.at, mesh_suffix(pair.mesh)), pair)
+    distinct = [*different.values()]
+    words = ("rows", "has targets at") if pairs[0].facts.kind == TARGETS else ("labels", "labels")
+    if at is None:
+        at = _decided(distinct, *words)
+    for mesh, sizes, file, facts in distinct:
+        if facts.rows >= 0 and not sizes.fits(facts.rows, at):
+            raise DataError(f"{file}: {facts.rows} {words[0]}, but {mesh} has {sizes.shown(at)}")
+        if at == "vertices":
+            check_vertex_numbers(mesh, file)
+    return at
+
+
+def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt:
     decided: dict[LabelsAt, Path] = {}
-    for mesh, own in zip(meshes, labels, strict=True):
-        file, count = own.path, len(own.values)
-        if own.at is not None:
-            decided.setdefault(own.at, file)
-            continue
-        at_vertices, at_faces = fits(mesh, count, "vertices"), fits(mesh, count, "faces")
-        if not (at_vertices or at_faces):
-            raise DataError(
-                f"{file}: {count} labels, but {mesh.name} has {shown_size(mesh, 'vertices')} and "
-                f"{shown_size(mesh, 'faces')}"
-            )
-        if at_vertices != at_faces:
-            decided.setdefault("vertices" if at_vertices else "faces", file)
-    if len(decided) == 2:
-        raise DataError(
-            f"{decided['vertices']} labels vertices, but {decided['faces']} labels faces: a set can have only one kind"
-        )
+    for mesh, sizes, file, facts in pairs:
+        possible: list[LabelsAt] = [*_SURE, "edges"] if facts.kind == TARGETS and sizes.faces else [*_SURE]
+        fitting = [facts.at] if facts.at else [at for at in possible if sizes.fits(facts.rows, at)][:2]
+        if not fitting:
+            shown = [sizes.shown(at) for at in possible]
+            raise DataError(f"{file}: {facts.rows} {noun}, but {mesh} has {', '.join(shown[:-1])} and {shown[-1]}")
+        if len(fitting) == 1 or fitting[1] == "edges":
+            decided.setdefault(fitting[0], file)
+    if len(decided) > 1:
+        (first, file), (second, other) = list(decided.items())[:2]
+        raise DataError(f"{file} {verb} {first}, but {other} {verb} {second}: a set can have only one kind")
     if not decided:
+        mesh, sizes, file, facts = pairs[0]
         raise DataError(
-            f"{labels[0].path}: {len(labels[0].values)} labels fit vertices and faces: {meshes[0].name} has "
-            f"{shown_size(meshes[0], 'vertices')} and {shown_size(meshes[0], 'faces')}, and no other file decides"
+            f"{file}: {facts.rows} {noun} fit vertices and faces: {mesh} has {sizes.shown('vertices')} and "
+            f"{sizes.shown('faces')}, and no other file decides"
         )
     return next(iter(decided))
 
 
-def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: FileLabels) -> NDArray[np.int64]:
+def check_columns(files: Sequence[Sequence[tuple[Path, ValueFacts]]]) -> list[str]:
+    """The names of the columns of targets, which are those of each mesh. Raises DataError for a mesh with others.
+
+    files: those of each mesh
+    """
+    columns = [name for _, facts in files[0] for name in facts.names or ()]
+    check_names(files[0][-1][0], columns)
+    for row in files:
+        for (path, facts), (first, expected) in zip(row, files[0], strict=True):
+            names, others = facts.names or [], expected.names or []
+            if len(names) != len(others):
+                raise DataError(
+                    f"{path}: {counted(len(names), 'column', 'columns')}, but {first} has {len(others)}; all meshes of "
+                    "a set need the same columns"
+                )
+            if names != others:
+                raise DataError(f"{path}: the columns are {names}, but those of {first} are {others}")
+    return columns
+
+
+class Numbering(NamedTuple):
+    """How the labels in the files of a set become classes at elements of the meshes.
+
+    classes: the class of each number or name in the label files
+    """
+
+    classes: dict[int | str, int]
+    at: LabelsAt
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the files of a mesh, see `indexed`."""
+        return ("labels",)
+
+    def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.int64]:
+        """The labels of a mesh (V,), (F,) or (E,) int64 from those in its file, see `place_labels`."""
+        names = sources[0].names
+        distinct, inverse = np.unique(sources[0].values, return_inverse=True)
+        classes = [self.classes[value if names is None else names[value]] for value in distinct.tolist()]
+        return place_labels(mesh, np.array(classes, np.int64)[inverse.reshape(-1)], self.at, sources[0])
+
+
+class Columns(NamedTuple):
+    """How the targets in the files of a set become columns at elements of the meshes. names: see `load_targets`"""
+
+    names: list[str]
+    at: LabelsAt
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(f"targets {name}" for name in self.names)
+
+    def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.float64]:
+        """The targets of a mesh (V, C), (F, C) or (E, C) from those in its files."""
+        return np.hstack([on_triangles(mesh, source.values, self.at) for source in sources])
+
+
+def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: FileValues) -> NDArray[np.int64]:
     """One label for each vertex (V,), triangle (F,) or edge (E,) of a mesh, int64.
 
-    labels: the classes of `source.values`
+    labels: the classes of `source.values`, whose number fits, see `find_elements`
 
     Labels of faces may be one per triangle, or one per polygon of the source file, which all its triangles get. Labels
-    of edges are those of its polygons, without cuts. Raises DataError if the number of labels does not fit, and for
-    labels of the vertices of an STL file. The message names the file.
+    of edges are those of its polygons, without cuts. Raises DataError for a face that the mesh doesn't have.
     """
-    file = source.path
     if source.elements is not None:
         if source.elements.max(initial=-1) >= mesh.polygon_count:
-            raise DataError(
-                f"{file}: there is no face {source.elements.max() + 1}, {mesh.name} has {shown_size(mesh, 'faces')}"
-            )
+            size = MeshFacts(0, len(mesh.faces), mesh.polygon_count, 0, "").shown("faces")
+            raise DataError(f"{source.path}: there is no face {source.elements.max() + 1}, {mesh.name} has {size}")
         listed, labels = labels, np.full(mesh.polygon_count, UNLABELED, np.int64)
         labels[source.elements] = listed
-    check_fit(mesh, len(labels), at, file)
     return on_triangles(mesh, labels, at)
 
 
 def labels_beside(mesh: Mesh) -> list[MeshArray]:
     """The labels in files beside the file of a mesh that have its name. Files of other content are left out."""
-    found = []
+    labels, path = [], Path(str(mesh.path))
+    sizes = facts_of(mesh, edges=False, hashes=False)
     for suffix in (".txt", ".npy", ".seg", ".csv", ".json"):
-        file = Path(str(mesh.path)).with_name(mesh_stem(str(mesh.path)) + suffix)
+        file = path.with_name(mesh_stem(path) + suffix)
         with suppress(DataError):  # other content
             source = read_source(file)
-            at = find_labels_at([mesh], [source])
+            at = find_elements([Pair(path, sizes, file, facts_of(source))])
             if at in ("vertices", "faces"):
-                found.append(MeshArray(file.name, "labels", at, place_labels(mesh, source.values, at, source)))
-    return found
+                labels.append(MeshArray(file.name, "labels", at, place_labels(mesh, source.values, at, source)))
+    return labels
 
 
-def check_fit(mesh: Mesh, count: int, at: LabelsAt, file: Path) -> None:
-    """Raises DataError if the number of labels in a file does not fit, and for vertices of an STL file."""
-    if not fits(mesh, count, at):
-        raise DataError(f"{file}: {count} labels, but {mesh.name} has {shown_size(mesh, at)}")
-    if at == "vertices":
-        check_vertex_numbers(mesh, file)
+def with_soft_labels(data: D, meshes: list[Path], root: Path) -> D:
+    """The data set with the classes that `sseg/NAME.seseg` allows at each edge of the test meshes.
+
+    A class is allowed if its share is above 0. Training uses the hard labels alone.
+
+    meshes: the files of the test meshes, in the order of the data
+
+    As in MeshCNN, column i of a file is the label i + m, where m is the smallest label ≥ 0 in all files of `seg/`.
+    Raises DataError, which names the file, if a mesh has no such file, for another number of lines than edges, and if a
+    label has no column.
+    """
+    values = np.concatenate([read_labels(file) for file in label_files(root / "seg", (".eseg",))])
+    smallest = int(values[values >= 0].min())
+    files = {
+        mesh_stem(mesh): str(file)
+        for mesh, file in zip(meshes, pair_labels(meshes, root / "sseg", (".seseg",)), strict=True)
+    }
+    numbers = [int(number) for number in data.label_numbers or ()]
+    change = partial(_softened, files=files, numbers=numbers, smallest=smallest)
+    contents = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files.values()]
+    return replace(data, test=with_change(data.test, change, "soft labels", numbers, smallest, contents))
 
 
-def fits(mesh: Mesh, count: int, at: LabelsAt) -> bool:
-    """Whether the mesh has so many of these elements. Polygons of the source file count as faces, too."""
-    if at == "vertices":
-        return count == len(mesh.verts)
-    if at == "edges":
-        return count == edge_count(mesh)
-    return count in (mesh.polygon_count, len(mesh.faces))
-
-
-def shown_size(mesh: Mesh, at: LabelsAt) -> str:
-    """How many of these elements a mesh has, for messages."""
-    if at == "vertices":
-        return f"{len(mesh.verts)} vertices"
-    if at == "edges":
-        return f"{edge_count(mesh)} edges"
-    if mesh.polygon_count == len(mesh.faces):
-        return f"{len(mesh.faces)} faces"
-    return f"{mesh.polygon_count} faces ({len(mesh.faces)} triangles)"
+def _softened(item: LabeledMesh, files: Mapping[str, str], numbers: Sequence[int], smallest: int) -> LabeledMesh:
+    file = Path(files[item.name])
+    columns = np.array(numbers) - smallest
+    shares = read_columns(file).values
+    if len(bad := np.flatnonzero(~(shares >= 0).all(1))):
+        raise DataError(f"{file}: shares should be at least 0, row {bad[0]} is {shares[bad[0]].tolist()}")
+    if len(shares) != len(item.labels):
+        raise DataError(f"{file}: {len(shares)} lines, but {item.mesh.name} has {len(item.labels)} edges")
+    unlisted = [i for i in np.unique(item.labels) if i >= 0 and not 0 <= columns[i] < shares.shape[1]]
+    if unlisted:
+        raise DataError(
+            f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
+            f"{numbers[unlisted[0]]} occurs"
+        )
+    listed = (columns >= 0) & (columns < shares.shape[1])
+    return replace(item, accepted=(shares > 0)[:, np.where(listed, columns, 0)] & listed)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from diffnet.data.folders.numbers import read_lines
 from diffnet.data.labeled import DataError
+from diffnet.data.numbers import read_lines
 from diffnet.data.pairs.shapes import Pair, PairShape
 from diffnet.geometry.mesh.mesh import mesh_stem
 

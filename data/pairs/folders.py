@@ -15,11 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
-from diffnet.data.folders.numbers import check_vertex_numbers
-from diffnet.data.labeled import DataError
+from diffnet.data.labeled import DataError, counted
+from diffnet.data.numbers import check_vertex_numbers
 from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs, named_in_pairs
 from diffnet.data.pairs.indices import Base, IndexFile, read_indices
 from diffnet.data.pairs.partial import check_whole

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.folders.numbers import read_labels
 from diffnet.data.labeled import DataError
+from diffnet.data.numbers import read_labels
 
 Ints: TypeAlias = NDArray[np.int64]
 Base: TypeAlias = Literal["auto", "0", "1"]

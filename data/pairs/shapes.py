@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.counts import counted
+from diffnet.data.labeled import counted
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
 
 Ints: TypeAlias = NDArray[np.int64]

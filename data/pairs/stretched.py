@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from diffnet.data.content import generator_of
+from diffnet.data.derived import generator_of
 from diffnet.data.pairs.shapes import Ints, MeshPairs, PairShape
 from diffnet.geometry.mesh.objects import unit_normals
 

@@ -19,7 +19,7 @@ from diffnet.data.options import Preprocessing
 from diffnet.data.shards.records import Settings, check_mesh, check_options, labeled_mesh
 from diffnet.data.shards.storage import Place, arrays_at, is_url, joined, whole_file
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in
-from diffnet.data.stored import OperatorFacts, StoredMeshes
+from diffnet.data.stored import SampleFacts, StoredMeshes
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized, mesh_for_operators
@@ -90,20 +90,17 @@ class ShardedMeshes(StoredMeshes):
     def meaning(self) -> str:
         return json.dumps(asdict(self._shards.settings))
 
-    def file(self, number: int) -> None:
-        return None
-
     def take(self, numbers: NDArray[np.int64] | slice) -> ShardedMeshes:
         return ShardedMeshes(self.cache_dir, self._shards, self._records[numbers], self._shard[numbers])
 
     def check_options(self, options: Preprocessing) -> None:
         check_options(self._shards.settings, self._shards.root, options)
 
-    def operator_facts(self) -> list[OperatorFacts | None]:
+    def operator_facts(self) -> list[SampleFacts | None]:
         own = self._records
         edges = own.label_counts if self._shards.settings.labels_at == "edges" else np.zeros_like(own.label_counts)
         counts = np.stack([own.vertex_counts, own.face_counts, edges, own.gradient_entries], 1).tolist()
-        return [OperatorFacts(name, *row) for name, row in zip(self.names, counts, strict=True)]
+        return [SampleFacts(name, "", "", *row) for name, row in zip(self.names, counts, strict=True)]
 
     @property
     def mesh_labels(self) -> NDArray[np.int64] | None:

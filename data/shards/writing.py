@@ -19,18 +19,16 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.data.arrays import array_states, own_arrays
-from diffnet.data.content import content_hash
 from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
-from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
 from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX
 from diffnet.data.shards.records import Settings, mesh_arrays, options_of
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
-from diffnet.data.stored import joined, sources_of
+from diffnet.data.stored import LazySequence, content_hash, joined, sources_of
 from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import Arrays, checksum, safetensors_of
 from diffnet.geometry.errors import DiffnetError

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trimesh
+from set_files import names
 
 from diffnet.data import DataError, LabeledMesh, load_classes, shapes
 from diffnet.data.synthetic.classes import LIMBS
@@ -20,10 +21,6 @@ def write(path: Path, suffix: str = ".obj") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     trimesh.creation.icosphere(0).export(path.with_suffix(suffix))
     return path
-
-
-def names(items: Sequence[LabeledMesh]) -> list[str]:
-    return [item.name for item in items]
 
 
 def labels(items: Sequence[LabeledMesh]) -> list[int]:

@@ -1,5 +1,9 @@
 """Input features in any combination, and own arrays."""
 
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plyfile import PlyData, PlyElement
+import trimesh
 from rich.console import Console
 from scipy.spatial import cKDTree
+from set_files import write_ply
 from shapes import ellipsoid
 from torch import Tensor
 
@@ -20,6 +25,7 @@ from diffnet.data import (
     LabeledMesh,
     Preprocessing,
     array_statistics,
+    augmented,
     canonical_features,
     check_statistics,
     feature_channels,
@@ -54,12 +60,14 @@ from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.inference.scoring import run_evaluation
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import check_own_arrays
 from diffnet.train.run import run_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ALL = "+".join(FEATURE_CHANNELS)
 CPU = torch.device("cpu")
+EYE = np.eye(3)
 SMALL: dict[str, Any] = {"k": 4, "width": 8, "blocks": 1, "epochs": 12, "learning_rate": 0.02, "dropout": 0.0}
 SMALL |= {"precision": "fp32"}
 
@@ -77,18 +85,6 @@ def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
     return load_mesh(path)
 
 
-def ply(path: Path, mesh: Mesh, **properties: np.ndarray) -> Mesh:
-    own = [(name, values.dtype.str) for name, values in properties.items()]
-    rows = np.zeros(len(mesh.verts), [("x", "f8"), ("y", "f8"), ("z", "f8"), *own])
-    for name, values in zip("xyz", mesh.verts.T, strict=True):
-        rows[name] = values
-    for name, values in properties.items():
-        rows[name] = values
-    faces = np.array([(face,) for face in mesh.faces.tolist()], [("vertex_indices", "i4", (3,))])
-    PlyData([PlyElement.describe(rows, "vertex"), PlyElement.describe(faces, "face")]).write(path)
-    return load_mesh(path)
-
-
 # ---- the text ----
 
 
@@ -96,6 +92,8 @@ def test_parts_have_one_order() -> None:
     assert canonical_features("file:b+wks + normals+file:a+xyz") == "xyz+normals+wks+file:a+file:b"
     assert Preprocessing(features="hks+xyz").features == "xyz+hks" == TrainOptions(features="hks+xyz").features
     assert [part.channels for part in feature_parts("file:a+curvature")] == [2, None]
+    assert vector_channels("curvature+normals") == [slice(0, 3)]
+    assert vector_channels("hks+file:a") == []
     assert feature_channels(ALL) == sum(FEATURE_CHANNELS.values())
     assert feature_channels("xyz+file:a", {"a": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}}) == 5
 
@@ -156,22 +154,13 @@ def test_normals_are_those_of_the_frames(prepared: tuple[Mesh, Operators]) -> No
 
 @pytest.mark.parametrize("cloud", [False, True])
 def test_curvature_of_a_torus(cloud: bool) -> None:
-    rng = np.random.default_rng(0)
-    n, m, big, small = 60, 24, 1.0, 0.4
-    i, j = np.meshgrid(np.arange(n), np.arange(m), indexing="ij")
-    u, v = ((x + rng.uniform(-0.2, 0.2, i.shape)).reshape(-1) * 2 * np.pi / c for x, c in ((i, n), (j, m)))
-    verts = np.stack(
-        [(big + small * np.cos(v)) * np.cos(u), (big + small * np.cos(v)) * np.sin(u), small * np.sin(v)], 1
-    )
-
-    def number(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        return (i % n) * m + j % m
-
-    triangles = [
-        (number(i, j), number(i + 1, j), number(i + 1, j + 1)),
-        (number(i, j), number(i + 1, j + 1), number(i, j + 1)),
-    ]
-    faces = np.concatenate([np.stack(corners, -1).reshape(-1, 3) for corners in triangles])
+    rng, big, small = np.random.default_rng(0), 1.0, 0.4
+    torus = trimesh.creation.torus(big, small, major_sections=60, minor_sections=24)
+    x, y, z = torus.vertices.T
+    u = np.arctan2(y, x) + rng.uniform(-0.02, 0.02, len(x))
+    v = np.arctan2(z, np.hypot(x, y) - big) + rng.uniform(-0.05, 0.05, len(x))
+    around = big + small * np.cos(v)
+    verts, faces = np.stack([around * np.cos(u), around * np.sin(u), small * np.sin(v)], 1), torus.faces
     gaussian = np.cos(v) / (small * (big + small * np.cos(v)))
     mean = (1 / small + np.cos(v) / (big + small * np.cos(v))) / 2
     found = curvature(precompute(verts if cloud else (verts, faces), k=0)).numpy()
@@ -252,24 +241,6 @@ def test_bad_arguments_of_diffused_curvature(positions: Tensor, times: Tensor | 
         diffused_curvature(positions, small, times=times)
 
 
-def test_only_vectors_turn() -> None:
-    """Features of a rotated mesh are those of the mesh, with vectors rotated."""
-    features = "xyz+normals+curvature+hks"
-    assert vector_channels(features) == [slice(0, 3), slice(3, 6)]
-    assert vector_channels("curvature+normals") == [slice(0, 3)]
-    assert vector_channels("hks+file:a") == []
-    mesh, options = ball(3), Preprocessing(k=8, features=features)
-    rotation = random_rotations(1, torch.Generator().manual_seed(0), torch.float64)
-    plain, turned = (
-        make_sample(LabeledMesh("a", m, np.zeros(len(m.verts), np.int64)), options)
-        for m in (mesh, replace(mesh, verts=mesh.verts @ rotation[0].numpy().T))
-    )
-    expected = rotate_vectors(plain.features, vector_channels(features), rotation.float().mT, plain.operators.ptr)
-    torch.testing.assert_close(turned.features, expected, atol=1e-3, rtol=1e-3)
-    assert torch.equal(expected[:, 6:], plain.features[:, 6:])
-    assert not torch.equal(expected[:, :6], plain.features[:, :6])
-
-
 def test_rotation_is_the_default_if_a_part_is_a_vector() -> None:
     assert TrainOptions(features="hks+normals").rotates
     assert not TrainOptions(features="hks+normals", rotate=False).rotates
@@ -310,7 +281,8 @@ def test_colors_and_properties_are_features(tmp_path: Path) -> None:
     levels = np.rint(255 * colors).astype(np.uint8)
     quality = np.arange(162, dtype=np.float32)
     channels = dict(zip(("red", "green", "blue"), levels.T, strict=True))
-    read = ply(tmp_path / "b.ply", mesh, quality=quality, **channels)
+    write_ply(tmp_path / "b.ply", [("quality", quality), *channels.items()], mesh=(mesh.verts, mesh.faces))
+    read = load_mesh(tmp_path / "b.ply")
     found = own_arrays(read, "file:colors+file:quality")
     np.testing.assert_allclose(found["colors"], levels / 255)
     np.testing.assert_array_equal(found["quality"], quality[:, None])
@@ -448,3 +420,84 @@ def test_classes_of_meshes_with_own_arrays(tmp_path: Path) -> None:
     files = [tmp_path / "data/a/test/4.obj", tmp_path / "data/b/test/5.obj"]
     predictions = predict_labels(files, DiffusionNet.load(tmp_path / "run/last.pt"), "cpu")
     assert [labels.tolist() for _, labels in predictions] == [[0], [1]]
+
+
+# ---- own vectors and scalars ----
+
+
+def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:
+    """A turned shape without symmetries with a wind, which turns with it, and other own arrays."""
+    mesh = ellipsoid(seed, 2)
+    verts = mesh.verts + 0.2 * np.exp(mesh.verts)
+    own = make_mesh(verts @ turn, mesh.faces if np.linalg.det(turn) > 0 else mesh.faces[:, ::-1])
+    wind = np.cross(mesh.verts, [0.3, 0.5, 1.0]) + np.array([5.0, 0, 0])
+    return LabeledMesh("", own, np.zeros(len(mesh.verts), np.int64), arrays={"wind": wind @ turn, **more})
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_vectors_turn_with_the_mesh_in_features(align: bool) -> None:
+    """Features of a turned mesh are the turned features, and in principal axes they stay."""
+    turn = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
+    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+normals+curvature+scalar:side", align=align)
+    rest = {"side": np.arange(162.0)}
+    statistics = array_statistics([windy(0, **rest), windy(1, **rest)], options.features)
+    assert len(set(statistics["wind"]["std"])) == 1
+    before, after = (make_sample(windy(0, own, **rest), options, statistics=statistics) for own in (EYE, turn))
+    vectors = vector_channels(options.features)
+    assert vectors == [slice(0, 3), slice(3, 6), slice(6, 9)]
+    expected = before.features
+    if not align:
+        expected = rotate_vectors(
+            expected, vectors, torch.tensor(turn, dtype=torch.float32)[None], before.operators.ptr
+        )
+    torch.testing.assert_close(after.features, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_vectors_turn_and_mirror_with_the_mesh_in_training() -> None:
+    """What training changes at random gives the features of the changed mesh. The size of a mesh doesn't count."""
+    features = "xyz+vector:wind"
+    options = Preprocessing(k=8, features=features)
+    turn, flip = random_rotations(1, torch.Generator().manual_seed(1)), np.diag([-1.0, 1, 1])
+    sample = make_sample(windy(0), options)
+    for changes, place in (
+        ({"rotations": turn}, turn[0].double().numpy()),
+        ({"mirror": torch.tensor([True])}, flip),
+        ({"mirror": torch.tensor([True]), "rotations": turn}, flip @ turn[0].double().numpy()),
+    ):
+        found = augmented(sample, features, **changes).features
+        torch.testing.assert_close(found, make_sample(windy(0, place), options).features, rtol=1e-4, atol=1e-4)
+    larger = augmented(sample, features, factors=torch.tensor([2.0]))
+    torch.testing.assert_close(larger.features[:, 3:], sample.features[:, 3:])
+
+
+def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
+    message = "file:wind has three columns, .* turns with the mesh, it is vector:wind. .*, it is scalar:wind"
+    items = [windy(0, colors=np.zeros((162, 3)))]
+    for own in ("file:wind", "file:wind+file:colors", "scalar:wind", "vector:wind", "file:colors"):
+        features = "xyz+" + own
+        sample = make_sample(items[0], Preprocessing(k=8, features=features))
+        for given in ({}, {"rotate": False, "mirror": True}, {"rotate_about": "z"}, {"align": True}):
+            options = TrainOptions(
+                task="correspondence" if "align" in given else "segmentation", features=features, **given
+            )
+            with pytest.raises(OptionError, match=message) if "file:wind" in own else nullcontext():
+                check_own_arrays(items, options)
+        check_own_arrays(items, TrainOptions(features=features, rotate=False))
+        if own in ("file:wind", "vector:wind"):
+            with pytest.raises(OptionError, match=message) if own == "file:wind" else nullcontext():
+                augmented(sample, features, mirror=torch.tensor([True]))
+    with pytest.raises(DataError, match="vector:colors has 2 channels in the array, a vector has 3"):
+        own_arrays(items[0].mesh, "vector:colors", given={"colors": np.zeros((162, 2))})
+    with pytest.raises(OptionError, match="each part once, got 'wind' twice"):
+        feature_parts("vector:wind+file:wind")
+
+
+def test_mirroring_names_own_scalars_of_both_signs() -> None:
+    yaw, size = np.linspace(-1, 1, 162), np.linspace(0, 1, 162)
+    options = TrainOptions(features="file:yaw+scalar:size+vector:wind", mirror=True)
+    with pytest.warns(UserWarning, match="^--mirror leaves the values of file:yaw as they are, which have both signs"):
+        check_own_arrays([windy(0, yaw=yaw, size=size)], options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_own_arrays([windy(0, yaw=yaw, size=size)], replace(options, mirror=False))
+        check_own_arrays([windy(0, yaw=-size, size=size)], options)

@@ -1,8 +1,11 @@
-"""Data sets that are read when they are needed: their index, its faults, and their samples in a DataLoader."""
+"""Data sets that are read when they are needed: their index, its faults, files that change, and their samples."""
+
+from __future__ import annotations
 
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from set_files import same_items
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
 
@@ -23,6 +27,7 @@ from diffnet.data import (
     fill_cache,
     index_classes,
     index_dataset,
+    index_targets,
     load_classes,
     load_dataset,
     make_sample,
@@ -30,10 +35,12 @@ from diffnet.data import (
 from diffnet.data.folders import index
 from diffnet.data.folders.index import index_path
 from diffnet.data.folders.indexed import IndexedMeshes
-from diffnet.data.on_demand import OnDemand
-from diffnet.geometry import mesh_edges
+from diffnet.data.prepared import PreparedSamples
+from diffnet.data.stored import OnDemand
+from diffnet.geometry import file_state, load_mesh, mesh_edges
+from diffnet.viz import write_ply
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*look shuffled")]
 
 SIZES = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 2}  # subdivisions; a, b and c are for training
 
@@ -67,13 +74,13 @@ def write_set(root: Path, kind: str = "vertices") -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that were read for an index."""
     names: list[str] = []
-    plain = index.read_facts
+    plain = index.read_file
 
     def noted(kind: str, path: Path, cache_dir: Any) -> Any:
         names.append(path.name)
         return plain(kind, path, cache_dir)
 
-    monkeypatch.setattr(index, "read_facts", noted)
+    monkeypatch.setattr(index, "read_file", noted)
     return names
 
 
@@ -88,13 +95,9 @@ def test_items_are_those_of_load_dataset(tmp_path: Path, read: list[str], kind: 
         assert data.label_names == expected.label_names
         assert (data.labels_at, data.label_numbers) == (expected.labels_at, expected.label_numbers)
         for part, whole in ((data.train, expected.train), (data.test, expected.test)):
-            assert len(part) == len(whole)
             assert part.vertex_counts.tolist() == [len(item.mesh.verts) for item in whole]
             assert part.face_counts.tolist() == [len(item.mesh.faces) for item in whole]
-            for item, other in zip(part, whole, strict=True):
-                assert item.name == other.name
-                np.testing.assert_array_equal(item.labels, other.labels)
-                np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
+            same_items(part, whole)
     assert [item.name for item in data.train[1:]] == ["b", "c"]
 
 
@@ -117,9 +120,7 @@ def test_classes_are_those_of_load_classes(tmp_path: Path, read: list[str], form
         assert (data.label_names, data.labels_at, data.label_numbers) == (expected.label_names, "meshes", None)
         for part, whole in ((data.train, expected.train), (data.test, expected.test)):
             assert part.vertex_counts.tolist() == [len(item.mesh.verts) for item in whole]
-            for item, other in zip(part, whole, strict=True):
-                assert (item.name, item.labels) == (other.name, other.labels)
-                np.testing.assert_array_equal(item.mesh.faces, other.mesh.faces)
+            same_items(part, whole)
     assert len(read) == 6
     options = Preprocessing(k=8, features="xyz")
     assert MeshSamples(data.test, options)[0].labels.tolist() == [int(expected.test[0].labels)]
@@ -215,18 +216,19 @@ def test_an_index_keeps_what_another_process_adds(tmp_path: Path, read: list[str
     shutil.move(place, other := tmp_path / "other")
     (root / "test" / "more.ply").rename(tmp_path / "more.ply")
     (root / "test" / "more.txt").rename(tmp_path / "more.txt")
-    noted = index.describe_files
+    noted = index.describe_file
 
-    def meanwhile(work: Any, cache_dir: Any) -> list[Any]:
+    def meanwhile(work: Any, cache_dir: Any) -> Any:
         result = noted(work, cache_dir)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(other, place)
-        (tmp_path / "more.ply").rename(root / "test" / "more.ply")
-        (tmp_path / "more.txt").rename(root / "test" / "more.txt")
+        if not (root / "test" / "more.ply").exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(other, place)
+            (tmp_path / "more.ply").rename(root / "test" / "more.ply")
+            (tmp_path / "more.txt").rename(root / "test" / "more.txt")
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "describe_files", meanwhile)
+        patch.setattr(index, "describe_file", meanwhile)
         index_dataset(root, cache)
     read.clear()
     assert len(index_dataset(root, cache).test) == 3
@@ -240,7 +242,7 @@ def test_worker_processes_build_the_same_index(tmp_path: Path, monkeypatch: pyte
     data = index_dataset(root, tmp_path / "two", jobs=2)
     for part, whole in ((data.train, expected.train), (data.test, expected.test)):
         assert part.vertex_counts.tolist() == whole.vertex_counts.tolist()
-        assert [item.labels.tolist() for item in part] == [item.labels.tolist() for item in whole]
+        same_items(part, whole)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -274,3 +276,126 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
 def test_an_index_error_of_an_item_is_not_the_end() -> None:
     with pytest.raises(IndexError, match="list index"):
         list(OnDemand(2, lambda i: [1][i]))
+
+
+# ---- files that others replace ----
+
+
+def write_with_arrays(root: Path) -> Path:
+    """Two training meshes and a test mesh with labels, an own array and a target at each vertex."""
+    for seed, place in enumerate(("train/a", "train/b", "test/c")):
+        mesh = ellipsoid(seed, 1)
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_ply(path.with_suffix(".ply"), mesh)
+        path.with_suffix(".txt").write_text("0\n" * 20 + "1\n" * (len(mesh.verts) - 20))
+        np.save(f"{path}.shade.npy", mesh.verts[:, 0])
+        np.save(f"{path}.depth.npy", mesh.verts[:, 2])
+    return root
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Replace a file by another one of the same size and time of modification, as `cp -p` or `rsync -t` do."""
+    before = path.stat()
+    write(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that have just been written are settled, as those of other people are."""
+    monkeypatch.setattr(file_state, "SETTLED", -1)
+
+
+@pytest.mark.usefixtures("settled")
+def test_replaced_files_give_what_an_empty_cache_gives(tmp_path: Path) -> None:
+    root, cache = write_with_arrays(tmp_path / "set"), tmp_path / "cache"
+    index_targets(root, cache, "file:depth")
+    before = index_dataset(root, cache)
+    array_statistics(before.train, "file:shade")
+    replace_file(root / "train" / "a.txt", lambda path: path.write_text(path.read_text().replace("1", "2")))
+    replace_file(root / "train" / "b.ply", lambda path: write_ply(path, ellipsoid(7, 1)))
+    replace_file(root / "train" / "b.shade.npy", lambda path: np.save(path, 3 * np.load(path)))
+    replace_file(root / "test" / "c.depth.npy", lambda path: np.save(path, 3 * np.load(path)))
+    now, afresh = (index_dataset(root, folder) for folder in (cache, tmp_path / "empty"))
+    assert now.label_names == afresh.label_names == ["0", "1", "2"]
+    assert isinstance(now.train, IndexedMeshes)
+    assert isinstance(afresh.train, IndexedMeshes)
+    assert now.train.key == afresh.train.key
+    for item, other in zip(now.train, load_dataset(root).train, strict=True):
+        np.testing.assert_array_equal(item.labels, other.labels)
+        np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
+    assert array_statistics(now.train, "file:shade") == array_statistics(afresh.train, "file:shade")
+    both = [index_targets(root, folder, "file:depth").test for folder in (cache, tmp_path / "empty")]
+    np.testing.assert_array_equal(both[0][0].labels, both[1][0].labels)
+    np.testing.assert_allclose(both[0][0].labels[:, 0], 3 * ellipsoid(2, 1).verts[:, 2])
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_copy_with_its_cache_is_recognized_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have other inodes and times. Afterwards, their state is enough."""
+    root, cache = write_with_arrays(tmp_path / "set"), tmp_path / "cache"
+    before = index_dataset(root, cache)
+    for folder in (root, cache):
+        shutil.copytree(folder, tmp_path / "copy")
+        shutil.rmtree(folder)
+        (tmp_path / "copy").rename(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "read_file", None)
+        again = index_dataset(root, cache)
+        assert isinstance(again.train, IndexedMeshes)
+        assert isinstance(before.train, IndexedMeshes)
+        assert (again.train.key, again.train.digest(1)) == (before.train.key, before.train.digest(1))
+        assert len(before.train[0].labels)  # a set that is open goes on
+        patch.setattr(file_state, "hash_of_content", None)
+        index_dataset(root, cache)
+
+
+@pytest.mark.usefixtures("settled")
+def test_buffers_of_gltf_files_count(tmp_path: Path) -> None:
+    for name, content in (
+        trimesh.Scene(trimesh.creation.icosphere(1)).export(file_type="gltf", merge_buffers=True).items()
+    ):
+        (tmp_path / name).write_bytes(content)
+    path, (buffer,) = tmp_path / "model.gltf", tmp_path.glob("*.bin")
+    before, first = file_state.file_identity(path), load_mesh(path, tmp_path / "cache").verts
+    values = np.frombuffer(buffer.read_bytes(), "<f4").copy()
+    values[-3:] *= 2  # of positions, which come after the faces
+    replace_file(buffer, lambda file: file.write_bytes(values.tobytes()))
+    assert file_state.file_identity(path, before).content != before.content
+    assert not np.array_equal(load_mesh(path, tmp_path / "cache").verts, first)
+
+
+def test_a_cache_of_another_user_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that were written with umask 077 give one warning for reading and one for writing."""
+    root, cache = write_with_arrays(tmp_path / "set"), tmp_path / "cache"
+    options = Preprocessing(k=8, features="log-hks")
+
+    def samples() -> PreparedSamples:
+        items = index_dataset(root, cache).train
+        prepared = PreparedSamples(items, options, cache, None, "vertices", 2**30)
+        return prepared.fill(lambda sources, ready: fill_cache(sources, options, cache, 1, ready=ready))
+
+    before = list(samples())
+    refused, access = {"open": Path.open, "touch": Path.touch}, os.access
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def call(path: Path, *arguments: Any, **options: Any) -> Any:
+            if path.is_relative_to(cache):
+                raise PermissionError(13, "Permission denied", str(path))
+            return refused[name](path, *arguments, **options)
+
+        return call
+
+    for name in refused:
+        monkeypatch.setattr(Path, name, refusing(name))
+    monkeypatch.setattr(os, "access", lambda path, *mode: cache not in Path(path).parents and access(path, *mode))
+    with pytest.warns(UserWarning, match="can't be") as found:
+        features = [sample.features for sample in samples()]
+    torch.testing.assert_close(features, [sample.features for sample in before], rtol=0, atol=0)
+    texts = [str(each.message) for each in found if "cache folder" in str(each.message)]
+    assert texts == [
+        f"entries of the cache folder {cache} can't be read and are computed again (Permission denied)",
+        f"entries of the cache folder {cache} can't be written (Permission denied)",
+    ]

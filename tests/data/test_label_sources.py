@@ -1,60 +1,40 @@
-"""Labels as people store them, and one test for each kind of fault."""
+"""Labels as people store them, one test for each kind of fault, and labels in another order than the mesh."""
+
+from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from plyfile import PlyData, PlyElement
+from jaws import jaw, write_jaws
+from set_files import FAN, by_name, write, write_ply
 
-from diffnet.data import UNLABELED, DataError, LabeledMeshes, load_dataset
-from diffnet.data.folders.numbers import is_label_table
+from diffnet.data import (
+    UNLABELED,
+    DataError,
+    LabelsAt,
+    figure,
+    labels_at,
+    load_dataset,
+    load_pairs,
+    load_targets,
+    own_arrays,
+)
+from diffnet.data.folders.sets import agreement
 from diffnet.data.folders.sources import read_source
+from diffnet.geometry import Mesh, load_mesh, make_mesh
 
-VERTS = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)]
-FACES = [(0, 1, 2), (0, 2, 3), (0, 3, 4)]
-OFF = "OFF\n5 3 0\n" + "\n".join(" ".join(map(str, v)) for v in VERTS) + "\n"
-OFF += "\n".join("3 " + " ".join(map(str, f)) for f in FACES) + "\n"
-QUADS = "OFF\n6 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n2 1 0\n4 0 1 2 3\n4 1 4 5 2\n"
+QUADS = ([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (2, 0, 0), (2, 1, 0)], [(0, 1, 2, 3), (1, 4, 5, 2)])
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
-
-
-def ply(
-    path: Path,
-    vertex: Sequence[tuple[str, np.ndarray]] = (),
-    face: Sequence[tuple[str, np.ndarray]] = (),
-    text: bool = False,
-) -> None:
-    """A fan with properties at its vertices and faces: pairs of a name and an array."""
-    rows = np.zeros(5, [("x", "f4"), ("y", "f4"), ("z", "f4"), *((name, values.dtype.str) for name, values in vertex)])
-    for i, name in enumerate("xyz"):
-        rows[name] = np.array(VERTS)[:, i]
-    faces = np.zeros(3, [("vertex_indices", "i4", (3,)), *((name, values.dtype.str) for name, values in face)])
-    faces["vertex_indices"] = FACES
-    for table, own in ((rows, vertex), (faces, face)):
-        for name, values in own:
-            table[name] = values
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PlyData([PlyElement.describe(rows, "vertex"), PlyElement.describe(faces, "face")], text=text).write(path)
 
 
 def rgb(colors: Sequence[Sequence[int]]) -> list[tuple[str, np.ndarray]]:
     return [(name, np.array(colors, np.uint8)[:, i]) for i, name in enumerate(("red", "green", "blue"))]
-
-
-def by_name(data: LabeledMeshes) -> dict[str, list[int]]:
-    return {item.name: item.labels.tolist() for item in data.train + data.test}
 
 
 def refusal(root: Path, **options: Any) -> str:
@@ -68,9 +48,9 @@ def refusal(root: Path, **options: Any) -> str:
 
 
 PARTS = {
-    "1.off": OFF,
+    "1.off": FAN,
     "1_labels.txt": "Upper Arm\n1 3\n\nHead\n2\n",
-    "2.off": OFF,
+    "2.off": FAN,
     "2_labels.txt": "part10\n1\nHead\r\n3 \nHead\n\t3\n",
 }
 
@@ -93,16 +73,16 @@ def test_lists_of_parts(tmp_path: Path, folder: str) -> None:
 
 def test_lists_of_parts_number_polygons(tmp_path: Path) -> None:
     data = load_dataset(
-        write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": OFF, "b_labels.txt": "x\n1 2\ny\n3"})
+        write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": FAN, "b_labels.txt": "x\n1 2\ny\n3"})
     )
     assert by_name(data) == {"a": [UNLABELED, UNLABELED, 0, 0], "b": [0, 0, 1]}
 
 
 def test_a_file_with_this_name_may_hold_numbers(tmp_path: Path) -> None:
-    files = {f"{name}.off": OFF for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
+    files = {f"{name}.off": FAN for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
     assert by_name(load_dataset(write(tmp_path, files))) == {"a": [0, 0, 1], "b": [0, 0, 1]}
     # The mesh may have this name itself.
-    files = {f"{name}_labels.off": OFF for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
+    files = {f"{name}_labels.off": FAN for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
     assert set(by_name(load_dataset(write(tmp_path / "other", files)))) == {"a_labels", "b_labels"}
 
 
@@ -133,20 +113,11 @@ def test_names_and_numbers_do_not_mix(tmp_path: Path) -> None:
 
 
 TEETH = {
-    "upper/p1/p1_upper.obj": OFF,
+    "upper/p1/p1_upper.obj": FAN,
     "upper/p1/p1_upper.json": json.dumps({"labels": [0, 11, 11.0, 21, 0], "instances": [0, 1, 1, 2, 0]}),
-    "lower/p2/p2_lower.obj": OFF,
+    "lower/p2/p2_lower.obj": FAN,
     "lower/p2/p2_lower.json": json.dumps({"labels": [0, 0, 31, -1, 0]}),
 }
-
-
-def obj(text: str) -> str:
-    numbers = text.split("\n")[2:]
-    verts = ["v " + line for line in numbers[:5]]
-    return "\n".join(verts + ["f " + " ".join(str(int(x) + 1) for x in line.split()[1:]) for line in numbers[5:8]])
-
-
-TEETH = {name: obj(text) if name.endswith(".obj") else text for name, text in TEETH.items()}
 
 
 @pytest.mark.parametrize("layout", ["auto", "teeth"])
@@ -188,7 +159,12 @@ def test_json_beside_meshes(tmp_path: Path) -> None:
 
 def test_tables_of_labels(tmp_path: Path) -> None:
     """A table holds labels if its first column is called label. Other tables belong to something else."""
-    files = {"a.off": OFF, "a.csv": 'label,name\n"3",x\n7,"y, z"\n3,x\n', "b.off": OFF, "b.csv": "label\n7\n\n7\n-1\n"}
+    files = {
+        "a.off": FAN,
+        "a.csv": '\ufeff label ,name\n"3",x\n7,"y, z"\n3,x\n',
+        "b.off": FAN,
+        "b.csv": "label\n7\n\n7\n-1\n",
+    }
     data = load_dataset(write(tmp_path, {**files, "labels.csv": "file,label\na.off,1\n", "notes.csv": "\x80"}))
     assert (data.labels_at, data.label_names, data.label_numbers) == ("faces", ["3", "7"], [3, 7])
     assert by_name(data) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
@@ -196,9 +172,16 @@ def test_tables_of_labels(tmp_path: Path) -> None:
         ("label\n7\n7.5\n1\n", "b.csv, line 3: '7.5' is not a whole number"),
         ("label\n", "b.csv: there are no labels in the file"),
         ("quality\n7\n7\n7\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
+        ("3,4\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
+        ("", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
     ):
         (tmp_path / "b.csv").write_text(content)
         assert message in refusal(tmp_path)
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"name,Label\n,7\n,7\n,-1\n"))
+    assert by_name(load_dataset(tmp_path)) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
+    (tmp_path / "b.csv.gz").write_bytes(b"label\n7\n")
+    assert "no labels (.txt, .npy, .seg, .csv, .json) for b.off" in refusal(tmp_path)
 
 
 # ---- properties and colors ----
@@ -208,7 +191,7 @@ def test_tables_of_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["label", "Class", "segment"])
 def test_properties_of_vertices(tmp_path: Path, name: str, text: bool) -> None:
     for stem, values in (("a", [7, 7, -1, 2, 2]), ("b", [2, 2, 2, 40, 2])):
-        ply(tmp_path / f"{stem}.ply", [("quality", np.zeros(5, "f4")), (name, np.array(values, "i4"))], text=text)
+        write_ply(tmp_path / f"{stem}.ply", [("quality", np.zeros(5, "f4")), (name, np.array(values, "i4"))], text=text)
     data = load_dataset(tmp_path)
     assert data.labels_at == "vertices"
     assert data.label_names == ["2", "7", "40"]
@@ -217,7 +200,7 @@ def test_properties_of_vertices(tmp_path: Path, name: str, text: bool) -> None:
 
 def test_properties_of_faces(tmp_path: Path) -> None:
     for stem, values in (("train/a", [1, 2, 2]), ("test/b", [3, 3, 1])):
-        ply(tmp_path / f"{stem}.ply", rgb([RED] * 5), [("labels", np.array(values, "f8"))])
+        write_ply(tmp_path / f"{stem}.ply", rgb([RED] * 5), [("labels", np.array(values, "f8"))])
     packed = tmp_path / "test/b.ply"
     packed.with_name("b.ply.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
@@ -229,30 +212,30 @@ def test_properties_of_faces(tmp_path: Path) -> None:
 
 def test_bad_properties(tmp_path: Path) -> None:
     good = np.zeros(5, "i4")
-    ply(tmp_path / "b.ply", [("label", good)])
+    write_ply(tmp_path / "b.ply", [("label", good)])
     path = tmp_path / "a.ply"
-    ply(path, [("label", np.array([1, 2, 2.5, 1, np.nan]))])
+    write_ply(path, [("label", np.array([1, 2, 2.5, 1, np.nan]))])
     assert refusal(tmp_path).startswith(f"{path}: the property 'label' should be whole numbers, row 2 is 2.5")
-    ply(path, [("label", good)], [("class", np.zeros(3, "u1"))])
+    write_ply(path, [("label", good)], [("class", np.zeros(3, "u1"))])
     assert (
         f"{path}: more than one property could be the labels: 'label' of the vertices, 'class' of the faces"
         in refusal(tmp_path)
     )
-    ply(path, [], [("label", np.zeros(3, "u1"))])
+    write_ply(path, [], [("label", np.zeros(3, "u1"))])
     assert f"{tmp_path / 'b.ply'} labels vertices, but {path} labels faces" in refusal(tmp_path)
-    ply(path, rgb([RED] * 5))
+    write_ply(path, rgb([RED] * 5))
     assert f"{path} has labels by colors, but {tmp_path / 'b.ply'} has the property 'label'" in refusal(tmp_path)
-    ply(path)
+    write_ply(path)
     assert refusal(tmp_path).startswith(
         f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY"
     )
 
 
 def test_colors_are_labels(tmp_path: Path) -> None:
-    ply(tmp_path / "a.ply", rgb([RED, RED, GREEN, BLUE, BLUE]))
-    rows = [" ".join(map(str, (*v, *c, 255))) for v, c in zip(VERTS, [BLUE, RED, RED, RED, RED], strict=True)]
+    write_ply(tmp_path / "a.ply", rgb([RED, RED, GREEN, BLUE, BLUE]))
+    rows = [" ".join(map(str, (*v, *c, 255))) for v, c in zip(FAN[0], [BLUE, RED, RED, RED, RED], strict=True)]
     (tmp_path / "b.off").write_text("COFF\n5 3 0\n" + "\n".join(rows) + "\n3 0 1 2\n3 0 2 3\n3 0 3 4\n")
-    rows = [" ".join(map(str, ("v", *v, 0, 1.0, 0))) for v in VERTS]
+    rows = [" ".join(map(str, ("v", *v, 0, 1.0, 0))) for v in FAN[0]]
     (tmp_path / "c.obj").write_text("\n".join(rows) + "\nf 1 2 3\nf 1 3 4\nf 1 4 5\n")
     data = load_dataset(tmp_path)
     assert data.labels_at == "vertices"
@@ -273,7 +256,7 @@ def test_colors_are_labels(tmp_path: Path) -> None:
 
 def test_colors_of_faces_are_labels(tmp_path: Path) -> None:
     for stem in "ab":
-        ply(tmp_path / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
+        write_ply(tmp_path / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
     data = load_dataset(tmp_path)
     assert data.labels_at == "faces"
     assert by_name(data) == {"a": [1, 0, 1], "b": [1, 0, 1]}
@@ -296,7 +279,7 @@ def test_too_many_colors(tmp_path: Path) -> None:
 
 def test_label_files_come_before_the_meshes_own(tmp_path: Path) -> None:
     for stem in "ab":
-        ply(tmp_path / f"{stem}.ply", [("label", np.arange(5, dtype="i4"))])
+        write_ply(tmp_path / f"{stem}.ply", [("label", np.arange(5, dtype="i4"))])
         (tmp_path / f"{stem}.txt").write_text("1 1 1 1 3")
     assert load_dataset(tmp_path).label_names == ["1", "3"]
     np.save(tmp_path / "a.quality.npy", np.zeros(5))  # a feature
@@ -312,16 +295,16 @@ def test_label_files_come_before_the_meshes_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"1.off": OFF, "1.txt": "1 2 2", "2.off": OFF, "2.txt": "1 1 2", "test.txt": "2\n"}, ["2"]),
-        ({"test/2.off": OFF, "test/2.txt": "1 1 2"}, ["2"]),
-        ({"1.off": OFF, "1.txt": "1 2 2", "2.off": OFF, "2.txt": "1 1 2"}, ["1", "2"]),
-        ({"1.off": OFF, "1.seg": "1 2 2"}, ["1"]),
-        ({"test/1.obj": obj(OFF), "seg/1.eseg": "1 2 2 2 2 2 2"}, ["1"]),
-        ({"off/1K73_B.off": OFF, "labels/1K73_B.txt": "1 2 2 2 -1", "test.txt": "1K73_B.off"}, ["1K73_B"]),
+        ({"1.off": FAN, "1.txt": "1 2 2", "2.off": FAN, "2.txt": "1 1 2", "test.txt": "2\n"}, ["2"]),
+        ({"test/2.off": FAN, "test/2.txt": "1 1 2"}, ["2"]),
+        ({"1.off": FAN, "1.txt": "1 2 2", "2.off": FAN, "2.txt": "1 1 2"}, ["1", "2"]),
+        ({"1.off": FAN, "1.seg": "1 2 2"}, ["1"]),
+        ({"test/1.obj": FAN, "seg/1.eseg": "1 2 2 2 2 2 2"}, ["1"]),
+        ({"off/1K73_B.off": FAN, "labels/1K73_B.txt": "1 2 2 2 -1", "test.txt": "1K73_B.off"}, ["1K73_B"]),
         (TEETH, ["p1_upper", "p2_lower"]),
     ],
 )
-def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, str], expected: list[str]) -> None:
+def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, Any], expected: list[str]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)
     assert data.train == []
     assert sorted(item.name for item in data.test) == expected
@@ -334,13 +317,13 @@ def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, str], ex
 @pytest.mark.parametrize(
     "files",
     [
-        {"train/1.off": "broken", "test/2.off": OFF, "test/2.txt": "6 6 6"},
-        {"train/1.off": "broken", "test/2.off": OFF, "labels/1.txt": "5 5", "labels/2.txt": "6 6 6"},
-        {"off/1.off": "broken", "off/2.off": OFF, "labels/2.txt": "6 6 6", "train.txt": "3", "test.txt": "2"},
-        {"shapes/1.off": "broken", "shapes/2.off": OFF, "gt/2.seg": "6 6 6", "train.txt": "1", "test.txt": "2"},
+        {"train/1.off": "broken", "test/2.off": FAN, "test/2.txt": "6 6 6"},
+        {"train/1.off": "broken", "test/2.off": FAN, "labels/1.txt": "5 5", "labels/2.txt": "6 6 6"},
+        {"off/1.off": "broken", "off/2.off": FAN, "labels/2.txt": "6 6 6", "train.txt": "3", "test.txt": "2"},
+        {"shapes/1.off": "broken", "shapes/2.off": FAN, "gt/2.seg": "6 6 6", "train.txt": "1", "test.txt": "2"},
     ],
 )
-def test_a_training_part_is_not_read_for_an_evaluation(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_training_part_is_not_read_for_an_evaluation(tmp_path: Path, files: dict[str, Any]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)
     assert data.train == []
     assert data.label_names == ["6"]
@@ -348,7 +331,7 @@ def test_a_training_part_is_not_read_for_an_evaluation(tmp_path: Path, files: di
 
 
 def test_names_count_the_labels_of_the_training_part(tmp_path: Path) -> None:
-    files = {"train/1.off": OFF, "train/1.txt": "5 5 6", "test/2.off": OFF, "test/2.txt": "6 6 6"}
+    files = {"train/1.off": FAN, "train/1.txt": "5 5 6", "test/2.off": FAN, "test/2.txt": "6 6 6"}
     data = load_dataset(write(tmp_path, {**files, "label_names.txt": "arm\nleg\n"}), needs_train=False)
     assert data.label_names == ["arm", "leg"]
     assert by_name(data) == {"2": [1, 1, 1]}
@@ -357,31 +340,103 @@ def test_names_count_the_labels_of_the_training_part(tmp_path: Path) -> None:
 
 
 def test_a_test_part_is_needed(tmp_path: Path) -> None:
-    assert "there is train but no test" in refusal(write(tmp_path / "x", {"train/1.off": OFF}), needs_train=False)
-    assert "no meshes in test" in refusal(write(tmp_path / "y", {"test/1.txt": "1", "1.off": OFF}), needs_train=False)
+    assert "there is train but no test" in refusal(write(tmp_path / "x", {"train/1.off": FAN}), needs_train=False)
+    assert "no meshes in test" in refusal(write(tmp_path / "y", {"test/1.txt": "1", "1.off": FAN}), needs_train=False)
 
 
 def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
-    write(tmp_path, {"test/1.off": OFF, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
+    write(tmp_path, {"test/1.off": FAN, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
     data = load_dataset(tmp_path, needs_train=False)
     assert data.label_names == ["arm", "leg", "head"]
     assert by_name(data) == {"1": [0, 2, 2]}
 
 
+# ---- the order of labels ----
+
+
+def own_feature(root: Path) -> Any:
+    return own_arrays(load_mesh(root / "jaw0.stl"), "file:t")
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
+    ("name", "load"),
     [
-        ("a.csv", b"\xef\xbb\xbf label ,name\n1,x\n", True),
-        ("a.csv", b"name,Label\n", True),
-        ("a.csv", b"file,label\n", False),
-        ("a.csv", b"3\n", True),
-        ("a.csv", b"3,4\n", False),
-        ("a.csv", b"", False),
-        # A time in the file would give the test another name in each worker.
-        ("a.csv.gz", gzip.compress(b"label\n1\n", mtime=0), True),
-        ("a.csv.gz", b"label\n1\n", False),
+        ("jaw{}.json", load_dataset),
+        ("jaw{}.txt", load_dataset),
+        ("jaw{}.t.npy", lambda root: load_targets(root, "file:t")),
+        ("jaw{}.t.npy", own_feature),
+        ("jaw{}.vts", lambda root: load_pairs(root, base="0")),
+        ("jaw{}_jaw0.txt", lambda root: load_pairs(root, base="0")),
     ],
 )
-def test_the_first_line_tells_a_table_of_labels(tmp_path: Path, name: str, content: bytes, expected: bool) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert is_label_table(tmp_path / name) is expected
+def test_values_at_vertices_beside_stl_are_refused(name: str, load: Callable[[Path], Any], tmp_path: Path) -> None:
+    for seed in range(4):
+        jaw(seed).write(tmp_path / f"jaw{seed}.stl")
+        mesh = load_mesh(tmp_path / f"jaw{seed}.stl")
+        values, file = np.arange(len(mesh.verts)) % 5, tmp_path / name.format(seed)
+        if file.suffix == ".npy":
+            np.save(file, values)
+        else:
+            file.write_text(
+                f'{{"labels": {values.tolist()}}}' if file.suffix == ".json" else "\n".join(map(str, values))
+            )
+    with pytest.raises(
+        DataError, match=r"the order of the vertices of .*\.stl, but an STL file has no order of vertices"
+    ):
+        load(tmp_path)
+
+
+def test_labels_at_faces_beside_stl_are_read(tmp_path: Path) -> None:
+    write_jaws(tmp_path, 3, ".stl", "faces")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load_dataset(tmp_path)
+    assert (data.labels_at, len(data.label_names)) == ("faces", 15)
+    one = jaw(0)
+    expected = labels_at(one.labels, one.faces, source="vertices", target="faces")
+    found = next(item for item in [*data.train, *data.test] if item.name == "jaw0")
+    assert [data.label_names[label] for label in found.labels] == list(map(str, expected))
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces"])
+@pytest.mark.parametrize("suffix", [".ply", ".obj"])
+def test_shuffled_labels_are_named_once(at: LabelsAt, suffix: str, tmp_path: Path) -> None:
+    write_jaws(tmp_path, 4, suffix, at, shuffled=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_dataset(tmp_path)
+    (message,) = [str(each.message) for each in caught]
+    assert "the labels of 4 of 4 meshes look shuffled. In " in message
+    assert f"neighboring {at} have the same label, and " in message
+    assert Path(str(caught[0].filename)).name == Path(__file__).name
+
+
+@pytest.fixture(scope="module")
+def good() -> list[tuple[Mesh, np.ndarray]]:
+    """A figure and two jaws, with labels at vertices."""
+    jaws = [(make_mesh(one.verts, one.faces), one.labels) for one in (jaw(0), jaw(1, lower=True))]
+    whole = figure(0)
+    return [(whole.mesh, whole.labels), *jaws]
+
+
+@pytest.mark.parametrize("at", ["vertices", "edges", "faces"])
+def test_agreement_of_good_and_of_shuffled_labels(at: LabelsAt, good: list[tuple[Mesh, np.ndarray]]) -> None:
+    rng = np.random.default_rng(0)
+    for mesh, labels in good:
+        own = labels_at(labels, mesh.faces, source="vertices", target=at)
+        fine, broken = agreement(mesh, own, at), agreement(mesh, rng.permutation(own), at)
+        assert not fine.is_chance
+        assert broken.is_chance
+        assert (fine.share - fine.chance) / (1 - fine.chance) > 0.4
+        assert broken.share == pytest.approx(broken.chance, abs=0.05)
+        assert not agreement(mesh, np.zeros_like(own), at).is_chance  # a single class
+        assert agreement(mesh, np.full_like(own, -1), at).pairs == 0
+
+
+def test_agreement_by_hand() -> None:
+    """Two faces with a common side. The sides 0-1 … of each face count, and so the common one counts twice."""
+    mesh = make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]], [[0, 1, 2], [2, 1, 3]])
+    found = agreement(mesh, np.array([0, 0, 1, -1]), "vertices")  # the sides 01, 12, 20 and 21
+    assert (found.pairs, found.share) == (4, 0.25)
+    assert found.chance == pytest.approx((5 / 8) ** 2 + (3 / 8) ** 2)
+    assert agreement(mesh, np.array([4, 7]), "faces") == (2, 0.0, 0.5)

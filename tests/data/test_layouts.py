@@ -3,72 +3,19 @@
 import gzip
 import os
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, same_items, write
 
-from diffnet.data import LabeledMesh, LabeledMeshes
-from diffnet.data.folders.layouts import LAYOUTS, load_dataset
-from diffnet.data.folders.numbers import read_labels
+from diffnet.data import LAYOUTS, load_dataset
 from diffnet.data.labeled import UNLABELED, DataError
+from diffnet.data.numbers import read_labels
 from diffnet.geometry import MeshError, mesh_edges
 
-Shape = tuple[Sequence[tuple[float, ...]], Sequence[tuple[int, ...]]]  # vertices and polygons
-
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
-
-# A fan (5 vertices, 3 triangles, 7 edges), a tetrahedron (4 and 4), and two quads with a triangle between them
-# (7 vertices, 3 polygons, 5 triangles).
-FAN = ([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)], [(0, 1, 2), (0, 2, 3), (0, 3, 4)])
-TETRAHEDRON = ([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)], [(0, 2, 1), (0, 1, 3), (1, 2, 3), (2, 0, 3)])
-MIXED = (
-    [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0)],
-    [(0, 1, 2, 3), (1, 4, 2), (4, 5, 6, 2)],
-)
-
-
-def off(mesh: Shape) -> str:
-    verts, faces = mesh
-    rows = [f"OFF\n{len(verts)} {len(faces)} 0"]
-    rows += [" ".join(map(str, v)) for v in verts] + [" ".join(map(str, (len(f), *f))) for f in faces]
-    return "\n".join(rows) + "\n"
-
-
-def obj(mesh: Shape) -> str:
-    verts, faces = mesh
-    rows = ["v " + " ".join(map(str, v)) for v in verts] + ["f " + " ".join(str(i + 1) for i in f) for f in faces]
-    return "\n".join(rows) + "\n"
-
-
-def stl(mesh: Shape) -> str:
-    verts, faces = mesh
-    corners = [[f"vertex {' '.join(map(str, verts[i]))}" for i in f] for f in faces]
-    facets = ["facet normal 0 0 1\nouter loop\n" + "\n".join(c) + "\nendloop\nendfacet" for c in corners]
-    return "solid s\n" + "\n".join(facets) + "\nendsolid s\n"
-
-
-def write(root: Path, files: Mapping[str, Any]) -> Path:
-    """Write files, by path below `root`: text, a mesh (OFF, or by its extension), a list of labels, or an array."""
-    for name, content in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, np.ndarray):
-            np.save(file, content)
-        elif isinstance(content, list):
-            file.write_text("\n".join(map(str, content)))
-        elif isinstance(content, tuple):
-            file.write_text({".obj": obj, ".stl": stl}.get(file.suffix.lower(), off)(content))
-        else:
-            file.write_text(content)
-    return root
-
-
-def names(items: Sequence[LabeledMesh]) -> list[str]:
-    return [item.name for item in items]
-
 
 # ---------------------------------------------------------------- rna
 
@@ -205,10 +152,7 @@ def test_coseg(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["princeton", "auto"])
-@pytest.mark.parametrize(
-    ("meshes", "segs"),
-    [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")],
-)
+@pytest.mark.parametrize(("meshes", "segs"), [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")])
 def test_princeton_labels_faces(tmp_path: Path, layout: str, meshes: str, segs: str) -> None:
     files = {f"{meshes}{i}.off": FAN for i in (1, 2, 10)} | {f"{segs}{i}.seg": [0, i, 3] for i in (1, 2, 10)}
     data = load_dataset(write(tmp_path, files), layout, test_fraction=0.01)
@@ -244,10 +188,6 @@ def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more
     """Two meshes a and b with the labels given for each."""
     (mesh_a, labels_a), (mesh_b, labels_b) = first, second
     return {"a.off": mesh_a, "a.txt": labels_a, "b.off": mesh_b, "b.txt": labels_b, **more}
-
-
-def by_name(data: LabeledMeshes) -> dict[str, list[int]]:
-    return {item.name: item.labels.tolist() for item in data.train + data.test}
 
 
 def test_folder_finds_vertices_from_the_count(tmp_path: Path) -> None:
@@ -361,12 +301,12 @@ SOFT = "sseg/shrec__1.seseg"
             {SOFT: "1 0\n" * 6},
             r"1\.seseg: 2 numbers in a line, for the labels from 1 on, but the label 8 occ",
         ),
-        (MESHCNN_SET, {SOFT: "1 0\n1\n"}, r"shrec__1\.seseg, line 2: 1 numbers, but the first line has 2"),
-        (MESHCNN_SET, {SOFT: "1 x\n"}, r"shrec__1\.seseg, line 1: expected numbers, got '1 x'"),
-        (MESHCNN_SET, {SOFT: "1 1_0\n"}, r"shrec__1\.seseg, line 1: expected numbers, got '1 1_0'"),
-        (MESHCNN_SET, {SOFT: "1 0\n0 nan\n"}, r"shrec__1\.seseg, line 2: shares should be at least 0, got '0 nan'"),
-        (MESHCNN_SET, {SOFT: "1 -1\n"}, r"shrec__1\.seseg, line 1: shares should be at least 0, got '1 -1'"),
-        (MESHCNN_SET, {SOFT: "\n"}, r"shrec__1\.seseg: there are no labels in the file"),
+        (MESHCNN_SET, {SOFT: "1 0\n1\n"}, r"shrec__1\.seseg, line 2: 1 column, but the lines before have 2"),
+        (MESHCNN_SET, {SOFT: "1 x\n"}, r"shrec__1\.seseg, line 1: 'x' is not a number"),
+        (MESHCNN_SET, {SOFT: "1 1_0\n"}, r"shrec__1\.seseg, line 1: '1_0' is not a number"),
+        (MESHCNN_SET, {SOFT: "1 0\n0 nan\n"}, r"shrec__1\.seseg: shares should be at least 0, row 1 is \[0\.0, nan\]"),
+        (MESHCNN_SET, {SOFT: "1 -1\n"}, r"shrec__1\.seseg: shares should be at least 0, row 0 is \[1\.0, -1\.0\]"),
+        (MESHCNN_SET, {SOFT: "\n"}, r"shrec__1\.seseg: there are no numbers in the file"),
         (MESHCNN_SET, {"seg/shrec__1.eseg": [1] * 4}, r"shrec__1\.eseg: 4 labels, but .*shrec__1\.OBJ has 6 edges"),
         (MESHCNN_SET, {"seg/shrec__10.eseg": None}, r"no labels \(\.eseg\) for shrec__10\.obj"),
         (
@@ -403,7 +343,7 @@ SOFT = "sseg/shrec__1.seseg"
 )
 def test_faults_of_files(tmp_path: Path, good: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     assert load_dataset(write(tmp_path / "good", good)).train
-    write(tmp_path / "bad", {name: file for name, file in {**good, **changes}.items() if file is not None})
+    write(tmp_path / "bad", good | changes)
     with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "bad")
 
@@ -444,41 +384,27 @@ def compress(root: Path, pattern: str) -> None:
 
 @pytest.mark.parametrize(
     ("files", "pattern"),
-    [(RNA_SET, "off/*"), (MESHCNN_SET, "t*/*"), (SEG_SET, "off/*"), (FOLDER_SET, "t*/[ab]*.[oO]*")],
-)
-def test_compressed_meshes_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
-    expected = load_dataset(write(tmp_path, files))
-    compress(tmp_path, pattern)
-    assert len(list(tmp_path.rglob("*.gz"))) == len(expected.train + expected.test)
-    data = load_dataset(tmp_path)
-    assert data.label_names == expected.label_names
-    assert data.labels_at == expected.labels_at
-    for part, other in ((data.train, expected.train), (data.test, expected.test)):
-        assert names(part) == names(other)
-        for item, same in zip(part, other, strict=True):
-            np.testing.assert_array_equal(item.mesh.verts, same.mesh.verts)
-            np.testing.assert_array_equal(item.labels, same.labels)
-
-
-@pytest.mark.parametrize(
-    ("files", "pattern"),
     [
+        (RNA_SET, "off/*"),
+        (MESHCNN_SET, "t*/*"),
+        (SEG_SET, "off/*"),
+        (FOLDER_SET, "t*/[ab]*.[oO]*"),
         (RNA_SET, "labels/*"),
         (MESHCNN_SET, "seg/*"),
         (SEG_SET, "seg/*"),
         (FOLDER_SET, "t*/*.npy"),
         (FOLDER_SET, "train/labels/*"),
+        ({**RNA_SET, "train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}, "off/*"),
     ],
 )
-def test_compressed_labels_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
-    expected = load_dataset(write(tmp_path, files))
-    compress(tmp_path, pattern)
+def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
+    plain = write(tmp_path / "plain", RNA_SET if files.get("test.txt") == "1N8R_B.off.gz" else files)
+    expected = load_dataset(plain)
+    compress(write(tmp_path / "packed", files), pattern)
     assert list(tmp_path.rglob("*.gz"))
-    data = load_dataset(tmp_path)
-    assert data.labels_at == expected.labels_at
-    for item, same in zip(data.train + data.test, expected.train + expected.test, strict=True):
-        assert item.name == same.name
-        np.testing.assert_array_equal(item.labels, same.labels)
+    data = load_dataset(tmp_path / "packed")
+    assert (data.label_names, data.labels_at) == (expected.label_names, expected.labels_at)
+    same_items([*data.train, *data.test], [*expected.train, *expected.test])
 
 
 def test_damaged_compressed_labels(tmp_path: Path) -> None:
@@ -502,15 +428,6 @@ def test_folder_reads_vtk_files(tmp_path: Path) -> None:
         assert item.labels.tolist() == np.repeat(values, [2, 1, 2]).tolist()
 
 
-def test_lists_may_name_compressed_meshes(tmp_path: Path) -> None:
-    lists = {"train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}
-    expected = load_dataset(write(tmp_path / "a", RNA_SET))
-    compress(write(tmp_path / "b", {**RNA_SET, **lists}), "off/*")
-    data = load_dataset(tmp_path / "b")
-    assert names(data.train + data.test) == names(expected.train + expected.test)
-    assert data.label_names == expected.label_names
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_mesh_with_and_without_gz(tmp_path: Path, layout: str) -> None:
     coseg = {"shapes/a.off": FAN, "gt/a.seg": [0, 0, 1]}
@@ -527,13 +444,24 @@ def test_a_mesh_with_and_without_gz(tmp_path: Path, layout: str) -> None:
 # ---------------------------------------------------------------- label files
 
 
+EXTREMES = [-(2**63), 2**63 - 1, 2**53 + 1]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("1\n2\n\n-3", [1, 2, -3]), (" 1 2\t+3\r\n", [1, 2, 3]), ("1.000e+00 2. -0.0", [1, 2, 0]), ("\ufeff5", [5])],
+    [
+        ("1\n2\n\n-3", [1, 2, -3]),
+        (" 1 2\t+3\r\n", [1, 2, 3]),
+        ("1.000e+00 2. -0.0", [1, 2, 0]),
+        ("\ufeff5", [5]),
+        (EXTREMES, EXTREMES),
+        (np.array(EXTREMES), EXTREMES),
+        *((np.array([0, 3, 100], dtype), [0, 3, 100]) for dtype in ("i1", "u1", "i8", "u8", "f2", "f8", ">i4")),
+    ],
 )
-def test_text_labels(tmp_path: Path, content: str, expected: list[int]) -> None:
-    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
-    labels = read_labels(tmp_path / "a.txt")
+def test_label_files(tmp_path: Path, content: Any, expected: list[int]) -> None:
+    name = "a.npy" if isinstance(content, np.ndarray) else "a.txt"
+    labels = read_labels(write(tmp_path, {name: content}) / name)
     assert labels.tolist() == expected
     assert labels.dtype == np.int64
 
@@ -558,20 +486,6 @@ def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
     with pytest.raises(DataError, match=r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB"):
         read_labels(tmp_path / "a.txt.gz")
-
-
-def test_extreme_labels_survive(tmp_path: Path) -> None:
-    extremes = [-(2**63), 2**63 - 1, 2**53 + 1]
-    write(tmp_path, {"a.txt": extremes, "b.npy": np.array(extremes)})
-    assert read_labels(tmp_path / "a.txt").tolist() == read_labels(tmp_path / "b.npy").tolist() == extremes
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, np.float16, np.float64, ">i4"])
-def test_npy_labels(tmp_path: Path, dtype: str | type) -> None:
-    write(tmp_path, {"a.npy": np.array([0, 3, 100], dtype)})
-    labels = read_labels(str(tmp_path / "a.npy"))
-    assert labels.tolist() == [0, 3, 100]
-    assert labels.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -614,9 +528,17 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- arguments
 
 
-def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: no such folder"):
-        load_dataset(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("folder", "arguments", "message"),
+    [
+        ("nowhere", {}, "nowhere: no such folder"),
+        (".", {"layout": "shapenet"}, f"layout should be one of {', '.join(LAYOUTS)}, got 'shapenet'"),
+        *((".", {"test_fraction": wrong}, "test_fraction should be between 0 and 1") for wrong in (0.0, 1.0, np.nan)),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, folder: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_dataset(tmp_path / folder, **arguments)
 
 
 def test_folder_without_a_data_set_names_every_layout(tmp_path: Path) -> None:
@@ -633,16 +555,3 @@ def test_link_to_a_missing_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataError, match=rf"{name}: this link points to a file that is missing"):
         load_dataset(tmp_path)
-
-
-def test_unknown_layout(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, coseg, folder, teeth, got 'shapenet'"
-    ):
-        load_dataset(tmp_path, "shapenet")
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])
-def test_test_fraction_out_of_range(tmp_path: Path, fraction: float) -> None:
-    with pytest.raises(DataError, match="test_fraction"):
-        load_dataset(tmp_path, test_fraction=fraction)

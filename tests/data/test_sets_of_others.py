@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 import trimesh
 from command import complaint, output
+from set_files import names, parts
 
 from diffnet.data import (
     DataError,
-    LabeledMesh,
     Preprocessing,
     index_dataset,
     index_targets,
@@ -57,14 +56,6 @@ def write(root: Path, *names: str, labels: Any = LABELS, suffix: str = ".txt", *
     for name, text in texts.items():
         (root / name.replace("__", ".")).write_text(text)
     return root
-
-
-def names(items: Sequence[LabeledMesh]) -> list[str]:
-    return [item.name for item in items]
-
-
-def parts(data: Any) -> tuple[list[str], list[str], list[str]]:
-    return names(data.train), names(data.validation), names(data.test)
 
 
 # ---------------------------------------------------------------- published divisions

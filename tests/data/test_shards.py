@@ -113,7 +113,7 @@ def test_items_and_samples_are_those_of_the_set(tmp_path: Path, case: str, basis
         assert contents_of(part)[0][0] == mesh_hash(item.mesh)
         assert_equal_items(part[0], item)
     found, expected = make_sample(data.train[0], options), make_sample(item, options)
-    facts = (item.name, len(item.mesh.verts), len(item.mesh.faces), 0, expected.operators.gradient.pattern.nnz)
+    facts = (item.name, "", "", len(item.mesh.verts), len(item.mesh.faces), 0, expected.operators.gradient.pattern.nnz)
     assert data.train.operator_facts() == [facts]
     for name in ("features", "labels"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True)

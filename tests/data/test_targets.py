@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from set_files import write
 
 from diffnet.data import (
     DataError,
@@ -125,56 +126,30 @@ def test_tables_of_whole_meshes(tmp_path: Path) -> None:
     assert [item.name for item in data.test] == ["meshes/m1.off"]
 
 
-def write(name: str, content: object) -> Callable[[Path], None]:
-    """A change of the set of `three`: a file with other content."""
-
-    def change(root: Path) -> None:
-        if isinstance(content, np.ndarray):
-            np.save(root / name, content)
-        elif content is None:
-            (root / name).unlink()
-        else:
-            (root / name).write_text(str(content))
-
-    return change
-
-
-def with_infinity() -> np.ndarray:
-    array = np.zeros((42, 2))
-    array[3, 1] = -np.inf
-    return array
+WITH_INFINITY = np.zeros((42, 2))
+WITH_INFINITY[3, 1] = -np.inf
+HEADER = "targets.csv: the first line should be file,COLUMN,… or file,COLUMN,…,split, got "
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("content", "message"),
     [
-        (
-            write("m1.t.npy", np.zeros((41, 2))),
-            r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges",
-        ),
-        (
-            write("m1.t.npy", np.zeros((80, 2))),
-            r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces",
-        ),
-        (write("m1.t.npy", np.zeros((42, 3))), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
-        (write("m1.t.npy", np.zeros((42, 2, 2))), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
-        (write("m1.t.npy", np.zeros((0, 2))), r"m1.t.npy: there are no numbers in the file"),
-        (write("m1.t.npy", np.array(["a"] * 42)), r"m1.t.npy: targets should be numbers, dtype is <U1"),
-        (write("m1.t.npy", with_infinity()), r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
-        (write("m1.t.npy", "text"), r"m1.t.npy: the file is not a NumPy array of numbers"),
-        (write("m1.t.npy", "PK\x03\x04 cut off"), r"m1.t.npy: the file is not a NumPy array of numbers"),
-        (write("m1.t.npy", None), r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
-        (
-            write("m1.t.txt", "1 2\n"),
-            r"m1.ply: more than one file for file:t: .*m1.t.npy, .*m1.t.txt. Keep one of them",
-        ),
+        (np.zeros((41, 2)), r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges"),
+        (np.zeros((80, 2)), r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces"),
+        (np.zeros((42, 3)), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
+        (np.zeros((42, 2, 2)), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
+        (np.zeros((0, 2)), r"m1.t.npy: there are no numbers in the file"),
+        (np.array(["a"] * 42), r"m1.t.npy: targets should be numbers, dtype is <U1"),
+        (WITH_INFINITY, r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
+        ("text", r"m1.t.npy: the file is not a NumPy array of numbers"),
+        ("PK\x03\x04 cut off", r"m1.t.npy: the file is not a NumPy array of numbers"),
+        (None, r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
     ],
 )
-def test_bad_files_give_one_line_that_names_the_file(
-    change: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
+def test_bad_arrays_give_one_line_that_names_the_file(content: Any, message: str, tmp_path: Path) -> None:
     three(tmp_path)
-    change(tmp_path)
+    (tmp_path / "m1.t.npy").unlink()
+    write(tmp_path, {"m1.t.npy": content})
     with pytest.raises(DataError, match=message) as raised:
         load_targets(tmp_path, "file:t")
     assert len(str(raised.value).splitlines()) == 1
@@ -192,40 +167,29 @@ def test_bad_files_give_one_line_that_names_the_file(
         ("m1.t.csv", "u,v\n1,\n2,w\n", r"m1.t.csv, line 3: 'w' is not a number"),
         ("m1.t.csv", "u,u\n1,2\n", r"m1.t.csv: two columns are called 'u'"),
         ("m1.t.csv", "u,v\n" + "1,2\n" * 42, r"m1.t.csv: the columns are \['u', 'v'\], but those of .*m0.t.npy are"),
+        ("m0.t.txt", "1 2\n", r"m0.ply: more than one file for file:t: .*m0.t.npy, .*m0.t.txt. Keep one of them"),
+        ("targets.csv", "", f"{HEADER}''"),
+        ("targets.csv", "m0.ply,1\nm1.ply,2", f"{HEADER}'m0.ply,1'"),
+        ("targets.csv", "file,split\nm0.ply,train", HEADER),
+        ("targets.csv", "file,a\n", r"targets.csv: there are no meshes in the table"),
+        ("targets.csv", "file,a,a\nm0.ply,1,2", r"targets.csv: two columns are called 'a'"),
+        ("targets.csv", "file,a,\nm0.ply,1,2", r"targets.csv: column 2 has no name"),
+        ("targets.csv", "file,a\nm0.ply,1\nm1.ply,x", r"targets.csv, line 3, column a: 'x' is not a number"),
+        ("targets.csv", "file,a\nm0.ply,1\nm1.ply,inf", r"targets.csv, line 3, column a: 'inf' is too large"),
+        ("targets.csv", "file,a\nm0.ply,1\nm1.ply", r"targets.csv, line 3: 1 cells, but the first line has 2"),
+        ("targets.csv", "file,a\nm0.ply,1\nm9.ply,1", r"targets.csv, line 3: .*m9.ply: no such file"),
+        ("targets.csv", "file,a\nm0.ply,1\nm0.ply,1", r"targets.csv, line 3: m0.ply is in line 2, too"),
+        ("targets.csv", "file,a,split\nm0.ply,1,train\nm1.ply,1,", r"line 3: either all lines or none should have"),
+        ("targets.csv", "file,a,split\nm0.ply,1,train\nm1.ply,1,train", r"targets.csv: there are no test meshes"),
+        ("targets.csv", "file,a,b\nm0.ply,1,\nm1.ply,1,nan", r"the column 'b' is missing \(NaN\) in all training mes"),
     ],
 )
 def test_bad_text_gives_one_line_that_names_the_line(name: str, text: str, message: str, tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
-    (tmp_path / name).write_text(text, encoding="utf-8")
+    write(tmp_path, {name: text})
     with pytest.raises(DataError, match=message):
-        load_targets(tmp_path, "file:t")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"targets.csv: the first line should be file,COLUMN,… or file,COLUMN,…,split, got ''"),
-        ("m0.ply,1\nm1.ply,2", r"targets.csv: the first line should be file,COLUMN,…"),
-        ("file,split\nm0.ply,train", r"targets.csv: the first line should be file,COLUMN,…"),
-        ("file,a\n", r"targets.csv: there are no meshes in the table"),
-        ("file,a,a\nm0.ply,1,2", r"targets.csv: two columns are called 'a'"),
-        ("file,a,\nm0.ply,1,2", r"targets.csv: column 2 has no name"),
-        ("file,a\nm0.ply,1\nm1.ply,x", r"targets.csv, line 3, column a: 'x' is not a number"),
-        ("file,a\nm0.ply,1\nm1.ply,inf", r"targets.csv, line 3, column a: 'inf' is too large"),
-        ("file,a\nm0.ply,1\nm1.ply", r"targets.csv, line 3: 1 cells, but the first line has 2"),
-        ("file,a\nm0.ply,1\nm9.ply,1", r"targets.csv, line 3: .*m9.ply: no such file"),
-        ("file,a\nm0.ply,1\nm0.ply,1", r"targets.csv, line 3: m0.ply is in line 2, too"),
-        ("file,a,split\nm0.ply,1,train\nm1.ply,1,", r"line 3: either all lines or none should have a split"),
-        ("file,a,split\nm0.ply,1,train\nm1.ply,1,train", r"targets.csv: there are no test meshes"),
-        ("file,a,b\nm0.ply,1,\nm1.ply,1,nan", r"the column 'b' is missing \(NaN\) in all training meshes"),
-    ],
-)
-def test_bad_tables_give_one_line_that_names_the_line(text: str, message: str, tmp_path: Path) -> None:
-    three(tmp_path)
-    (tmp_path / "targets.csv").write_text(text)
-    with pytest.raises(DataError, match=message):
-        load_targets(tmp_path)
+        load_targets(tmp_path, None if name == "targets.csv" else "file:t")
 
 
 def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:

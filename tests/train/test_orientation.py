@@ -14,7 +14,7 @@ from jaws import jaw, write_bodies
 from shapes import ellipsoid
 
 from diffnet.data import LabeledMesh, LabeledMeshes, figures, load_targets
-from diffnet.data.target_names import vector_columns
+from diffnet.data.feature_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.rotation import shared_axes

@@ -23,7 +23,7 @@ from copies import ends_of_copies
 
 from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_classes, load_dataset
-from diffnet.data.folders.columns import read_columns
+from diffnet.data.numbers import read_columns
 from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry import label_instances
 from diffnet.geometry.files import csv_rows, csv_text

@@ -173,7 +173,7 @@ def test_a_second_run_reads_no_mesh_before_training(tmp_path: Path, monkeypatch:
         loads.append(Path(source).stem)
         return load_mesh(source, *rest)
 
-    for module in ("data.folders.indexed", "data.folders.index", "geometry.mesh.normalize"):
+    for module in ("data.folders.index", "geometry.mesh.normalize"):
         monkeypatch.setattr(f"diffnet.{module}.load_mesh", noted)
     third = run(loaded(tmp_path, "labels"), tmp_path / "third", **given)
     # Statistics look at the first mesh, and the report at the test meshes, after training.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
 from diffnet.data.labeled import DataError
+from diffnet.data.numbers import check_vertex_numbers, read_lines
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC

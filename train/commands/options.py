@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, target_parts
 from diffnet.data.pairs.indices import Base
-from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import (

@@ -142,8 +142,8 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
-        from diffnet.data.folders.numbers import check_vertex_numbers
-        from diffnet.data.folders.target_files import array_files
+        from diffnet.data.folders.sources import array_files
+        from diffnet.data.numbers import check_vertex_numbers
         from diffnet.geometry.elements.labels import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network

@@ -13,8 +13,7 @@ from rich.console import Console
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_targets
 from diffnet.data.arrays import check_arrays_of_all
-from diffnet.data.on_demand import OnDemand
-from diffnet.data.stored import check_stored_options, names_of
+from diffnet.data.stored import OnDemand, check_stored_options, names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from diffnet.data.shares import balanced_shares
+from diffnet.data.samples import balanced_shares
 from diffnet.train.options import TrainOptions
 from diffnet.train.place import Place
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.data import UNLABELED, DataError, LabeledMesh, LabeledMeshes, chosen_classes, without_classes
-from diffnet.data.counts import counted
+from diffnet.data.labeled import counted
 from diffnet.data.stored import remembered
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions

@@ -13,8 +13,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from diffnet.data import LabeledMeshes, PairedMeshes, PairSample, Sample, figure_pairs, load_pairs, paired_meshes
-from diffnet.data.counts import counted
 from diffnet.data.folders.files import listing
+from diffnet.data.labeled import counted
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss

@@ -27,8 +27,8 @@ from diffnet.data import (
     index_targets,
     with_columns,
 )
+from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
-from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError

@@ -32,7 +32,7 @@ from diffnet.data import (
     without_classes,
 )
 from diffnet.data.conversion import labels_on_surface
-from diffnet.data.counts import counted
+from diffnet.data.labeled import counted
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
 from diffnet.geometry.elements.elements import on_polygons

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.target_names import target_parts
+from diffnet.data.feature_names import target_parts
 from diffnet.train.tasks.options.shared import SharedOptions
 from diffnet.train.tasks.options.task_options import TaskOptions
 

@@ -1,4 +1,4 @@
-"""Label files that hold one number for each element."""
+"""Files of numbers: one label, or one or several real numbers, for each element of a mesh."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import DataError
+from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.mesh import mesh_suffix
-from diffnet.geometry.mesh.text import Line, integer, numbered_lines, table, whole
+from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, table, whole
 
 _INT64 = np.iinfo(np.int64)
+MAX_TARGET = 1e30  # sums of squares of smaller numbers don't overflow float64
 _INTEGERS = re.compile(rb"[0-9 \t\r\n-]*")  # most label files, for which `table` takes longer
 
 
@@ -39,22 +41,21 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     message names the file and the line or the value.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such label file")
-    values = _read_npy(path) if mesh_suffix(path) == ".npy" else _read_text(path)
+    values = _npy_labels(path) if mesh_suffix(path) == ".npy" else _text_labels(path)
     if not len(values):
         raise DataError(f"{path}: there are no labels in the file")
     return values
 
 
-def check_vertex_numbers(mesh: Mesh, file: Path, remedy: str = "Use values at faces, or meshes in") -> None:
+def check_vertex_numbers(mesh: Mesh | Path, file: Path, remedy: str = "Use values at faces, or meshes in") -> None:
     """Raises DataError if a file goes by the numbers of the vertices of an STL file, which has none.
 
     remedy: the beginning of the last sentence of the message, which ends with other formats
     """
-    if mesh.path is not None and mesh_suffix(mesh.path) == ".stl":
+    path = mesh.path if isinstance(mesh, Mesh) else mesh
+    if path is not None and mesh_suffix(path) == ".stl":
         raise DataError(
-            f"{file}: the file goes by the order of the vertices of {mesh.path}, but an STL file has no order of "
+            f"{file}: the file goes by the order of the vertices of {path}, but an STL file has no order of "
             f"vertices: it holds the corners of each face. {remedy} PLY, OBJ or OFF whose vertices have this order"
         )
 
@@ -68,30 +69,26 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def _read_text(path: Path) -> NDArray[np.int64]:
+def _text_labels(path: Path) -> NDArray[np.int64]:
     is_table = mesh_suffix(path) == ".csv"
     if not is_table and _INTEGERS.fullmatch(content := content_of(path)):
         try:
             return np.array([int(token) for token in content.split()], np.int64)
         except (ValueError, OverflowError):
             pass  # the loop below finds the line of the error
-    values = table(line for _, line in _label_lines(path, is_table))
+    lines = _label_column if is_table else lines_of
+    values = table(line for _, line in lines(path))
     if values is not None and whole(values):
         return values.astype(np.int64).reshape(-1)
     # The slower loop reads lines of different lengths and large numbers, and finds the line of an error.
     labels = array("q")
-    for number, line in _label_lines(path, is_table):
+    for number, line in lines(path):
         for token in line.split():
             try:
                 labels.append(integer(token))
             except (ValueError, OverflowError) as e:
                 raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
     return np.array(labels)
-
-
-def _label_lines(path: Path, is_table: bool) -> Iterator[Line]:
-    """The lines of a text file. Those of a table have its first column alone, without the name of the column."""
-    return _label_column(path) if is_table else lines_of(path)
 
 
 def is_label_table(path: Path) -> bool:
@@ -117,15 +114,27 @@ def _place_of_labels(cells: Sequence[str]) -> tuple[int, int] | None:
 
 def _label_column(path: Path) -> Iterator[Line]:
     """The labels in a table with the numbers of their lines."""
+    rows = list(table_lines(path, strict=False))
+    column, first = _place_of_labels(rows[0][1] if rows else []) or (0, 1)
+    return ((number, cells[column] if column < len(cells) else "") for number, cells in rows[first:])
+
+
+def table_lines(path: Path, *, strict: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV file: their numbers from 1, and their stripped cells. Lines without a cell are left out.
+
+    strict: whether wrong quotes are an error
+
+    Raises DataError for a file that is missing or is not a table of text.
+    """
     try:
-        rows = list(csv_rows(io.StringIO(text_of(path))))
+        for number, cells in enumerate(csv_rows(io.StringIO(text_of(path)), strict=strict), 1):
+            if cells:
+                yield number, [cell.strip() for cell in cells]
     except csv.Error as e:
         raise DataError(f"{path}: not a table of text ({e})") from e
-    column, first = _place_of_labels(rows[0] if rows else []) or (0, 1)
-    return ((i, row[column].strip() if column < len(row) else "") for i, row in enumerate(rows[first:], first + 1))
 
 
-def _read_npy(path: Path) -> NDArray[np.int64]:
+def _npy_labels(path: Path) -> NDArray[np.int64]:
     array = read_array(path)
     if array.ndim != 1 and array.shape[1:] != (1,):
         raise DataError(f"{path}: labels should have shape (N,) or (N, 1), shape is {array.shape}")
@@ -142,6 +151,94 @@ def _read_npy(path: Path) -> NDArray[np.int64]:
         raise DataError(f"{path}: label {bad[0]} is {array[bad[0]]}, which is not a whole number that fits int64")
     labels: NDArray[np.int64] = array.astype(np.int64)
     return labels
+
+
+class Columns(NamedTuple):
+    """values: (N, C) float64, NaN where missing. names: of the columns, or None if the file has none."""
+
+    values: NDArray[np.float64]
+    names: list[str] | None = None
+
+
+def read_columns(path: Path) -> Columns:
+    """The columns of numbers in a file.
+
+    `.npy`: an array (N,) or (N, C) of numbers
+    `.csv`: cells separated by commas, a row for each line. A first line with other text names the columns. Empty cells
+        are missing.
+    others: numbers separated by blanks, tabs or commas, a row for each line
+
+    Text files may be compressed by gzip, and `nan` is a missing number in all of them.
+
+    Raises DataError, which names the file and the row, for anything else, and for numbers that are infinite.
+    """
+    suffix = mesh_suffix(path)
+    if suffix == ".npy":
+        numbers = read_array(path)
+        if numbers.dtype.kind not in "biuf":
+            raise DataError(f"{path}: targets should be numbers, dtype is {numbers.dtype}")
+        return checked_columns(path, numbers)
+    is_table = suffix == ".csv"
+    rows = table_lines(path) if is_table else _cells(path)
+    first, names = next(rows, None), None
+    if is_table and first is not None and not all(_is_number(cell) for cell in first[1]):
+        names = first[1]
+        check_names(path, names)
+        first = next(rows, None)
+    width = len(names) if names is not None else len(first[1]) if first is not None else 0
+    values = array("d")
+    for number, cells in chain([] if first is None else [first], rows):
+        if len(cells) != width:
+            columns = counted(len(cells), "column", "columns")
+            raise DataError(f"{path}, line {number}: {columns}, but the lines before have {width}")
+        values.extend([parse_number(f"{path}, line {number}", cell) for cell in cells])
+    return checked_columns(path, np.array(values).reshape(-1, max(width, 1)), names)
+
+
+def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The words of the lines that are not blank, with the numbers of the lines."""
+    return ((number, cells) for number, line in lines_of(path) if (cells := line.replace(",", " ").split()))
+
+
+def checked_columns(path: Path, rows: NDArray[Any], names: list[str] | None = None) -> Columns:
+    """Columns (N,) or (N, C) of a file. Raises DataError for an empty array, another shape and infinite numbers."""
+    if rows.ndim not in (1, 2):
+        raise DataError(f"{path}: expected rows of numbers, shape (N,) or (N, C), got shape {rows.shape}")
+    if not rows.size:
+        raise DataError(f"{path}: there are no numbers in the file")
+    values = rows.reshape(len(rows), -1).astype(np.float64)
+    bad = np.argwhere(np.abs(values) >= MAX_TARGET)  # NaN is missing
+    if len(bad):
+        row, column = bad[0]
+        raise DataError(f"{path}: row {row} has {values[row, column]}; targets should be below {MAX_TARGET:g}, or nan")
+    return Columns(values, names)
+
+
+def check_names(path: Path, names: list[str]) -> None:
+    """Raises DataError for columns without a name, and for two of one name."""
+    for i, name in enumerate(names):
+        if not name:
+            raise DataError(f"{path}: column {i + 1} has no name in the first line, {','.join(names)[:80]!r}")
+        if name in names[:i]:
+            raise DataError(f"{path}: two columns are called {name[:40]!r}")
+
+
+def parse_number(place: str, cell: str) -> float:
+    """A number in text. Nothing is NaN, which means missing. Raises DataError, which begins with the place."""
+    if not _is_number(cell):
+        raise DataError(f"{place}: {cell[:40]!r} is not a number")
+    value = real(cell or "nan")
+    if abs(value) >= MAX_TARGET:
+        raise DataError(f"{place}: {cell[:40]!r} is too large; targets should be below {MAX_TARGET:g}, or nan")
+    return value
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        real(cell or "nan")
+    except ValueError:
+        return False
+    return True
 
 
 def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
@@ -161,8 +258,6 @@ def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
 
 def text_of(path: Path) -> str:
     """The content of a UTF-8 text file, which may be compressed. Raises DataError if it is missing or not text."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
     try:
         return content_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -170,15 +265,10 @@ def text_of(path: Path) -> str:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """The lines of a UTF-8 text file, which may be compressed, one at a time with their numbers from 1.
-
-    Raises DataError if it is missing or not text.
-    """
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    data = content_of(path)
+    """The lines of `text_of` a file, one at a time with their numbers from 1."""
+    content = content_of(path)
     try:
-        yield from numbered_lines(data, errors="strict")
+        yield from numbered_lines(content, errors="strict")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: the file is not text ({e})") from e
     except ValueError as e:
@@ -186,7 +276,9 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def content_of(path: Path) -> bytes:
-    """The bytes of a file, which may be compressed by gzip. Raises DataError if the compression is damaged."""
+    """The bytes of a file, which may be compressed by gzip. Raises DataError if it is missing or damaged."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
     data = path.read_bytes()
     if path.suffix.lower() != ".gz":
         return data

@@ -1,0 +1,200 @@
+"""Sets with a class or with targets for each mesh: tables with a line for each mesh, and folders of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from diffnet.data.feature_names import TARGET_TABLE
+from diffnet.data.folders.division import Division, Rule, divide, in_parts, part_folders
+from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, meshes_in, part_of
+from diffnet.data.labeled import DataError, counted
+from diffnet.data.numbers import check_names, parse_number, table_lines
+from diffnet.geometry import FORMATS
+from diffnet.geometry.files import as_text
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+
+CLASS_TABLE = "labels.csv"  # the name of a table of classes in a folder
+
+
+class Row(NamedTuple):
+    """One mesh of a set.
+
+    cells: the name of its class, or its targets as text
+    split: its part, or None if that is not decided
+    targets: the numbers in the cells
+    """
+
+    name: str
+    path: Path
+    cells: list[str]
+    split: Part | None
+    targets: Sequence[float] = ()
+
+
+_Rows: TypeAlias = tuple[list[Row], str, list[str]]  # the meshes, what divides them, and what is left out
+
+
+def find_classes(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
+    """The meshes of each part, and the names of the classes, see `load_classes`. No mesh is read."""
+    if not root.exists():
+        raise DataError(f"{root}: no such folder or table")
+    table = root if root.is_file() else root / CLASS_TABLE
+    rows, source, strays = _class_table(table) if table.is_file() else _class_folders(root, rule)
+    labels = [row.cells[0] for row in rows]
+    names = sorted(set(labels))
+    if rule.needs_train and len(names) < 2:
+        raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
+    division = _divided(root if root.is_dir() else root.parent, rows, source, rule, labels)
+    for part in ("test", "train") if rule.needs_train else ():
+        if missing := sorted(set(names) - {row.cells[0] for row in division.parts[part]}):
+            meshes = counted(labels.count(missing[0]), "mesh", "meshes")
+            raise DataError(f"{root}: class {missing[0]!r} has no {part} mesh: it has {meshes}")
+    if not division.parts["test"]:
+        raise DataError(f"{root}: there are no test meshes")
+    division = division if rule.needs_train else division.of_test()
+    return replace(division, left_out=(*division.left_out, *strays)), names
+
+
+def find_target_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
+    """The meshes of each part in a table of targets, and the names of its columns, see `load_targets`."""
+    table = root if root.is_file() else root / TARGET_TABLE
+    if not table.is_file():
+        raise DataError(
+            f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
+            "for targets at vertices, faces or edges"
+        )
+    lines = _lines(table)
+    header = lines[0][1] if lines else []
+    has_split = bool(header) and header[-1].lower() == "split"
+    names = header[1 : -1 if has_split else None]
+    if not names or header[0].lower() != "file":
+        raise DataError(
+            f"{table}: the first line should be file,COLUMN,… or file,COLUMN,…,split, got {','.join(header)[:80]!r}"
+        )
+    check_names(table, names)
+    for number, cells in lines[1:]:
+        if len(cells) != len(header):
+            raise DataError(f"{table}, line {number}: {len(cells)} cells, but the first line has {len(header)}")
+    rows = _table_rows(table, lines[1:], len(names))
+    for i, ((number, _), row) in enumerate(zip(lines[1:], rows, strict=True)):
+        named = zip(names, row.cells, strict=True)
+        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in named]
+        rows[i] = row._replace(targets=values)
+    division = _divided(table.parent, rows, f"by the table {table.name}", rule)
+    for part in rule.needed:
+        if not division.parts[part]:
+            raise DataError(f"{table}: there are no {part} meshes")
+    return division if rule.needs_train else division.of_test(), names
+
+
+def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
+    """The rows of each part, by their own splits, else by `divide`."""
+    if rows[0].split:
+        return Division(in_parts((row.split or "test", row) for row in rows), source)
+    numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
+    return numbers.of(rows.__getitem__)
+
+
+def _class_folders(root: Path, rule: Rule) -> _Rows:
+    classes = folders_in(root)
+    if not classes:
+        raise DataError(f"{root}: no classes found; expected one folder of meshes per class, or a table {CLASS_TABLE}")
+    strays = _strays(root)
+    above = {folder: told[0] for folder, told in part_folders(root, _has_classes).items()}
+    if above and ({*rule.needed} <= {*above.values()} or len(above) == len(classes)):
+        rows = [row for folder, part in above.items() for row in _parted_above(folder, part)]
+        strays += [text for folder in above for text in _strays(folder)]
+        others = [folder.name for folder in classes if folder not in above]
+        strays += [f"folders beside {listing(f.name for f in above)}: {listing(others)}"] if others else []
+        return rows, f"by the folders {listing(folder.name for folder in above)}", strays
+    rows = []
+    source = ""
+    for folder in classes:
+        parts: dict[Path, Part | None] = {place: told[0] for place, told in part_folders(folder).items()}
+        if parts:
+            strays += _strays(folder)
+            source = source or f"by the folders {listing(place.name for place in parts)} of each class"
+        for place, part in (parts or {folder: None}).items():
+            rows += _class_rows(folder.name, place, part)
+            if bool(part) != bool(rows[0].split):
+                first = root / rows[0].cells[0]
+                with_split, without = (place.parent, first) if part else (first, place)
+                raise DataError(
+                    f"{with_split} has train/ or test/, and {without} has none: a set can have only one kind"
+                )
+    return rows, source, strays
+
+
+def _has_classes(folder: Path) -> bool:
+    """Whether a folder has folders of meshes that aren't parts of it."""
+    return any(map(has_meshes, folders_in(folder))) and not part_folders(folder)
+
+
+def _strays(folder: Path) -> list[str]:
+    """What to say of meshes in a folder in which the subfolders have the meshes of the set."""
+    strays = [mesh.name for mesh in meshes_in(folder)]
+    return [f"meshes in {folder}, whose subfolders have the meshes of the set: {listing(strays)}"] if strays else []
+
+
+def _parted_above(folder: Path, part: Part) -> list[Row]:
+    """The meshes of `train/CLASS/*` or `test/CLASS/*`."""
+    classes = folders_in(folder)
+    if not classes:
+        raise DataError(f"{folder}: no classes found; expected one folder of meshes per class")
+    return [row for place in classes for row in _class_rows(place.name, place, part)]
+
+
+def _class_rows(label: str, folder: Path, part: Part | None) -> list[Row]:
+    meshes = meshes_in(folder)
+    if not meshes:
+        raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
+    return [Row(f"{label}/{mesh_stem(mesh)}", mesh, [as_text(label)], part) for mesh in meshes]
+
+
+def _class_table(table: Path) -> _Rows:
+    lines = _lines(table)
+    if lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"]):
+        lines = lines[1:]
+    for number, cells in lines:
+        if len(cells) not in (2, 3) or not cells[0] or not cells[1]:
+            raise DataError(
+                f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
+            )
+    return _table_rows(table, lines, 1), f"by the table {table.name}", []
+
+
+def _lines(table: Path) -> list[tuple[int, list[str]]]:
+    return [(number, cells) for number, cells in table_lines(table) if any(cells)]
+
+
+def _table_rows(table: Path, lines: list[tuple[int, list[str]]], columns: int) -> list[Row]:
+    """The meshes of the lines of a table: a file, whose name is relative to the table, cells, and perhaps a split.
+
+    columns: the number of cells between file and split
+
+    Raises DataError for a mesh that is missing or there twice, for a split that names no part, and if only some lines
+    have one.
+    """
+    if not lines:
+        raise DataError(f"{table}: there are no meshes in the table")
+    seen: dict[Path, int] = {}
+    rows: list[Row] = []
+    for number, (file, *cells) in lines:
+        place, path = f"{table}, line {number}", table.parent / file
+        if not path.is_file():
+            raise DataError(f"{place}: {path}: no such file")
+        if mesh_suffix(path) not in FORMATS:
+            raise DataError(f"{place}: {file} is no mesh ({', '.join(FORMATS)}, also with .gz)")
+        if seen.setdefault(path, number) != number:
+            raise DataError(f"{place}: {file} is in line {seen[path]}, too")
+        split = "".join(cells[columns:])
+        part, more = part_of(split) or (None, "")
+        if split and (part is None or more):
+            raise DataError(f"{place}: the split should be train, val or test, got {split[:40]!r}")
+        rows.append(Row(file, path, cells[:columns], part))
+        if bool(part) != bool(rows[0].split):
+            raise DataError(f"{place}: either all lines or none should have a split")
+    return rows

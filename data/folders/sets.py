@@ -1,0 +1,406 @@
+"""Data sets in folders: for segmentation, classification and regression, in memory or read when needed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.conversion import with_labels_at
+from diffnet.data.feature_names import target_parts
+from diffnet.data.folders.division import Division, Rule, find_parts
+from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
+from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
+from diffnet.data.folders.layouts import Layout, find_files
+from diffnet.data.folders.rows import Row, find_classes, find_target_rows
+from diffnet.data.folders.sources import find_targets
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.shards.reading import ShardedDataset, labeled_shards
+from diffnet.data.stored import remembered, some_of
+from diffnet.geometry import Mesh, mesh_edges
+from diffnet.geometry.mesh.mesh import mesh_stem
+
+_Files: TypeAlias = "Index | Whole"
+MIN_AGREEMENT = 0.1  # agreement above chance, as a share of the most that is possible
+LOOKED_AT = 25  # meshes
+MIN_DIFFERENT = 50.0  # neighbors with different labels that chance would give; fewer decide nothing
+
+
+def load_dataset(
+    path: str | os.PathLike[str],
+    layout: Layout = "auto",
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    group_by: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    needs_train: bool = True,
+    labels_at: LabelsAt | None = None,
+) -> LabeledMeshes:
+    """Read all of a labeled data set from a folder in one of these layouts.
+
+    "rna": RNA surfaces (Poulenard et al. 2019), `off/NAME.off`, with an integer from -1 to 258 per vertex in
+        `labels/NAME.txt`, and lists. There are always 260 classes: -1 is a class of its own, the first one.
+    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019), `train/*.obj` and `test/*.obj`, with a label per edge
+        in `seg/NAME.eseg`. If there is a folder `sseg/`, `NAME.seseg` holds the shares of the classes at each edge, and
+        `accepted` of the test meshes says which are above 0.
+    "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009), with a label per face in `NAME.seg`
+        beside the mesh or in `seg/`.
+    "coseg": sets of COSEG (Wang et al. 2012), `shapes/NAME.off`, with a label per face in `gt/NAME.seg`.
+    "folder": labels are in a file beside the mesh or in `labels/`, in one of these forms:
+        `NAME.txt`, `.npy`, `.seg` or `.csv` (in the column label) has a number for each vertex or each face. The number
+        of labels decides which. If a mesh has as many faces as vertices, the other meshes decide;
+        `NAME_labels.txt` has, for each part, a line with its name and a line with the numbers of its faces, from 1.
+        Faces in no part are unlabeled;
+        `NAME.json` has a list "labels" with a number for each vertex.
+        If no mesh has such a file, the meshes hold the labels: a property of the vertices or faces of a PLY file with
+        whole numbers, named label, labels, class, class_id, category, segment, segmentation or part; else at most 64
+        distinct colors of the vertices (PLY, OBJ, OFF) or of the faces (PLY), of which each is a class.
+    "teeth": sets in the manner of Teeth3DS (Ben-Hamadou et al. 2022). Meshes are in subfolders of any depth, with
+        `NAME.json` beside each, as in "folder".
+    "auto": the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the folders
+        of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
+
+    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
+
+    The folders `train/` and `test/` divide the meshes, and `val/` holds meshes for validation. Without these, meshes
+    are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt`, `test.txt` and `val.txt` divide them,
+    with a mesh in each line, and a mesh that is not listed is left out. Names may lack their extensions, and the id of
+    a patient stands for all meshes whose names begin with it. Without lists, a random share of `test_fraction`, drawn
+    with `seed`, is the test part. It has at least one mesh. "rna" needs lists, and "coseg" has no such folders.
+    Folders and lists may have more words in their names, such as `shapes_train/` or `training_upper.txt`. If there are
+    several, such as those of upper and lower jaws, the ones without more words count, else all of them.
+
+    Except in "rna", numbers are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
+    `label_names` are the lines of `label_names.txt` if it exists, else the integers. If there are more lines than
+    distinct integers, line i names the integer i, from 0. Named parts become classes in the order of `label_names.txt`,
+    else of their names. The lines for colors are such as `#ff0000 arm`. Labels of faces may be one per polygon of the
+    source file, or one per triangle.
+
+    Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files, the case of
+    extensions, and files without a mesh that hold no labels are ignored. All files may be compressed by gzip (.gz).
+
+    group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
+        mesh, and a random division leaves groups together. A name without a match is a group of its own.
+    cache_dir: folder that keeps parsed meshes, see `load_mesh`
+    needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
+        `test.txt` alone. Without either, all meshes are the test part. Labels of the training part are read only if
+        `label_names.txt` exists, because the names may count the values of the whole set.
+    labels_at: convert the labels to "vertices", "edges" or "faces", see `diffnet.data.labels_at`. None leaves them.
+
+    Warns if neighboring elements of a mesh have the same label hardly more often than by chance.
+
+    Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
+    malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
+    and for a single class; and MeshError for a mesh that can't be read.
+    """
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    shards = labeled_shards(path, cache_dir, needs_train)
+    data = shards or _dataset(Path(path), layout, rule, Whole(cache_dir))
+    return data if labels_at is None else with_labels_at(data, labels_at)
+
+
+def load_classes(
+    path: str | os.PathLike[str],
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    group_by: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    needs_train: bool = True,
+) -> LabeledMeshes:
+    """Read all of a data set for classification, in one of these layouts.
+
+    - `CLASS/train/*` and `CLASS/test/*`, or `train/CLASS/*` and `test/CLASS/*`: meshes in one folder per class.
+    - `CLASS/*`: the same without a split.
+    - Shards, see `load_shards`. Their meshes are read when they are needed.
+    - A table, `labels.csv` in the folder or the path itself: lines `file,label` or `file,label,split`, where the split
+      is train, val or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a
+      header.
+
+    Folders of parts may have other names, and there may be one for validation, as in `load_dataset`. Without a split,
+    the lists of `load_dataset` divide the meshes. Without these, a random share of `test_fraction` of each class, drawn
+    with `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
+    folders of classes belong to no class. They are not read, and `left_out` of the set names them.
+
+    group_by: see `load_dataset`
+    cache_dir: folder that keeps parsed meshes, see `load_mesh`
+    needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
+        Without a split, all meshes are the test part.
+
+    Returns meshes with labels () int64. Raises DataError for a folder, file or line that is missing or malformed,
+    naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
+    read.
+    """
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    shards = labeled_shards(path, cache_dir, needs_train)
+    return shards or _classes(Path(path), rule, Whole(cache_dir))
+
+
+def load_targets(
+    path: str | os.PathLike[str],
+    targets: str | None = None,
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    group_by: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    needs_train: bool = True,
+) -> LabeledMeshes:
+    """Read all of a data set for regression.
+
+    targets: where they are.
+        "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, divided
+        into training and test meshes as `load_dataset` divides the layout "folder". For each mesh STEM, NAME is
+        `STEM.NAME.npy`, `.txt` or `.csv` beside the mesh; or `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME
+        is beside the mesh or beside its folder; or the property NAME of the vertices or faces of a PLY file. Files have
+        one or several columns and a row for each element. The number of rows decides which elements these are. A first
+        line in a `.csv` file names the columns.
+        None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
+        `file,COLUMN,…` or `file,COLUMN,…,split`, where the split is train, val or test. Files are relative to the
+        table. Without a split, the lists of `load_dataset` divide the meshes. Without these, a random share of
+        `test_fraction`, drawn with `seed`, is the test part.
+
+    `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
+
+    NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
+    or one per triangle.
+
+    group_by: see `load_dataset`
+    cache_dir: folder that keeps parsed meshes, see `load_mesh`
+    needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
+
+    Returns meshes with labels (N, C) float64. `label_names` are the names of the columns. `labels_at` is "vertices",
+    "faces", "edges" or "meshes". Raises DataError for a folder, file or value that is missing, malformed or
+    contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
+    another form; and MeshError for a mesh that can't be read.
+    """
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    shards = labeled_shards(path, cache_dir, needs_train, "targets")
+    return shards or _targets(Path(path), targets, rule, Whole(cache_dir))
+
+
+def index_dataset(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str],
+    layout: Layout = "auto",
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    group_by: str | None = None,
+    needs_train: bool = True,
+    jobs: int | None = None,
+) -> IndexedDataset | ShardedDataset:
+    """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
+
+    `train`, `validation` and `test` are `IndexedMeshes`, or those whose labels are changed when they are read. The
+    first call reads all files and stores an index in the cache folder: the numbers of vertices, faces and edges, which
+    labels occur, and what each file is recognized by. Later calls read files that are new or have changed. Processes
+    can share the folder.
+
+    path, layout, test_fraction, seed, group_by, needs_train: see `load_dataset`, also for a warning. Shards give
+        the set of `load_shards`.
+    cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
+        warning, and the next call reads all files again.
+    jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
+        a script.
+
+    Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
+    can't be read. The message names the files. What is known of the other files is stored first.
+    """
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    shards = labeled_shards(path, cache_dir, needs_train)
+    return shards or _dataset(Path(path), layout, rule, Index(Path(path), cache_dir, jobs))
+
+
+def index_classes(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str],
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    group_by: str | None = None,
+    needs_train: bool = True,
+    jobs: int | None = None,
+) -> IndexedDataset | ShardedDataset:
+    """The data set for classification that `load_classes` reads, with items that are read when needed.
+
+    For arguments and what is raised, see `load_classes` and `index_dataset`.
+    """
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    shards = labeled_shards(path, cache_dir, needs_train)
+    return shards or _classes(Path(path), rule, Index(Path(path), cache_dir, jobs))
+
+
+def index_targets(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str],
+    targets: str | None = None,
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    group_by: str | None = None,
+    needs_train: bool = True,
+    jobs: int | None = None,
+) -> IndexedDataset | ShardedDataset:
+    """The data set for regression that `load_targets` reads, with items that are read when needed.
+
+    For arguments and what is raised, see `load_targets` and `index_dataset`.
+    """
+    rule = Rule(test_fraction, seed, group_by, needs_train)
+    shards = labeled_shards(path, cache_dir, needs_train, "targets")
+    return shards or _targets(Path(path), targets, rule, Index(Path(path), cache_dir, jobs))
+
+
+def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
+    layout_files = find_files(root, layout, rule)
+    parts, labels = layout_files.parts, layout_files.labels
+    meshes = parts.every
+    facts = files.facts({"mesh": meshes, "labels": labels}, layout_files.at == "edges")
+    classes = layout_files.to_classes({path: entry for path, (_, entry) in zip(labels, facts["labels"], strict=True)})
+    # Without the training part, its label files may still tell the classes.
+    labels, facts["labels"] = labels[-len(meshes) :], facts["labels"][-len(meshes) :]
+    kinds = {"mesh": meshes, "labels": labels}
+    at = find_elements(_pairs(kinds, facts), layout_files.at)
+    if rule.needs_train and len(classes.names) == 1:
+        only = f"{classes.names[0]!r} is the only class"
+        raise DataError(f"{root}: {only}; segmentation needs at least 2. A negative label means unlabeled")
+    items = files.items(list(map(mesh_stem, meshes)), kinds, facts, Numbering(classes.places, at))
+    data = files.dataset(**parts.fields(items), label_names=classes.names, labels_at=at, label_numbers=classes.numbers)
+    if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
+        data = with_soft_labels(data, parts.parts["test"], root)
+    warn_of_scattered_labels(data, root)
+    return data
+
+
+def _classes(root: Path, rule: Rule, files: _Files) -> Any:
+    parts, names = find_classes(root, rule)
+    places = {name: i for i, name in enumerate(names)}
+    labels = np.array([places[row.cells[0]] for row in parts.every], np.int64)
+    return files.dataset(**_of_rows(parts, labels, files), label_names=names, labels_at="meshes")
+
+
+def _targets(root: Path, targets: str | None, rule: Rule, files: _Files) -> Any:
+    names = None if targets is None else target_parts(targets)
+    if not root.exists():
+        raise DataError(f"{root}: no such folder or table")
+    if names is not None and not root.is_dir():
+        raise DataError(f"{root}: a folder is needed for the targets {targets}, and this is a file")
+    at: TargetsAt = "meshes"
+    if names is None:
+        rows, columns = find_target_rows(root, rule)
+        values = np.array([row.targets for row in rows.every])
+        fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
+    else:
+        parts = find_parts(root, rule)
+        parts = parts if rule.needs_train else parts.of_test()
+        meshes = parts.every
+        kinds = {"mesh": meshes} | {f"targets {name}": [find_targets(mesh, name) for mesh in meshes] for name in names}
+        facts = files.facts(kinds, edges=True)
+        pairs = _pairs(kinds, facts)
+        rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
+        columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
+        at = find_elements(pairs)
+        fields = parts.fields(files.items(list(map(mesh_stem, meshes)), kinds, facts, Columns(names, at)))
+        present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
+    missing = ~present[: len(fields["train"])].any(0)
+    if rule.needs_train and missing.any():
+        raise DataError(
+            f"{root}: the column {columns[int(missing.argmax())]!r} is missing (NaN) in all training meshes"
+        )
+    return files.dataset(**fields, label_names=columns, labels_at=at)
+
+
+def _of_rows(parts: Division[Row], labels: NDArray[Any], files: _Files) -> dict[str, Any]:
+    """The fields of a set whose meshes have these labels."""
+    rows = parts.every
+    kinds = {"mesh": [row.path for row in rows]}
+    return parts.fields(files.items([row.name for row in rows], kinds, files.facts(kinds), labels))
+
+
+def _pairs(kinds: dict[str, list[Path]], facts: dict[str, list[Any]]) -> list[Pair]:
+    """Each mesh with each file of its labels or targets."""
+    meshes = [(path, sizes) for path, (_, sizes) in zip(kinds["mesh"], facts["mesh"], strict=True)]
+    return [
+        Pair(*mesh, file, values)
+        for kind, paths in kinds.items()
+        if kind != "mesh"
+        for mesh, file, (_, values) in zip(meshes, paths, facts[kind], strict=True)
+    ]
+
+
+class Agreement(NamedTuple):
+    """The labels of neighboring elements of a mesh.
+
+    pairs: the number of neighbors that both have a label
+    share: the share of these with the same label
+    chance: this share for the same labels in random order
+    """
+
+    pairs: int
+    share: float
+    chance: float
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether neighbors agree hardly more often than by chance."""
+        differ = 1 - self.chance
+        return self.pairs * differ >= MIN_DIFFERENT and self.share - self.chance < MIN_AGREEMENT * differ
+
+
+def agreement(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt) -> Agreement:
+    """How often neighbors have the same label. Vertices are neighbors along sides of faces, others if they share one.
+
+    labels: (V,), (F,) or (E,), negative where unlabeled
+
+    Not all neighbors are counted: each face or edge at a vertex is compared with one of them.
+    """
+    if at == "vertices":
+        pairs = mesh.faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+    else:
+        rows = mesh.faces if at == "faces" else mesh_edges(mesh.faces)
+        corners, owner = rows.reshape(-1), np.repeat(np.arange(len(rows)), rows.shape[1])
+        one = np.zeros(len(mesh.verts), np.int64)
+        one[corners] = owner  # the last write to a vertex wins
+        pairs = np.stack([owner, one[corners]], 1)
+    classes = labels[pairs[pairs[:, 0] != pairs[:, 1]]]
+    classes = classes[(classes >= 0).all(1)]
+    if not len(classes):
+        return Agreement(0, 1.0, 1.0)
+    frequencies = np.bincount(classes.reshape(-1)) / classes.size
+    return Agreement(len(classes), float((classes[:, 0] == classes[:, 1]).mean()), float(frequencies @ frequencies))
+
+
+def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
+    """Warn once of meshes whose neighboring elements agree hardly more often than by chance.
+
+    Of large sets, up to LOOKED_AT meshes of each part are looked at. The cache remembers those of stored sets.
+    """
+    at = data.labels_at
+    if at == "meshes":
+        return
+    shuffled, count = [], 0
+    for part in (data.train, data.validation, data.test):
+        items = some_of(part, LOOKED_AT)
+        rows = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)
+        each = enumerate(Agreement(*row) for row in rows)
+        shuffled += [(items[i].mesh.name, numbers) for i, numbers in each if numbers.is_chance]
+        count += len(items)
+    if shuffled:
+        name, numbers = shuffled[0]
+        share, chance = (f"{100 * value:.1f} %" for value in (numbers.share, numbers.chance))
+        warnings.warn(
+            f"{root}: the labels of {len(shuffled)} of {count} meshes look shuffled. In {name}, {share} of "
+            f"neighboring {at} have the same label, and {chance} would by chance. Labels should be in the "
+            f"order of the {at} in the mesh file",
+            stacklevel=4,
+        )
+
+
+def _agreement_of(item: LabeledMesh, at: LabelsAt) -> Agreement:
+    return agreement(item.mesh, item.labels, at)
