@@ -17,7 +17,7 @@ from diffnet.data.folders.target_files import array_files, arrays_in_mesh_file
 from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
-from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
+from diffnet.geometry.options import ScaleRule, counts_all
 
 
 def own_arrays(

@@ -14,7 +14,7 @@ from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshe
 from diffnet.data.stored import StoredMeshes, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
 from diffnet.geometry.elements.polygons import file_edges, on_polygons, on_triangles
-from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
+from diffnet.geometry.options import ScaleRule, counts_all
 
 
 def labels_at(

@@ -21,7 +21,7 @@ from diffnet.data.options import Variants
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.data.variants import make_variants
 from diffnet.geometry import Mesh
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 
 Made: TypeAlias = "tuple[LabeledMesh, Weights | None]"  # a mesh, and what takes outputs back to the one it is made from
 Make: TypeAlias = Callable[[LabeledMesh], "Sequence[Made]"]

@@ -13,15 +13,15 @@ from diffnet.data.arrays import own_arrays, standardized
 from diffnet.data.feature_names import KINDS, Statistics, feature_parts, vector_channels
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
-from diffnet.geometry.cache import remove_abandoned
 from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.options import Options
 from diffnet.geometry.positions.alignment import center_of, principal_axes
 from diffnet.geometry.preprocessing import many
 from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile  # __init__.pyi exports these three
 from diffnet.geometry.preprocessing.many import precompute_all as precompute_all
-from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.processes import available_cores as available_cores
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.cache import remove_abandoned
+from diffnet.geometry.store.transfer import aligned
 
 
 def prepare(

@@ -21,7 +21,7 @@ from diffnet.data.on_demand import LazySequence, OnDemand
 from diffnet.data.options import Preprocessing
 from diffnet.data.parallel import CHUNK, computed_for_all, computed_in_chunks
 from diffnet.geometry import MeshLike
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
 
 class OperatorFacts(NamedTuple):

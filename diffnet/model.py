@@ -22,8 +22,8 @@ from diffnet.forward_plans import plan_of, shared_plans, shares_launches
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.batches.functional import check_operators
-from diffnet.geometry.preprocessing.device import existing_device
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.device import existing_device
+from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import mlp_with

@@ -40,14 +40,7 @@ from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import nearest_pattern, with_k_ring, with_nearest
 from .operators import Operators, UnpackAt
-from .positions.closest import closest_points
-from .positions.farthest import farthest_points
-from .positions.rotation import random_rotation, random_rotations, rotate
-from .positions.surface_points import SurfacePoints
-from .preprocessing.differentiable import assemble
-from .preprocessing.many import precompute_all
-from .preprocessing.one import precompute
-from .preprocessing.options import (
+from .options import (
     BASIS_PRECISIONS,
     JOIN_RULES,
     LAPLACIANS,
@@ -55,6 +48,13 @@ from .preprocessing.options import (
     JoinRule,
     LaplacianKind,
 )
+from .positions.closest import closest_points
+from .positions.farthest import farthest_points
+from .positions.rotation import random_rotation, random_rotations, rotate
+from .positions.surface_points import SurfacePoints
+from .preprocessing.differentiable import assemble
+from .preprocessing.many import precompute_all
+from .preprocessing.one import precompute
 from .vertex_patches import Patches, patches
 
 __all__ = [

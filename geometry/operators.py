@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
+from diffnet.geometry.device import existing_device
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
-from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.geometry.pytree import register_tree
-from diffnet.geometry.transfer import aligned, copies_of, own_memory, pinned, to_gpu
+from diffnet.geometry.store.transfer import aligned, copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,

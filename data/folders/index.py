@@ -23,10 +23,10 @@ from diffnet.data.folders.target_files import read_targets
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.parallel import computed_in_chunks
 from diffnet.geometry import load_mesh
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.elements.polygons import file_edges
 from diffnet.geometry.errors import DiffnetError, some_reasons
 from diffnet.geometry.file_state import FileIdentity, file_identity, state_number
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
 CHUNK = 32  # files that a worker process reads in one call
 STORED_EVERY = 60.0  # seconds, so that a build that is killed loses no more

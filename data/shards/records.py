@@ -13,10 +13,10 @@ from diffnet.data.feature_names import array_names
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh
-from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import Options, chosen_scale
+from diffnet.geometry.options import Options, chosen_scale
+from diffnet.geometry.store.cache import FORMAT as ENTRY_FORMAT
+from diffnet.geometry.store.cache import Arrays
 
 FORMAT = 2  # increase when older versions would misread shards
 OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators

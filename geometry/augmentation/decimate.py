@@ -8,10 +8,10 @@ from threading import Lock
 
 import numpy as np
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
 _LOCK = Lock()  # the library keeps its mesh in global variables
 

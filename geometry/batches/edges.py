@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Pattern
 from diffnet.ops.common.ragged import cat_shifted
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
+from diffnet.geometry.options import JOIN_RULES, JoinRule
 
 
 def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:

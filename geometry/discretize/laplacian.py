@@ -13,7 +13,7 @@ from diffnet.geometry.discretize.local_triangulations import local_triangles
 from diffnet.geometry.discretize.triangles import scaled_normals
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.options import LaplacianKind
+from diffnet.geometry.options import LaplacianKind
 
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
 ADDED_CROSS = 1e-10  # to the lengths of cross products of edges, for a mesh of radius 1, so that none is 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 
 MAX_PAIRS = 2**24  # of one entry, 270 MB
 

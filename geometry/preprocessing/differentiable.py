@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from diffnet.geometry.discretize.connectivity import Connectivity, matrix_pattern
 from diffnet.geometry.discretize.packed import (
+    Triangles,
     cotan_laplacian,
     frames,
     gradient,
@@ -16,8 +20,8 @@ from diffnet.geometry.discretize.packed import (
 from diffnet.geometry.discretize.packed_delaunay import packed_delaunay_laplacian
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.options import LAPLACIANS, LaplacianKind
-from diffnet.ops import SparseMatrix
+from diffnet.geometry.options import LAPLACIANS, LaplacianKind
+from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.checks import not_a_tensor
 
 
@@ -57,25 +61,54 @@ def assemble(verts: Tensor, connectivity: Connectivity, laplacian: LaplacianKind
         raise ValueError(f"verts and the connectivity should be on one device, they are on {devices}")
     if laplacian not in LAPLACIANS:
         raise OptionError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {laplacian!r}")
-    positions = verts.double()
-    edges, normals, doubled = triangles(c, positions)
-    axes = frames(c, normals)
+    return packed_parts(c, verts.double(), laplacian).operators(verts.dtype)
+
+
+class PackedParts(NamedTuple):
+    """What operators without eigenpairs are made of, float64.
+
+    positions: (V, 3)
+    columns: of the Laplacian, (nnz,) int64
+    unclear: (B,) bool, see `DelaunayLaplacian`
+    """
+
+    c: Connectivity
+    positions: Tensor
+    shapes: Triangles
+    mass: Tensor
+    pattern: Pattern
+    columns: Tensor
+    laplacian: Tensor
+    gradient: Tensor
+    frames: Tensor
+    unclear: Tensor
+
+    def operators(self, dtype: torch.dtype) -> Operators:
+        """The operators in a dtype."""
+        mass = self.mass.to(dtype)
+        return Operators(
+            ptr=self.c.ptr,
+            mass=mass,
+            evals=mass.new_zeros(len(self.c.lengths), 0),
+            evecs=mass.new_zeros(len(mass), 0),
+            laplacian=SparseMatrix(self.pattern, self.laplacian.to(dtype)),
+            gradient=SparseMatrix(self.c.pattern, self.gradient.to(dtype)),
+            frames=self.frames.to(dtype),
+            faces=self.c.faces,
+            face_ptr=self.c.face_ptr,
+        )
+
+
+def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind) -> PackedParts:
+    """The parts of operators, as differentiable functions of the positions (V, 3) float64."""
+    shapes = triangles(c, positions)
+    axes = frames(c, shapes.normals)
     if laplacian == "robust":
-        found = packed_delaunay_laplacian(c, positions)
-        pattern, weights, areas = matrix_pattern(found.rows, found.columns, len(verts)), found.values, found.areas
+        rows, columns, values, areas, unclear = packed_delaunay_laplacian(c, positions)
+        pattern = matrix_pattern(rows, columns, len(positions))
     else:
-        pattern, areas = c.pattern, thirds_of_areas(c, doubled)
-        weights = cotan_laplacian(c, positions, edges, doubled)
-    exact = raised_mass(c, areas), weights, gradient(c, positions, axes), axes
-    mass, weights, slopes, axes = (result.to(verts.dtype) for result in exact)
-    return Operators(
-        ptr=c.ptr,
-        mass=mass,
-        evals=mass.new_zeros(len(c.lengths), 0),
-        evecs=mass.new_zeros(len(mass), 0),
-        laplacian=SparseMatrix(pattern, weights),
-        gradient=SparseMatrix(c.pattern, slopes),
-        frames=axes,
-        faces=c.faces,
-        face_ptr=c.face_ptr,
-    )
+        pattern, columns, areas = c.pattern, c.columns, thirds_of_areas(c, shapes.doubled)
+        values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
+        unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
+    slopes = gradient(c, positions, axes)
+    return PackedParts(c, positions, shapes, raised_mass(c, areas), pattern, columns, values, slopes, axes, unclear)

@@ -23,9 +23,9 @@ from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array
-from diffnet.geometry.preprocessing.assembly import assembled_fields
-from diffnet.geometry.preprocessing.packing import rounded_frames
 from diffnet.geometry.preprocessing.recipe import Discretization, complete, packed_arrays, solve
+from diffnet.geometry.store.assembly import assembled_fields
+from diffnet.geometry.store.halves import rounded_frames
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_count
 

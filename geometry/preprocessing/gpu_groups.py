@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from threading import Semaphore
 from typing import TypeAlias
 
@@ -15,15 +14,15 @@ from threadpoolctl import threadpool_limits
 from diffnet.geometry.eigen.gpu.batches import BATCHES_AT_ONCE, batch_stream, load_library, vertex_bytes
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.options import Options
 from diffnet.geometry.preprocessing.group import Computed, compute_on
 from diffnet.geometry.preprocessing.one import computed_alone
-from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.worker import Unsolved
+from diffnet.geometry.preprocessing.worker import GpuMesh
 
 POSITIONS = 32  # consecutive meshes whose operators are computed together
 MAX_WAITING = 4  # groups of meshes; with more, the worker processes wait
-Waiting: TypeAlias = tuple[int, Unsolved]  # the position of a mesh, and the mesh
-Finished: TypeAlias = Callable[[int, Unsolved, "Computed | str"], None]
+Waiting: TypeAlias = tuple[int, GpuMesh]  # the position of a mesh, and the mesh
+Finished: TypeAlias = Callable[[int, GpuMesh, "Computed | str"], None]
 
 
 @contextmanager
@@ -51,16 +50,13 @@ def gpu_groups(
         def compute(meshes: Sequence[Waiting]) -> None:
             try:
                 for part in _that_fit(meshes, options.k, device):
+                    own = [gpu_mesh.mesh for _, gpu_mesh in part]
                     with batch_stream(device) as stream, torch.cuda.stream(stream):
-                        results = compute_on(
-                            device, [unsolved.mesh for _, unsolved in part], options, helpers.map, arrays=arrays
-                        )
+                        results = compute_on(device, own, options, helpers.map, arrays=arrays)
                         if stream is not None:
                             stream.synchronize()
-                    alone = partial(_alone_or_error, options=options, device=device)
-                    for (position, unsolved), result in zip(part, results, strict=True):
-                        found = alone(unsolved.mesh) if result is None else result
-                        finished(position, unsolved, str(found) if isinstance(found, MeshError) else found)
+                    for (position, gpu_mesh), result in zip(part, results, strict=True):
+                        finished(position, gpu_mesh, result or _alone(gpu_mesh.mesh, options, device))
             finally:
                 room.release()
 
@@ -97,8 +93,8 @@ def _that_fit(meshes: Sequence[Waiting], k: int, device: torch.device) -> Iterat
         yield group
 
 
-def _alone_or_error(mesh: Mesh, options: Options, device: torch.device) -> Computed | MeshError:
+def _alone(mesh: Mesh, options: Options, device: torch.device) -> Computed | str:
     try:
         return computed_alone(mesh, options, device)
     except MeshError as e:
-        return e
+        return str(e)

@@ -11,17 +11,13 @@ from typing import Any
 import torch
 
 from diffnet.geometry.argument_names import refuses
-from diffnet.geometry.cache import Arrays, write_later
+from diffnet.geometry.device import usable_device
 from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembly import assembled_fields
-from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import entry_of, find_operators, stored_arrays
-from diffnet.geometry.preprocessing.group import Computed, compute_on
-from diffnet.geometry.preprocessing.options import (
+from diffnet.geometry.options import (
     BasisPrecision,
     JoinRule,
     LaplacianKind,
@@ -30,8 +26,11 @@ from diffnet.geometry.preprocessing.options import (
     ScaleRule,
     chosen_scale,
 )
+from diffnet.geometry.preprocessing.group import Computed, compute_on
 from diffnet.geometry.preprocessing.recipe import computed_arrays
-from diffnet.geometry.preprocessing.worker import suits_gpu
+from diffnet.geometry.preprocessing.worker import entry_of, find_operators, stored_arrays, suits_gpu
+from diffnet.geometry.store.assembly import assembled_fields
+from diffnet.geometry.store.cache import Arrays, write_later
 
 
 @refuses(
@@ -122,13 +121,11 @@ def operators_of(
     """The operators of a mesh, see `mesh_for_operators`, and the warning of `precompute`."""
     if device.type == "cpu" or not suits_gpu(mesh, options):
         return operators_from(mesh, stored_arrays(mesh, options, cache_dir, device), options, device)
-    path, arrays = (None, None) if cache_dir is None else find_operators(mesh, options, cache_dir)
+    path, arrays = find_operators(mesh, options, cache_dir)
     if arrays is not None:
         return operators_from(mesh, arrays, options, device)
-    (found,) = compute_on(device, [mesh], options, map, arrays=path is not None)
-    if isinstance(found, MeshError):
-        raise found
-    operators, arrays = computed_alone(mesh, options, device) if found is None else found
+    (result,) = compute_on(device, [mesh], options, map, arrays=path is not None)
+    operators, arrays = result or computed_alone(mesh, options, device)
     if path is not None and arrays is not None:
         write_later(path, partial(entry_of, mesh, arrays, options))
     return operators

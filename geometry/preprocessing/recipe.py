@@ -12,7 +12,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
@@ -26,9 +25,10 @@ from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.options import BasisPrecision, Options, chosen_laplacian
 from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
-from diffnet.geometry.preprocessing.packing import rounded_frames
+from diffnet.geometry.store.cache import Arrays
+from diffnet.geometry.store.halves import rounded_frames
 
 if TYPE_CHECKING:
     import torch

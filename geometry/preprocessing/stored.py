@@ -6,91 +6,93 @@ When a process reads the operators of a file again, it knows the entries, and ne
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import astuple
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from diffnet.geometry.cache import has_entry
-from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_parsed, parsed_entry, parsed_mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.assembly import fields_of
-from diffnet.geometry.preprocessing.entry import operators_path, read_operators
-from diffnet.geometry.preprocessing.known_entry import have_even_rows, operators_at
 from diffnet.geometry.preprocessing.one import operators_from, operators_of
-from diffnet.geometry.preprocessing.packing import unpacked
-from diffnet.geometry.preprocessing.read_again import read_again
-from diffnet.geometry.preprocessing.worker import CacheJob
+from diffnet.geometry.preprocessing.worker import CacheJob, operators_path
+from diffnet.geometry.store.cache import has_entry
+from diffnet.geometry.store.entry import read_operators
+from diffnet.geometry.store.halves import all_arrays
+from diffnet.geometry.store.reading import has_even_rows, operators_at, read_again
 
-Reader: TypeAlias = Callable[[torch.device], Operators]  # reads operators to a device
+# The entries of operators that this process has read, if they are float32 and the mesh tells no more.
+_paths: dict[tuple[Any, ...], Path] = {}  # by the entry of the parsed file and options
 
-# The entries of operators that this process has read, and their numbers of vertices and of faces. They are float32,
-# have even rows and symmetric patterns, and `precompute` doesn't warn of them.
-_known: dict[tuple[Any, ...], tuple[Path, tuple[int, int]]] = {}  # by the entry of the parsed file and options
+
+class Reader(NamedTuple):
+    """Reads the operators of a mesh from their entry, which is not checked yet.
+
+    path: of the entry
+    parsed: of the entry of the parsed file, or None for another mesh
+    mesh: see `mesh_for_operators`; None if `_paths` has the entry, so that the mesh need not be read
+    """
+
+    source: MeshLike
+    job: CacheJob
+    path: Path
+    parsed: Path | None
+    mesh: Mesh | None
+
+    def read(self, device: torch.device) -> Operators:
+        """The operators on a device. They are computed if the entry can't be used."""
+        operators = None
+        if self.mesh is None and self.parsed is not None:
+            operators = self._read_again(self.parsed, device)
+        return self._read_first(device) if operators is None else operators
+
+    def _read_again(self, parsed: Path, device: torch.device) -> Operators | None:
+        if device.type != "cpu":
+            entries = read_again([parsed, self.path])
+            return None if entries is None else entries.operators(device)
+        mesh = parsed_mesh(parsed, "")
+        return None if mesh is None else operators_at(self.path, mesh.faces, len(mesh.verts), self.job.options)
+
+    def _read_first(self, device: torch.device) -> Operators:
+        options = self.job.options
+        mesh = self.job.read(self.source) if self.mesh is None else self.mesh
+        with phase("check"):
+            entry = None if self.mesh is None else read_operators(self.path, len(mesh.verts), options)
+        if entry is None:
+            return operators_of(mesh, options, self.job.cache_dir, device)
+        arrays = all_arrays(entry, mesh.verts)
+        if (
+            self.parsed is not None
+            and options.basis == "float32"
+            and has_even_rows(arrays)
+            and not arrays["facts"][2:].any()
+        ):
+            _paths[_key(self.parsed, self.job)] = self.path
+        return operators_from(mesh, arrays, options, device)
 
 
 def stored_operators(source: MeshLike, job: CacheJob) -> Reader | None:
-    """A function that reads the operators of a mesh, if the cache has an entry for it. Its content is not checked yet.
-
-    If the entry can't be used, the function computes the operators.
-    """
+    """The reader of the operators of a mesh, if the cache has an entry for it."""
     if job.cache_dir is None:
         return None
     paths = (str, os.PathLike)  # `job.read` raises the error for a folder of another type
     path = Path(source) if isinstance(source, paths) and isinstance(job.cache_dir, paths) else None
     parsed = None if path is None else parsed_entry(path, job.cache_dir)
-    if parsed is not None and (known := _known.get(_key(parsed, job))) is not None and has_entry(known[0]):
-        return partial(_read_again, source, parsed, *known, job)
+    if parsed is not None and (entry := _paths.get(_key(parsed, job))) is not None and has_entry(entry):
+        return Reader(source, job, entry, parsed, None)
+    content = source
     try:
         if path is not None:
             with phase("read"):
-                source, parsed = load_parsed(path, job.cache_dir)
-        mesh = job.read(source)
+                content, parsed = load_parsed(path, job.cache_dir)
+        mesh = job.read(content)
     except MeshError:
         return None  # `compute_entry` reports the error
     entry = operators_path(mesh, job.options, job.cache_dir)
-    return partial(_read_first, mesh, parsed, entry, job) if has_entry(entry) else None
+    return Reader(source, job, entry, parsed, mesh) if has_entry(entry) else None
 
 
 def _key(parsed: Path, job: CacheJob) -> tuple[Any, ...]:
     return parsed, job.normalize, job.normals, *astuple(job.options)
-
-
-def _read_first(mesh: Mesh, parsed: Path | None, path: Path, job: CacheJob, device: torch.device) -> Operators:
-    options = job.options
-    with phase("check"):
-        entry = read_operators(path, len(mesh.verts), options)
-    if entry is None:
-        return operators_of(mesh, options, job.cache_dir, device)
-    arrays = unpacked(entry, mesh.verts)
-    operators = operators_from(mesh, arrays, options, torch.device("cpu"))
-    patterns = operators.laplacian.pattern, operators.gradient.pattern
-    if (
-        parsed is not None
-        and options.basis == "float32"
-        and have_even_rows(operators)
-        and all(pattern.transpose[0].stored_indices is pattern.stored_indices for pattern in patterns)
-        and component_warning(mesh, arrays, options) is None
-    ):
-        _known[_key(parsed, job)] = path, (len(mesh.verts), len(mesh.faces))
-    return operators.to(device, non_blocking=True)  # as in `operators_from`
-
-
-def _read_again(
-    source: MeshLike, parsed: Path, path: Path, counts: tuple[int, int], job: CacheJob, device: torch.device
-) -> Operators:
-    if device.type == "cpu":
-        mesh = parsed_mesh(parsed, "")
-        if mesh is not None and (found := operators_at(path, mesh.faces, counts[0], job.options)) is not None:
-            return found
-    else:
-        entries = read_again({parsed: ("faces",), path: None}, counts)
-        if entries is not None:
-            return Operators(**fields_of(entries.to(device, non_blocking=True), even=True))
-    return operators_of(job.read(source), job.options, job.cache_dir, device)

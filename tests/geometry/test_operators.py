@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from diffnet.data import MeshBatches
-from diffnet.geometry import Operators, collate, precompute, transfer, with_k_ring
+from diffnet.geometry import Operators, collate, precompute, with_k_ring
+from diffnet.geometry.store import transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

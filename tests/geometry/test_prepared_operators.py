@@ -16,8 +16,10 @@ import torch
 from operator_checks import tiny_operators
 
 from diffnet import DiffusionNet, DiffusionNetBlock
-from diffnet.geometry import Operators, collate, operators, transfer
-from diffnet.geometry.preprocessing.flat import ALIGNMENT, layout
+from diffnet.geometry import Operators, collate, operators
+from diffnet.geometry.store import transfer
+from diffnet.geometry.store.codec import GPU_ALIGNMENT as ALIGNMENT
+from diffnet.geometry.store.codec import layout
 from diffnet.ops import Pattern
 
 pytestmark = pytest.mark.usefixtures("one_thread")

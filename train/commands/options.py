@@ -14,7 +14,7 @@ from diffnet.data.pairs.indices import Base
 from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
-from diffnet.geometry.preprocessing.options import (
+from diffnet.geometry.options import (
     BasisPrecision,
     JoinRule,
     LaplacianKind,

@@ -16,15 +16,15 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.gradient import gradient_values
+from diffnet.geometry.store.codec import Arrays
 
 MATRICES = ("laplacian", "gradient")
 PATTERN = ("indptr", "indices")
 Array = NDArray[np.float64]
 
 
-def packed(arrays: Arrays, verts: Array) -> Arrays:
+def small_entry(arrays: Arrays, verts: Array) -> Arrays:
     """The content of an entry.
 
     arrays: all arrays of the operators, see `complete`
@@ -44,8 +44,8 @@ def packed(arrays: Arrays, verts: Array) -> Arrays:
     return entry
 
 
-def unpacked(entry: Arrays, verts: Array) -> Arrays:
-    """All arrays of the operators from the content of an entry. The inverse of `packed`."""
+def all_arrays(entry: Arrays, verts: Array) -> Arrays:
+    """All arrays of the operators from the content of an entry. The inverse of `small_entry`."""
     frames = entry["frames"] if entry["frames"].shape[1] == 3 else _frames(entry["frames"])
     arrays = entry | {"frames": frames}
     for name in MATRICES:

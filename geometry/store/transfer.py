@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.geometry.cache import Arrays
-from diffnet.geometry.mapped_file import ALIGNMENT
-from diffnet.geometry.preprocessing.flat import Place, layout
+from diffnet.geometry.store.codec import ALIGNMENT, Arrays, Place, layout
 from diffnet.ops.common.memo import can_remember
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
