@@ -52,9 +52,9 @@ from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate
 from .positions.surface_points import SurfacePoints
-from .preprocessing.differentiable import assemble
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
+from .preprocessing.packed import assemble
 from .vertex_patches import Patches, patches
 
 __all__ = [

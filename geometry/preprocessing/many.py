@@ -8,18 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import astuple
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, some_reasons
-from diffnet.geometry.mesh.mesh import MeshLike, check_several
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parsed, parsed_entry, parsed_mesh
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
@@ -31,15 +32,24 @@ from diffnet.geometry.options import (
     Options,
     ScaleRule,
 )
-from diffnet.geometry.phases import add_phases, with_phases
-from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
-from diffnet.geometry.preprocessing.group import Computed
-from diffnet.geometry.preprocessing.stored import Reader, stored_operators
-from diffnet.geometry.preprocessing.worker import Answer, CacheJob, GpuMesh, compute_entry, entry_of, source_name
+from diffnet.geometry.phases import add_phases, phase, with_phases
+from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
+from diffnet.geometry.preprocessing.one import operators_of
+from diffnet.geometry.preprocessing.worker import (
+    Answer,
+    CacheJob,
+    GpuMesh,
+    compute_entry,
+    entry_of,
+    operators_path,
+    source_name,
+)
 from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
 from diffnet.geometry.store.assembly import fields_of, tensors_of
-from diffnet.geometry.store.cache import write_later
-from diffnet.geometry.store.reading import PinnedEntries, has_even_rows
+from diffnet.geometry.store.cache import has_entry, write_later
+from diffnet.geometry.store.entry import read_operators
+from diffnet.geometry.store.halves import all_arrays
+from diffnet.geometry.store.reading import PinnedEntries, has_even_rows, operators_at, read_again
 
 Result: TypeAlias = "Answer | Computed | Reader"
 T = TypeVar("T")
@@ -364,3 +374,79 @@ def load_meanwhile(
             loaded[position] = loader.submit(load, position, *found)
 
         return fill(ready), loaded
+
+
+# When this process reads a file again, it neither parses nor hashes it.
+# The entries of operators that this process has read, if they are float32 and the mesh tells no more.
+_paths: dict[tuple[Any, ...], Path] = {}  # by the entry of the parsed file and options
+
+
+class Reader(NamedTuple):
+    """Reads the operators of a mesh from their entry, which is not checked yet.
+
+    path: of the entry
+    parsed: of the entry of the parsed file, or None for another mesh
+    mesh: see `mesh_for_operators`; None if `_paths` has the entry, so that the mesh need not be read
+    """
+
+    source: MeshLike
+    job: CacheJob
+    path: Path
+    parsed: Path | None
+    mesh: Mesh | None
+
+    def read(self, device: torch.device) -> Operators:
+        """The operators on a device. They are computed if the entry can't be used."""
+        operators = None
+        if self.mesh is None and self.parsed is not None:
+            operators = self._read_again(self.parsed, device)
+        return self._read_first(device) if operators is None else operators
+
+    def _read_again(self, parsed: Path, device: torch.device) -> Operators | None:
+        if device.type != "cpu":
+            entries = read_again([parsed, self.path])
+            return None if entries is None else entries.operators(device)
+        mesh = parsed_mesh(parsed, "")
+        return None if mesh is None else operators_at(self.path, mesh.faces, len(mesh.verts), self.job.options)
+
+    def _read_first(self, device: torch.device) -> Operators:
+        options = self.job.options
+        mesh = self.job.read(self.source) if self.mesh is None else self.mesh
+        with phase("check"):
+            entry = None if self.mesh is None else read_operators(self.path, len(mesh.verts), options)
+        if entry is None:
+            return operators_of(mesh, options, self.job.cache_dir, device)
+        arrays = all_arrays(entry, mesh.verts)
+        if (
+            self.parsed is not None
+            and options.basis == "float32"
+            and has_even_rows(arrays)
+            and not arrays["facts"][2:].any()
+        ):
+            _paths[_key(self.parsed, self.job)] = self.path
+        return operators_from(mesh, arrays, options, device)
+
+
+def stored_operators(source: MeshLike, job: CacheJob) -> Reader | None:
+    """The reader of the operators of a mesh, if the cache has an entry for it."""
+    if job.cache_dir is None:
+        return None
+    paths = (str, os.PathLike)  # `job.read` raises the error for a folder of another type
+    path = Path(source) if isinstance(source, paths) and isinstance(job.cache_dir, paths) else None
+    parsed = None if path is None else parsed_entry(path, job.cache_dir)
+    if parsed is not None and (entry := _paths.get(_key(parsed, job))) is not None and has_entry(entry):
+        return Reader(source, job, entry, parsed, None)
+    content = source
+    try:
+        if path is not None:
+            with phase("read"):
+                content, parsed = load_parsed(path, job.cache_dir)
+        mesh = job.read(content)
+    except MeshError:
+        return None  # `compute_entry` reports the error
+    entry = operators_path(mesh, job.options, job.cache_dir)
+    return Reader(source, job, entry, parsed, mesh) if has_entry(entry) else None
+
+
+def _key(parsed: Path, job: CacheJob) -> tuple[Any, ...]:
+    return parsed, job.normalize, job.normals, *astuple(job.options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import reprlib
-import warnings
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.device import usable_device
-from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
@@ -26,11 +24,9 @@ from diffnet.geometry.options import (
     ScaleRule,
     chosen_scale,
 )
-from diffnet.geometry.preprocessing.group import Computed, compute_on
-from diffnet.geometry.preprocessing.recipe import computed_arrays
+from diffnet.geometry.preprocessing.group import compute_on, computed_alone, operators_from
 from diffnet.geometry.preprocessing.worker import entry_of, find_operators, stored_arrays, suits_gpu
-from diffnet.geometry.store.assembly import assembled_fields
-from diffnet.geometry.store.cache import Arrays, write_later
+from diffnet.geometry.store.cache import write_later
 
 
 @refuses(
@@ -129,21 +125,6 @@ def operators_of(
     if path is not None and arrays is not None:
         write_later(path, partial(entry_of, mesh, arrays, options))
     return operators
-
-
-def computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Computed:
-    """The operators of a mesh that `compute_on` has left: the CPU computes all of them but the eigenbasis."""
-    arrays = computed_arrays(mesh, options, device)
-    return Computed(operators_from(mesh, arrays, options, device), arrays)
-
-
-def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:
-    """Operators from all their arrays, and the warning of `precompute`."""
-    warning = component_warning(mesh, arrays, options)
-    if warning is not None:
-        warnings.warn(warning, stacklevel=5)  # the caller of `precompute`, which is wrapped once
-    # Work on this stream follows the copy, and the arrays have left their memory when the call returns.
-    return Operators(**assembled_fields(arrays, mesh.faces)).to(device, non_blocking=True)
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:

@@ -46,8 +46,8 @@ from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.options import JoinRule, Options
-from diffnet.geometry.preprocessing import on_device
-from diffnet.geometry.preprocessing.on_device import Discretized, discretize_on, entry_arrays
+from diffnet.geometry.preprocessing import packed as packed_meshes
+from diffnet.geometry.preprocessing.packed import Discretized, discretize_on, entry_arrays
 from diffnet.geometry.preprocessing.recipe import discretize
 from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.ops import SparseMatrix, implicit_diffusion
@@ -353,7 +353,7 @@ def test_operators_are_those_of_the_entries() -> None:
 
 
 def test_rows_are_stored_along_the_surface_where_neighbors_are_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (vertex_order, on_device):
+    for module in (vertex_order, packed_meshes):
         monkeypatch.setattr(module, "MAX_GAP", 42)
     verts, faces = noisy_ball(0.1, 1)
     number = np.random.default_rng(0).permutation(len(verts))

@@ -29,7 +29,7 @@ from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.options import Options
 from diffnet.geometry.phases import take_phases
-from diffnet.geometry.preprocessing import gpu_groups, group, many, stored, worker
+from diffnet.geometry.preprocessing import group, many, worker
 from diffnet.geometry.preprocessing import one as one_mesh
 from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
 from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, operators_path
@@ -223,9 +223,9 @@ def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
 @pytest.fixture
 def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device "meta" stands for a GPU, whose part the CPU does."""
-    compute = gpu_groups.compute_on
+    compute = group.compute_on
     cpu = torch.device("cpu")
-    monkeypatch.setattr(gpu_groups, "compute_on", lambda _, *rest, **named: compute(cpu, *rest, **named))
+    monkeypatch.setattr(group, "compute_on", lambda _, *rest, **named: compute(cpu, *rest, **named))
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
@@ -233,7 +233,7 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    solve, alone = group.packed_eigenbases, one_mesh.computed_arrays
+    solve, alone = group.packed_eigenbases, group.computed_arrays
     on_cpu: list[str] = []
 
     def eigenbases(problem: Any, *rest: Any) -> Any:
@@ -245,7 +245,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
         on_cpu.append(mesh.name)
         return alone(mesh, options, "cpu")
 
-    monkeypatch.setattr(one_mesh, "computed_arrays", computed_alone)
+    monkeypatch.setattr(group, "computed_arrays", computed_alone)
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     seen: list[int] = []
@@ -362,7 +362,7 @@ def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.M
         raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr(group, "discretize_on", broken)
-    monkeypatch.setattr(gpu_groups, "MAX_WAITING", 1)
+    monkeypatch.setattr(group, "MAX_WAITING", 1)
     monkeypatch.setattr(many, "POSITIONS", 1)
     with pytest.raises(ZeroDivisionError, match="a fault"):
         fill_cache([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
@@ -441,7 +441,7 @@ def damage(path: Path) -> None:
 def test_entries_that_change_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any
 ) -> None:
-    monkeypatch.setattr(stored, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
+    monkeypatch.setattr(many, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
     files, folder = write_files(tmp_path)[:2], tmp_path / "cache"
     expected = [precompute(file, k=8, cache_dir=folder) for file in files]
     for _ in range(2):
@@ -477,8 +477,8 @@ def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
 def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))
     files, again = write_files(tmp_path), []
-    plain = stored.read_again
-    monkeypatch.setattr(stored, "read_again", lambda *args: again.append(1) or plain(*args))
+    plain = many.read_again
+    monkeypatch.setattr(many, "read_again", lambda *args: again.append(1) or plain(*args))
     expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
     for count in (0, 3, 6):
         for a, b in zip(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected, strict=True):
