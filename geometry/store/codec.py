@@ -125,7 +125,7 @@ def safetensors_of(arrays: Arrays, metadata: Mapping[str, str], alignment: int =
         pieces.append(array.data)
 
     for name, array in arrays.items():
-        if array.nbytes and end % alignment:
+        if end % alignment:
             add(f"{_PADDING}{end}", np.zeros(-end % alignment, np.uint8))
         add(name, np.asarray(array, order="C"))
     text = json.dumps(header).encode()

@@ -260,9 +260,9 @@ def test_samples_in_pinned_memory(
     whole: list[int] = []
     monkeypatch.setattr(PreparedSamples, "__getitem__", lambda self, i: whole.append(i) or plain(self, i))
     for i in range(len(samples)):
+        twice = [as_moved(samples.pinned(i)) for _ in range(2)]
         expected = as_moved(plain(samples, i))
-        for _ in range(2):
-            found = as_moved(samples.pinned(i))
+        for found in twice:
             assert_same(found.operators, expected.operators)
             assert found.names == expected.names
             pairs = [(found.features, expected.features), (found.labels, expected.labels)]
