@@ -421,7 +421,7 @@ class Reader(NamedTuple):
             self.parsed is not None
             and options.basis == "float32"
             and has_even_rows(arrays)
-            and not arrays["facts"][2:].any()
+            and not arrays["facts"][-2:].any()
         ):
             _paths[_key(self.parsed, self.job)] = self.path
         return operators_from(mesh, arrays, options, device)

@@ -18,6 +18,7 @@ from diffnet.geometry.store.cache import check_arrays, read_entry
 from diffnet.geometry.store.codec import Arrays
 from diffnet.geometry.store.halves import MATRICES, check_half, half_keys
 
+ROWS_TOGETHER = 8  # as in ops/sparse/pattern.py, which needs PyTorch
 # NumPy has no bfloat16, so entries hold its bits.
 BASIS_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
@@ -48,7 +49,7 @@ def check_entry(entry: Arrays, vertices: int, options: Options) -> None:
         "row_order": ("int32", (vertices if count("row_order") else 0,)),
     }
     if "facts" in arrays:  # entries of earlier versions don't have them
-        expected["facts"] = "int32", (len(MATRICES) + 2,)
+        expected["facts"] = "int32", (2 * len(MATRICES) + 2,)
     stored = {name: kind for name, kind in FIELDS.items() if kind.stored and name not in halves}
     for name, kind in stored.items():
         sizes: dict[Any, int] = {"V": 0 if kind.optional and not count(name) else vertices, "K": options.k}
@@ -84,12 +85,14 @@ def _in_range(indices: NDArray[np.int32], count: int) -> bool:
 def with_facts(arrays: Arrays, warns: bool) -> Arrays:
     """The arrays of the operators of a mesh with `facts`, int32, so that readers need not find them out.
 
-    They are the entries of the longest row of each of MATRICES, whether a pattern is not symmetric, and whether
-    `precompute` warns of the mesh.
+    They are, for each of MATRICES, the entries of the longest row and the sum over groups of ROWS_TOGETHER of those of
+    their longest rows; whether a pattern is not symmetric; and whether `precompute` warns of the mesh.
     """
-    longest = [int(np.diff(arrays[f"{name}_indptr"]).max(initial=0)) for name in MATRICES]
+    lengths = [np.diff(arrays[f"{name}_indptr"]) for name in MATRICES]
+    groups = np.arange(0, len(arrays["mass"]), ROWS_TOGETHER)
+    rows = [(int(each.max(initial=0)), int(np.maximum.reduceat(each, groups).sum())) for each in lengths]
     asymmetric = any(f"{name}_transposed_indices" in _transposed(name, arrays) for name in MATRICES)
-    return arrays | {"facts": np.array([*longest, asymmetric, warns], np.int32)}
+    return arrays | {"facts": np.array([*sum(rows, ()), asymmetric, warns], np.int32)}
 
 
 def tensor_arrays(arrays: Arrays, faces: NDArray[np.int64], backward: bool = True) -> Arrays:

@@ -29,7 +29,7 @@ from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.memo import Later
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.op import spmm_operator
-from diffnet.ops.sparse.pattern import PIECE, are_similar
+from diffnet.ops.sparse.pattern import MAX_UNEVENNESS, PIECE, ROWS_TOGETHER
 
 
 class PinnedEntries(NamedTuple):
@@ -101,14 +101,14 @@ def read_again(paths: Iterable[Path]) -> PinnedEntries | None:
 def has_even_rows(arrays: Mapping[str, NDArray[Any]]) -> bool:
     """Whether facts say that products take the rows as they are stored, so that the CPU need not wait for a GPU.
 
-    False for entries of earlier versions, and for some meshes with rows of similar lengths.
+    False for entries of earlier versions.
     """
     if "facts" not in arrays:
         return False
-    ordered, rows = len(arrays["row_order"]) > 0, len(arrays["mass"])
+    rows, ordered = arrays["facts"][: 2 * len(MATRICES)].reshape(-1, 2).tolist(), len(arrays["row_order"]) > 0
     return all(
-        longest <= PIECE and (ordered or are_similar(rows, longest, len(arrays[f"{name}_indices"])))
-        for name, longest in zip(MATRICES, arrays["facts"].tolist(), strict=False)
+        longest <= PIECE and (ordered or ROWS_TOGETHER * groups <= MAX_UNEVENNESS * len(arrays[f"{name}_indices"]))
+        for name, (longest, groups) in zip(MATRICES, rows, strict=True)
     )
 
 
