@@ -76,7 +76,7 @@ def fill_cache(
     decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
     normalize = options.normalize
     remove_abandoned(cache_dir)
-    return many.fill_cache(
+    return many.store_operators(
         sources, decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
     )
 

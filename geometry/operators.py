@@ -158,9 +158,13 @@ class Operators(Fields):
 
         Raises the errors of `from_parts`.
         """
-        from diffnet.geometry.preprocessing.from_parts import parts_by_name
-
-        return cls.from_parts(**parts_by_name(parts), faces=faces)
+        names = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
+        if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
+            found = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
+            raise ValueError(
+                f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {found}"
+            )
+        return cls.from_parts(**dict(zip(names, parts, strict=True)), faces=faces)
 
     def to_reference(self) -> tuple[Tensor, ...]:
         """The operators of one mesh as the original implementation's `get_operators` returns them.

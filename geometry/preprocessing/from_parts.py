@@ -23,7 +23,7 @@ from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array
-from diffnet.geometry.preprocessing.recipe import Discretization, complete, packed_arrays, solve
+from diffnet.geometry.preprocessing.recipe import Discretization, complete, operator_arrays, solve
 from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.geometry.store.halves import rounded_frames
 from diffnet.ops import SparseMatrix
@@ -79,7 +79,7 @@ def fields_from_parts(
         frames = rounded_frames(tangent_frames(mesh)) if frames is None else frames
         gradient = gradient_values(mesh.verts, frames, edges)
 
-    arrays = packed_arrays(NAME, laplacian, mass, frames, gradient, edges)
+    arrays = operator_arrays(NAME, laplacian, mass, frames, gradient, edges)
     discretization = Discretization(NAME, arrays, laplacian, mass)
     exact = _without_rounded_sums(laplacian, needed=evals is None and k > 0)
     if evals is None:
@@ -89,17 +89,6 @@ def fields_from_parts(
         pairs = _checked_pairs(evals, evecs, mass)
         _check_residual(exact, mass, *pairs)
     return assembled_fields(complete(discretization, pairs, "float32"), mesh.faces)
-
-
-def parts_by_name(parts: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of `Operators.from_parts` in the tuple of `Operators.from_reference`."""
-    names = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
-    if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
-        found = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
-        raise ValueError(
-            f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {found}"
-        )
-    return dict(zip(names, parts, strict=True))
 
 
 def _check_together(**parts: Any) -> None:

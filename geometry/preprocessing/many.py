@@ -24,14 +24,7 @@ from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parse
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.options import (
-    BasisPrecision,
-    JoinRule,
-    LaplacianKind,
-    OperatorsKind,
-    Options,
-    ScaleRule,
-)
+from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, ScaleRule
 from diffnet.geometry.phases import add_phases, phase, with_phases
 from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
 from diffnet.geometry.preprocessing.one import operators_of
@@ -132,7 +125,7 @@ def _operators_of(result: Result, device: torch.device) -> Operators:
     return Operators(**fields_of(tensors_of(result.arrays))).to(device, non_blocking=True)
 
 
-def fill_cache(
+def store_operators(
     sources: Sequence[MeshLike],
     options: Options,
     cache_dir: str | os.PathLike[str],
@@ -163,21 +156,16 @@ def fill_cache(
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     job = CacheJob(options, cache_dir, normalize, normals)
-    filling = _Filling(
-        sources,
-        job,
-        jobs,
-        torch.device(device),
-        lambda position, _: ready(position),
-        keep=False,
-        advance=advance,
-        positions=positions,
-    )
-    return filling.run()
+
+    def receive(position: int, _: object) -> None:
+        ready(position)
+
+    on = torch.device(device)
+    return _Filling(sources, job, jobs, on, receive, keep=False, advance=advance, positions=positions).run()
 
 
 class _Filling:
-    """A call of `fill_cache` or `precompute_all`.
+    """A call of `store_operators` or `precompute_all`.
 
     receive: gets the position of each mesh that is ready and, with `keep`, its operators, or their reader if the cache
         has them
@@ -362,7 +350,7 @@ def load_meanwhile(
 ) -> tuple[dict[int, str], dict[int, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
-    fill: a call of `fill_cache`, given its argument `ready`
+    fill: a call of `store_operators`, given its argument `ready`
     load: called in a thread with each position that is ready, and with what else `ready` gets
 
     Returns the result of `fill`, and the results of `load` by position.

@@ -281,7 +281,7 @@ def _along_surface(operators: Operators, c: Connectivity) -> Operators:
 
 
 def entry_arrays(packed: PackedDiscretization) -> list[Arrays]:
-    """For each mesh, all arrays of a cache entry except the eigenpairs, see `packed_arrays`.
+    """For each mesh, all arrays of a cache entry except the eigenpairs, see `operator_arrays`.
 
     They are views of one copy of the operators on the host.
     """

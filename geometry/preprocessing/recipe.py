@@ -86,7 +86,7 @@ def discretize(mesh: Mesh, options: Options) -> Discretization:
         laplacian = lift_laplacian(laplacian, firsts, place)
         gradient, edges = lift_gradient(gradient, edges, firsts, place)
 
-    arrays = packed_arrays(mesh.name, laplacian, mass, frames, gradient, edges, joined=first if joined else None)
+    arrays = operator_arrays(mesh.name, laplacian, mass, frames, gradient, edges, joined=first if joined else None)
     return Discretization(mesh.name, arrays, *problem, place if joined else None, lone_mass if original else None)
 
 
@@ -98,7 +98,7 @@ def _parts(mesh: Mesh, options: Options) -> Parts:
     return Parts(laplacian, mass, frames, edges, gradient_values(mesh.verts, frames, edges), np.zeros(len(mass)))
 
 
-def packed_arrays(
+def operator_arrays(
     name: str,
     laplacian: scipy.sparse.csr_matrix,
     mass: Array,

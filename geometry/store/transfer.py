@@ -125,9 +125,8 @@ def _copy(to: Tensor, source: Tensor) -> None:
 def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
     """Return the tensors that lie in a flat buffer, with the shapes, strides and dtypes of `like`."""
     typed = {x.dtype: flat.view(x.dtype) for x in like}
-    begin = int(flat.storage_offset())  # 0 unless it is a part of a larger buffer
     items = zip(like, offsets, strict=True)
-    return [_view(typed[x.dtype], x.shape, x.stride(), (begin + offset) // x.itemsize) for x, offset in items]
+    return [_view(typed[x.dtype], x.shape, x.stride(), offset // x.itemsize) for x, offset in items]
 
 
 class TensorsAt(Mapping[str, Tensor]):
@@ -135,7 +134,6 @@ class TensorsAt(Mapping[str, Tensor]):
 
     def __init__(self, flat: Tensor, places: Mapping[str, Place]) -> None:
         self._flat, self._places = flat, places
-        self._begin = int(flat.storage_offset())  # 0 unless it is a part of a larger buffer
         self._made: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -143,7 +141,7 @@ class TensorsAt(Mapping[str, Tensor]):
             dtype, shape, first = self._places[name]
             # `set_` takes fewer operations than views, and the tensors have version counters of their own, see `_view`.
             tensor = self._made[name] = torch.empty(0, dtype=_torch_dtype(dtype), device=self._flat.device)
-            start = (self._begin + first) // dtype.itemsize
+            start = first // dtype.itemsize
             tensor.set_(self._flat.untyped_storage(), start, shape)  # type: ignore[call-overload]  # no stride
         return self._made[name]
 

@@ -1,4 +1,4 @@
-"""Many meshes: `precompute_all`, `fill_cache`, a thread that solves on a GPU, and the pool of worker processes."""
+"""Many meshes: `precompute_all`, `store_operators`, a thread that solves on a GPU, and the pool of worker processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from diffnet.geometry.options import Options
 from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import group, many, worker
 from diffnet.geometry.preprocessing import one as one_mesh
-from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
+from diffnet.geometry.preprocessing.many import in_blocks, store_operators
 from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, operators_path
 from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers
 from diffnet.geometry.store import entry, reading
@@ -72,31 +72,31 @@ def test_given_positions(tmp_path: Path, device: str) -> None:
     taken, seen, ready = [], [], []
     positions = (taken.append(i) or i for i in (4, 5, 1))
     more = {"positions": positions, "ready": lambda i: ready.append((i, len(taken)))}
-    failed = fill_cache(sources, OPTIONS, tmp_path, 1, lambda: seen.append(1), device, **more)
+    failed = store_operators(sources, OPTIONS, tmp_path, 1, lambda: seen.append(1), device, **more)
     assert list(failed) == [5]
     assert "missing.off: no such file" in failed[5]
     assert ready == ([(4, 1), (1, 3)] if device == "cpu" else [(4, 3), (1, 3)])  # a GPU takes 32 at once
     assert len(seen) == 3
     assert len(operator_entries(tmp_path)) == 2
-    assert fill_cache(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
+    assert store_operators(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
 
 
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
 def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ([[0, 0, 0]] * 3, [[0, 1, 2]]), ellipsoid(2)]
     cache, seen = tmp_path / "cache", []
-    failed = fill_cache(sources, OPTIONS, cache, jobs, lambda: seen.append(1))
+    failed = store_operators(sources, OPTIONS, cache, jobs, lambda: seen.append(1))
     assert list(failed) == [1, 3]
     assert "missing.off: no such file" in failed[1]
     assert "one point" in failed[3]
     assert len(seen) == 5
     written = {path: path.stat().st_mtime_ns for path in operator_entries(cache)}
     assert len(written) == 3
-    assert fill_cache([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
+    assert store_operators([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
     for i in (0, 2, 4):
         precompute(sources[i], k=8, cache_dir=cache)
     assert {path: path.stat().st_mtime_ns for path in operator_entries(cache)} == written
-    assert fill_cache([], OPTIONS, cache, jobs) == {}
+    assert store_operators([], OPTIONS, cache, jobs) == {}
 
 
 def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_one_mesh_instead_of_a_list_is_refused(tmp_path: Path) -> None:
 def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:
     sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
     seen: list[int] = []
-    failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
+    failed = store_operators(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
     assert "killed" in failed[1]
@@ -193,13 +193,13 @@ def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", broken)
     with pytest.raises(TypeError, match="a bug"):
-        fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
+        store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)
 
     def exhausted(*arguments: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", exhausted)
-    assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
+    assert "ellipsoid 0: " in store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
 
 
 def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
     slow = [ellipsoid(i, 6) for i in range(3)]  # each takes a second or more
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        fill_cache([ellipsoid(0), *slow], Options(128), tmp_path, 2, stop)
+        store_operators([ellipsoid(0), *slow], Options(128), tmp_path, 2, stop)
     assert len(operator_entries(tmp_path)) == 1
     assert time.perf_counter() - started < 60
 
@@ -217,7 +217,7 @@ def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
 def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        fill_cache([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
+        store_operators([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     seen: list[int] = []
     ready: list[int] = []
-    failed = fill_cache(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
+    failed = store_operators(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
     assert list(failed) == [2]
     assert "missing.off: no such file" in failed[2]
     assert (sorted(ready), len(seen), on_cpu) == ([0, 1, 3], 4, [])
@@ -262,7 +262,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     assert len(operator_entries(tmp_path)) == 3  # so none was computed again
     monkeypatch.setattr(group, "packed_eigenbases", eigenbases)
     monkeypatch.setattr(many, "POSITIONS", 4)
-    assert fill_cache(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
+    assert store_operators(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
     assert sorted(on_cpu) == ["ellipsoid 0", "ellipsoid 2"]
 
 
@@ -366,7 +366,7 @@ def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(group, "MAX_WAITING", 1)
     monkeypatch.setattr(many, "POSITIONS", 1)
     with pytest.raises(ZeroDivisionError, match="a fault"):
-        fill_cache([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
+        store_operators([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
 
 
 def write_off(path: Path, verts: np.ndarray, faces: np.ndarray) -> Path:
@@ -493,7 +493,7 @@ def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, m
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
     sources = [ellipsoid(i, 5) for i in range(3)] + [ellipsoid(3)]
-    assert fill_cache(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
+    assert store_operators(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
     for source in sources:
         cached, fresh = precompute(source, k=8, cache_dir=tmp_path), precompute(source, k=8)
         torch.testing.assert_close(cached.evals, fresh.evals, rtol=1e-5, atol=1e-6)
@@ -506,9 +506,9 @@ def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
 def test_phases_add_up_over_processes(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(i, 2) for i in range(3)]
     take_phases()
-    fill_cache(sources, OPTIONS, tmp_path, jobs)
+    store_operators(sources, OPTIONS, tmp_path, jobs)
     assert set(take_phases()) == {"read", "check", "assemble", "solve", "write"}
-    fill_cache(sources, OPTIONS, tmp_path, jobs)
+    store_operators(sources, OPTIONS, tmp_path, jobs)
     assert set(take_phases()) <= {"read", "check"}  # the cache has all of them
 
 
