@@ -33,7 +33,7 @@ from diffnet.data.on_demand import OnDemand
 from diffnet.data.prepared import PreparedSamples, prepared_samples
 from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import MeshLike
-from diffnet.geometry.phases import add_phases, take_phases
+from diffnet.geometry.processes import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
 from diffnet.train.loop import RunData
 from diffnet.train.options import TrainOptions

@@ -28,10 +28,10 @@ from diffnet.geometry.errors import ConvergenceError, MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.options import Options
-from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.packed import PackedDiscretization, discretize_on, entry_arrays
 from diffnet.geometry.preprocessing.recipe import computed_arrays, with_pairs
 from diffnet.geometry.preprocessing.worker import GpuMesh
+from diffnet.geometry.processes import phase
 from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.geometry.store.codec import Arrays
 from diffnet.geometry.store.transfer import to_host

@@ -25,7 +25,6 @@ from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, ScaleRule
-from diffnet.geometry.phases import add_phases, phase, with_phases
 from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
 from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.preprocessing.worker import (
@@ -37,11 +36,10 @@ from diffnet.geometry.preprocessing.worker import (
     operators_path,
     source_name,
 )
-from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
+from diffnet.geometry.processes import WorkerPool, available_cores, phase, rank_count
 from diffnet.geometry.store.assembly import fields_of, tensors_of
 from diffnet.geometry.store.cache import has_entry, write_later
-from diffnet.geometry.store.entry import read_operators
-from diffnet.geometry.store.halves import all_arrays
+from diffnet.geometry.store.entry import all_arrays, read_operators
 from diffnet.geometry.store.reading import PinnedEntries, has_even_rows, operators_at, read_again
 
 Result: TypeAlias = "Answer | Computed | Reader"
@@ -293,7 +291,7 @@ class _Filling:
             while True:
                 # At most one call for each process, because results wait here while `answer` waits for a GPU.
                 for position in islice(positions, workers - len(running)):
-                    future = pool.submit(with_phases, work, self._sources[position])
+                    future = pool.submit(work, self._sources[position])
                     running[future] = position
                     future.add_done_callback(ended.put)
                 if not running:
@@ -301,11 +299,10 @@ class _Filling:
                 future = ended.get()
                 position = running.pop(future)
                 try:
-                    result, seconds = future.result()
+                    result = future.result()
                 except BrokenProcessPool:
                     lost.append(position)
                 else:
-                    add_phases(seconds)
                     answer(position, result)
 
 

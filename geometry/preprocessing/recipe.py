@@ -26,9 +26,9 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.options import BasisPrecision, Options, chosen_laplacian
-from diffnet.geometry.phases import phase
+from diffnet.geometry.processes import phase
 from diffnet.geometry.store.cache import Arrays
-from diffnet.geometry.store.halves import rounded_frames
+from diffnet.geometry.store.entry import rounded_frames
 
 if TYPE_CHECKING:
     import torch

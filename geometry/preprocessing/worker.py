@@ -17,12 +17,11 @@ from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.normals import NormalsRule
 from diffnet.geometry.options import Options, ScaleRule, chosen_scale
-from diffnet.geometry.phases import phase
 from diffnet.geometry.preprocessing.recipe import computed_arrays
+from diffnet.geometry.processes import phase
 from diffnet.geometry.store.cache import cache_key, entry_path, write_entry
 from diffnet.geometry.store.codec import Arrays
-from diffnet.geometry.store.entry import read_operators, tensor_arrays, with_facts
-from diffnet.geometry.store.halves import all_arrays, small_entry
+from diffnet.geometry.store.entry import all_arrays, read_operators, small_entry, tensor_arrays, with_facts
 
 if TYPE_CHECKING:
     import torch

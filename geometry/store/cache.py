@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from diffnet.geometry.file_state import FileState, is_settled, state_of
-from diffnet.geometry.phases import phase
-from diffnet.geometry.processes import warn_once
+from diffnet.geometry.processes import phase, warn_once
 from diffnet.geometry.store.codec import GPU_ALIGNMENT, checksum, map_file, parsed, safetensors_of
 from diffnet.geometry.store.codec import Arrays as Arrays
 

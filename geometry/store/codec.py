@@ -11,7 +11,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -86,17 +86,17 @@ def parsed(memory: memoryview) -> tuple[Arrays, dict[str, str]]:
 
     Damage raises ValueError, RuntimeError, LookupError, TypeError or AttributeError, or gives other arrays.
     """
-    places, metadata = places_in(memory)
+    places, metadata = places_in(header_of(memory))
     return arrays_at(memory, places), metadata
 
 
-def places_in(memory: memoryview) -> tuple[dict[str, Place], dict[str, str]]:
-    """The places of the arrays of a safetensors file in memory, and its metadata. See `parsed`."""
-    return _places(bytes(memory[8 : 8 + int.from_bytes(memory[:8], "little")]))
+def header_of(memory: memoryview) -> bytes:
+    """The header of a safetensors file in memory."""
+    return bytes(memory[8 : 8 + int.from_bytes(memory[:8], "little")])
 
 
-@lru_cache(4096)  # headers of about 3 kB; a sample is read in every epoch
-def _places(header: bytes) -> tuple[dict[str, Place], dict[str, str]]:
+def places_in(header: bytes) -> tuple[dict[str, Place], dict[str, str]]:
+    """The places of the arrays of a safetensors file, and its metadata. See `parsed`."""
     described = json.loads(header)
     metadata = described.pop("__metadata__", {})
     places = {}

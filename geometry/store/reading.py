@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,8 @@ from diffnet.geometry.operators import Operators, packed_later
 from diffnet.geometry.options import Options
 from diffnet.geometry.store.assembly import assembled_fields, field_of, fields_of, given_fields
 from diffnet.geometry.store.cache import open_again
-from diffnet.geometry.store.codec import GPU_ALIGNMENT, Arrays, Place, arrays_at, layout, places_in
-from diffnet.geometry.store.entry import read_operators
-from diffnet.geometry.store.halves import MATRICES, all_arrays
+from diffnet.geometry.store.codec import GPU_ALIGNMENT, Arrays, Place, arrays_at, header_of, layout, places_in
+from diffnet.geometry.store.entry import MATRICES, all_arrays, read_operators
 from diffnet.geometry.store.transfer import TensorsAt, empty_pinned
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.memo import Later
@@ -88,7 +87,7 @@ def read_again(paths: Iterable[Path]) -> PinnedEntries | None:
                 memory = content[start : start + count]
                 if file.readinto(memory) != count:  # type: ignore[attr-defined]
                     return None
-                found = places_in(memory)[0].items()
+                found = _places_in(header_of(memory))[0].items()
                 places |= {name: (dtype, shape, start + first) for name, (dtype, shape, first) in found}
         except OSError:
             return None
@@ -96,6 +95,9 @@ def read_again(paths: Iterable[Path]) -> PinnedEntries | None:
         content[first : first + 16] = np.array([0, places[rows][1][0]], np.int64).data.cast("B")
         places[name] = np.dtype(np.int64), (2,), first
     return PinnedEntries(buffer, places)
+
+
+_places_in = lru_cache(4096)(places_in)  # headers of about 3 kB; a sample is read in every epoch
 
 
 def has_even_rows(arrays: Mapping[str, NDArray[Any]]) -> bool:

@@ -28,12 +28,11 @@ from diffnet.geometry.discretize import vertex_order
 from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.options import Options
-from diffnet.geometry.phases import take_phases
 from diffnet.geometry.preprocessing import group, many, worker
 from diffnet.geometry.preprocessing import one as one_mesh
 from diffnet.geometry.preprocessing.many import in_blocks, store_operators
 from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, operators_path
-from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers
+from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers, take_phases
 from diffnet.geometry.store import entry, reading
 from diffnet.geometry.store.cache import read_entry
 from diffnet.geometry.store.codec import GPU_ALIGNMENT
