@@ -23,7 +23,7 @@ from diffnet.data.stored import OperatorFacts, StoredMeshes
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized, mesh_for_operators
-from diffnet.geometry.preprocessing.one import operators_from
+from diffnet.geometry.preprocessing.group import operators_from
 from diffnet.geometry.store.entry import all_arrays, check_entry
 
 INDEX = "shards.safetensors"

@@ -242,9 +242,10 @@ class _Filling:
             positions, add = in_blocks(self._waiting, compute, len(self._sources), ranks)
 
             def answer(position: int, result: Answer | GpuMesh | str | None) -> None:
-                is_left = isinstance(result, GpuMesh)
-                add(position, result if is_left else None)
-                if not is_left:
+                if isinstance(result, GpuMesh):
+                    add(position, result)
+                else:
+                    add(position, None)
                     self._finish(position, result)
 
             self._compute(positions, answer, workers)

@@ -268,25 +268,6 @@ def assert_equal(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> Non
         assert torch.equal(copied, x)
 
 
-@pytest.mark.parametrize("in_main_thread", [True, False])
-@pytest.mark.parametrize("piece", [1, 700, 10**6])
-def test_tensors_survive_a_flat_buffer(piece: int, in_main_thread: bool) -> None:
-    tensors = [x.contiguous() for x in mixed_tensors()]
-    offsets, size = layout(x.nbytes for x in tensors)
-    assert all(offset % ALIGNMENT == 0 for offset in offsets)
-    flat = torch.full((size,), 255, dtype=torch.uint8)
-    arrays = [x.view(-1).view(torch.uint8) for x in tensors]
-    step = max(piece, size // 50)  # about 50 pieces at most
-    with ThreadPoolExecutor(1) as pool:
-        for first in range(0, size, step):
-            part = arrays, offsets, first, flat[first : first + step]
-            if in_main_thread:
-                transfer.write(*part)
-            else:
-                pool.submit(transfer.write, *part).result()
-    assert_equal(transfer.views(flat, tensors, offsets), tensors)
-
-
 def test_views_of_a_buffer_have_their_own_versions() -> None:
     """Otherwise writing to one field would spoil what autograd has saved of another."""
     tensors = [torch.zeros(3), torch.zeros(4)]
@@ -356,18 +337,28 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
     assert len(buffers) == 1
 
 
-@pytest.mark.parametrize("largest", [1000, 5000])
-def test_copies_without_a_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    """The same code with the CPU in place of the GPU, in several pieces."""
-    monkeypatch.setattr(transfer, "MIN_PIECE", 1000)
+@pytest.mark.parametrize("in_main_thread", [True, False])
+@pytest.mark.parametrize(("least", "largest"), [(1, 700), (1000, 1000), (1000, 5000), (10**6, 10**6)])
+def test_copies_without_a_gpu(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, least: int, largest: int, in_main_thread: bool
+) -> None:
+    """The same code with the CPU in place of the GPU, in pieces of several sizes."""
+    monkeypatch.setattr(transfer, "MIN_PIECE", least)
     monkeypatch.setattr(transfer, "MAX_PIECE", largest)
     tensors, cpu = mixed_tensors(), torch.device("cpu")
-    copies = transfer.to_gpu(tensors, cpu, non_blocking=True)
+    assert all(offset % ALIGNMENT == 0 for offset in layout(x.nbytes for x in tensors)[0])
+
+    def copied(*dtype: torch.dtype) -> list[torch.Tensor]:
+        if in_main_thread:
+            return transfer.to_gpu(tensors, cpu, *dtype, non_blocking=True)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(transfer.to_gpu, tensors, cpu, *dtype, non_blocking=True).result()
+
+    copies = copied()
     assert_equal(copies, tensors)
     assert len({x.untyped_storage().data_ptr() for x in copies}) == 1
     assert copies[0].data_ptr() != tensors[0].data_ptr()
-    doubled = transfer.to_gpu(tensors, cpu, torch.float64, non_blocking=True)
-    assert_equal(doubled, [x.double() if x.is_floating_point() else x for x in tensors])
+    assert_equal(copied(torch.float64), [x.double() if x.is_floating_point() else x for x in tensors])
 
 
 @pytest.fixture
