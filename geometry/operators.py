@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.device import existing_device
+from diffnet.geometry.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.mesh.boundary import boundary_vertices

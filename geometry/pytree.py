@@ -10,7 +10,7 @@ from torch import Tensor
 # PyTorch documents only `torch.export.register_dataclass`, which would make the number of columns a leaf of its own.
 from torch.utils import _pytree as pytree
 
-from diffnet.geometry.batches.edges import Edges
+from diffnet.geometry.edges import Edges
 from diffnet.geometry.fields import FIELDS, Fields
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.memo import remember
