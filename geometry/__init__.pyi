@@ -2,12 +2,16 @@ from .augmentation.cuts import MeshPart, cut_by_plane
 from .augmentation.decimate import decimate
 from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
-from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
-from .batches.functional_maps import (
+from .batches.functional import (
+    diffuse,
+    from_spectral,
     functional_map,
     functional_map_from_points,
+    gradient,
+    mesh_mean,
     point_map,
     soft_functional_map,
+    to_spectral,
     zoomout,
 )
 from .curvatures import curvature, diffused_curvature
