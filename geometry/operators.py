@@ -412,10 +412,6 @@ class Operators(Fields):
         later = {name: value for name, value in (self._unpacked or {}).items() if name not in fields}
         return packed_later(fields, later, known)
 
-    def with_lengths(self, lengths: Sequence[int], face_lengths: Sequence[int]) -> Operators:
-        """These operators, for which `lengths` and `face_lengths` are known and need not be read from the GPU."""
-        return remember(replace(self), _lengths=tuple(lengths), _face_lengths=tuple(face_lengths))
-
     def to(
         self,
         device: torch.device | str | torch.dtype | None = None,
@@ -447,12 +443,14 @@ class Operators(Fields):
 
         if target is None or target.type != "cuda" or self.device.type != "cpu":
             return self if all(move(x) is x for x in _real_tensors(self)) else self.map_tensors(move)
-        if self._pinned is not None and dtype is None and can_remember():
+        if dtype is not None and (converted := self.to(dtype)) is not self:
+            return converted.to(target, non_blocking=non_blocking)
+        if self._pinned is not None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
         if not (can_remember() and _are_plain(tensors)):
             return self.map_tensors(move)
-        return self._copied(tensors, to_gpu(tensors, target, dtype, non_blocking=non_blocking))
+        return self._copied(tensors, to_gpu(tensors, target, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> Operators:
         """Move to a GPU, by default the current one. Raises OptionError if it is not available."""

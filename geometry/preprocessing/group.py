@@ -35,6 +35,7 @@ from diffnet.geometry.processes import phase
 from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.geometry.store.codec import Arrays
 from diffnet.geometry.store.transfer import to_host
+from diffnet.ops.common.memo import remember
 
 MAX_SINGLE = float(np.finfo(np.float32).max)
 POSITIONS = 32  # consecutive meshes whose operators are computed together
@@ -88,10 +89,12 @@ def _solve(
     entries = entry_arrays(packed) if arrays or halves else None
     vectors = np.split(to_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
     values = torch.from_numpy(np.stack(evals).astype(np.float32)).to(operators.device)
-    operators = replace(operators, evals=values, evecs=evecs)
+    # The lengths need not be read from the GPU.
+    counts = {"_lengths": lengths, "_face_lengths": tuple(len(mesh.faces) for mesh in meshes)}
+    operators = remember(replace(operators, evals=values, evecs=evecs), **counts)
     for matrix in (operators.laplacian, operators.gradient):
         matrix.pattern.prepare()  # for all parts at once
-    parts = operators.with_lengths(lengths, [len(mesh.faces) for mesh in meshes]).split()
+    parts = operators.split()
 
     def result(i: int) -> Computed | None:
         if options.k > 0 and not 0 < evals[i][-1] < MAX_SINGLE:

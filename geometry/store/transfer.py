@@ -21,18 +21,15 @@ MIN_PIECE = 4 * 2**20
 MAX_PIECE = 16 * 2**20
 
 
-def to_gpu(
-    tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None = None, *, non_blocking: bool = False
-) -> list[Tensor]:
+def to_gpu(tensors: Sequence[Tensor], device: torch.device, *, non_blocking: bool = False) -> list[Tensor]:
     """Copy tensors from the CPU to a GPU. The results are contiguous views of one buffer on the GPU.
 
     They pass through pinned memory, piece by piece. For tensors that already lie there, see `copies_of`.
 
     tensors: without gradients
-    dtype: converts floating-point tensors to this dtype
     non_blocking: whether to return before the GPU has finished. Tensors in pinned memory must not change until then.
     """
-    sources = [_converted(x, dtype) for x in tensors]
+    sources = [x.contiguous() for x in tensors]
     offsets, size = layout(x.nbytes for x in sources)
     flat = torch.empty(size, dtype=torch.uint8, device=device)
     arrays = [_as_bytes(x) for x in sources]
@@ -54,7 +51,7 @@ def pinned(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
     Returns the buffer, and contiguous views of it. Raises RuntimeError if PyTorch finds no GPU.
     """
-    sources = [_converted(x, None) for x in tensors]
+    sources = [x.contiguous() for x in tensors]
     offsets, size = layout(x.nbytes for x in sources)
     flat = empty_pinned(size)
     write([_as_bytes(x) for x in sources], offsets, 0, flat)
@@ -183,10 +180,6 @@ def own_memory(x: Tensor) -> Tensor:
 def empty_pinned(size: int) -> Tensor:
     """Return `size` bytes of pinned memory. Raises RuntimeError if PyTorch finds no GPU."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-
-def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return (x.to(dtype) if dtype is not None and x.is_floating_point() else x).contiguous()
 
 
 def _as_bytes(x: Tensor) -> Tensor:
