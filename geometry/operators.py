@@ -160,9 +160,9 @@ class Operators(Fields):
         """
         names = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
         if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
-            found = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
+            problem = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
             raise ValueError(
-                f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {found}"
+                f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {problem}"
             )
         return cls.from_parts(**dict(zip(names, parts, strict=True)), faces=faces)
 
@@ -386,9 +386,9 @@ class Operators(Fields):
         # Tensors made in inference mode could not be used in training later.
         with torch.inference_mode(torch.is_inference_mode_enabled() and self.evecs.is_inference()):
             result = self.with_gradient_evecs().with_basis_dtype(dtype)
-        found = result.gradient_evecs
-        assert found is not None
-        if _are_plain([found]) and has_room(3 * found.nbytes // 2, found.device):
+        gradients = result.gradient_evecs
+        assert gradients is not None
+        if _are_plain([gradients]) and has_room(3 * gradients.nbytes // 2, gradients.device):
             remember(self, _preparations={**remembered, dtype: (self._basis_version(), result)})
         return result
 
@@ -404,13 +404,13 @@ class Operators(Fields):
 
     def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
         """These operators with another basis. Nothing else is packed for it."""
-        known = self._known()
+        extents = self._known()
         if not (self._unpacked or can_remember()):
-            return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **known)
+            return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **extents)
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
         fields |= {"evecs": evecs, "gradient_evecs": gradient_evecs}
         later = {name: value for name, value in (self._unpacked or {}).items() if name not in fields}
-        return packed_later(fields, later, known)
+        return packed_later(fields, later, extents)
 
     def to(
         self,
@@ -507,9 +507,9 @@ class Operators(Fields):
 
     def _tensors(self) -> list[Tensor]:
         """All tensors, each once."""
-        found: dict[int, Tensor] = {}
-        self.map_tensors(lambda x: found.setdefault(id(x), x))
-        return list(found.values())
+        tensors: dict[int, Tensor] = {}
+        self.map_tensors(lambda x: tensors.setdefault(id(x), x))
+        return list(tensors.values())
 
     def _copied(self, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> Operators:
         """These operators with copies in place of all of their tensors."""
@@ -552,8 +552,8 @@ def pack(batch: Sequence[Operators]) -> Operators:
         ("dtype", {o.mass.dtype for o in batch}),
     ):
         if len(values) > 1:
-            found = ", ".join(sorted(map(str, values)))
-            raise ValueError(f"operators with different {what} can't be packed: {found}")
+            names = ", ".join(sorted(map(str, values)))
+            raise ValueError(f"operators with different {what} can't be packed: {names}")
     lengths: tuple[int, ...] = sum((o.lengths for o in batch), ())
     face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
     extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
@@ -575,10 +575,10 @@ def pack(batch: Sequence[Operators]) -> Operators:
         pieces += [x.values for x in parts] if kind.kind == "matrix" else parts
         later[name] = partial(_pack_field, kind, parts, offsets)
     edges = pack_edges([o._edges for o in batch], offsets)
-    known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
+    counts = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _are_plain(pieces)):
-        return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
-    packed = packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
+        return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **counts)
+    packed = packed_later(fields, {name: Later(pack) for name, pack in later.items()}, counts)
     return remember(packed, _preparations=_pack_preparations(batch, packed))
 
 
@@ -595,10 +595,10 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
         return changes[name](value) if name in changes else value
 
     large = [name for name, kind in FIELDS.items() if kind.packed_later]
-    known = operators._known()
+    extents = operators._known()
     if not can_remember():
-        return remember(Operators(**fields, **{name: field(name) for name in large}), **known)
-    return packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)
+        return remember(Operators(**fields, **{name: field(name) for name in large}), **extents)
+    return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
 
 
 def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:

@@ -80,9 +80,9 @@ def add_phases(seconds: Mapping[str, float]) -> None:
 def take_phases() -> dict[str, float]:
     """The seconds of each phase since the last call."""
     with _adding:
-        taken = dict(_seconds)
+        seconds = dict(_seconds)
         _seconds.clear()
-    return taken
+    return seconds
 
 
 def available_cores() -> int:

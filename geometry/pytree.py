@@ -31,8 +31,8 @@ def register_tree(
 
     def flatten(operators: Any) -> tuple[list[Any], None]:
         edges = edges_of(operators)
-        known = None if edges is None or len(edges.lengths) != 1 else edges.pairs
-        return [*(_as_tree(getattr(operators, name)) for name in FIELDS), known], None
+        pairs = None if edges is None or len(edges.lengths) != 1 else edges.pairs
+        return [*(_as_tree(getattr(operators, name)) for name in FIELDS), pairs], None
 
     def flatten_with_keys(operators: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], None]:
         keys = [pytree.GetAttrKey(name) for name in (*FIELDS, "edges")]

@@ -203,8 +203,8 @@ def functional_map_from_points(matches: Tensor, a: Operators, b: Operators, *, k
     k_a, k_b = _sizes(k, a, b)
     _check_row_count("matches", matches, b)
     maps = [
-        ops.functional_map_from_points(found, one.evecs[:, :k_a], other.evecs[:, :k_b], other.mass)
-        for found, one, other in zip(torch.split(matches, list(b.lengths)), a, b, strict=True)
+        ops.functional_map_from_points(partners, one.evecs[:, :k_a], other.evecs[:, :k_b], other.mass)
+        for partners, one, other in zip(torch.split(matches, list(b.lengths)), a, b, strict=True)
     ]
     return torch.stack(maps)
 
@@ -219,11 +219,11 @@ def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
     Returns (V_b,) int64, counted within the mesh of a. `b.unpack(matches)` is a list with one tensor for each pair.
     For errors see `functional_map` and `ops.point_map`.
     """
-    found = []
-    for own, one, other in _each("point_map", c, a, b):
+    vertices = []
+    for c_of_pair, one, other in _each("point_map", c, a, b):
         partners = torch.nonzero(one.mass > 0)[:, 0]
-        found.append(partners[ops.point_map(own, one.evecs[partners], other.evecs, one.evals[0])])
-    return torch.cat(found)
+        vertices.append(partners[ops.point_map(c_of_pair, one.evecs[partners], other.evecs, one.evals[0])])
+    return torch.cat(vertices)
 
 
 def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1) -> Tensor:
@@ -237,7 +237,8 @@ def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step
     """
     pairs = _each("zoomout", c, a, b)
     refined = [
-        ops.zoomout(own, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step) for own, one, other in pairs
+        ops.zoomout(c_of_pair, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step)
+        for c_of_pair, one, other in pairs
     ]
     return torch.stack(refined)
 

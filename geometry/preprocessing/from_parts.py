@@ -92,10 +92,10 @@ def fields_from_parts(
 
 
 def _check_together(**parts: Any) -> None:
-    given = [name for name, value in parts.items() if value is not None]
-    if len(given) == 1:
-        (missing,) = parts.keys() - set(given)
-        raise ValueError(f"{given[0]} is given without {missing}; pass both, or neither to have them computed")
+    names = [name for name, value in parts.items() if value is not None]
+    if len(names) == 1:
+        (missing,) = parts.keys() - set(names)
+        raise ValueError(f"{names[0]} is given without {missing}; pass both, or neither to have them computed")
 
 
 def _is_matrix(value: Any) -> bool:
@@ -115,8 +115,8 @@ def _as_scipy(name: str, matrix: Any) -> scipy.sparse.csr_matrix:
     elif not scipy.sparse.issparse(matrix):
         matrix = np.asarray(matrix)
         if matrix.ndim != 2 or matrix.dtype == object:
-            found = f"shape is {matrix.shape}" if matrix.dtype != object else f"got {type(matrix[()]).__name__}"
-            raise ValueError(f"{name} should be a matrix (V, V) of SciPy, NumPy or PyTorch, or a SparseMatrix, {found}")
+            text = f"shape is {matrix.shape}" if matrix.dtype != object else f"got {type(matrix[()]).__name__}"
+            raise ValueError(f"{name} should be a matrix (V, V) of SciPy, NumPy or PyTorch, or a SparseMatrix, {text}")
     if np.iscomplexobj(matrix):
         raise ValueError(
             f"{name} should be real, dtype is {matrix.dtype}; pass the parts of a complex gradient G as "

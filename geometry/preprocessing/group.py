@@ -102,12 +102,12 @@ def _solve(
         if entries is None:
             return Computed(parts[i], None)
         try:
-            own = with_pairs(meshes[i].name, entries[i], (evals[i], vectors[i]), options.basis)
+            whole = with_pairs(meshes[i].name, entries[i], (evals[i], vectors[i]), options.basis)
         except MeshError:
             return None
         if halves:
-            return Computed(Operators(**assembled_fields(own, meshes[i].faces)).to(operators.device), own)
-        return Computed(parts[i], own)
+            return Computed(Operators(**assembled_fields(whole, meshes[i].faces)).to(operators.device), whole)
+        return Computed(parts[i], whole)
 
     return [result(i) for i in range(len(meshes))]
 
@@ -152,9 +152,9 @@ def gpu_groups(
         def compute(meshes: Sequence[Waiting]) -> None:
             try:
                 for part in _that_fit(meshes, options.k, device):
-                    own = [gpu_mesh.mesh for _, gpu_mesh in part]
+                    group = [gpu_mesh.mesh for _, gpu_mesh in part]
                     with batch_stream(device) as stream, torch.cuda.stream(stream):
-                        results = compute_on(device, own, options, helpers.map, arrays=arrays)
+                        results = compute_on(device, group, options, helpers.map, arrays=arrays)
                         if stream is not None:
                             stream.synchronize()
                     for (position, gpu_mesh), result in zip(part, results, strict=True):

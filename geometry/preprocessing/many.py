@@ -102,7 +102,7 @@ def precompute_all(
                 texts.append(result.warning)
             ready(position, result)
 
-        return _Filling(meshes, job, jobs, device, receive, keep=True).run()
+        return _Run(meshes, job, jobs, device, receive, keep=True).run()
 
     failed, loaded = load_meanwhile(lambda _, result: _operators_of(result, device), fill)
     for text in texts:
@@ -138,12 +138,9 @@ def store_operators(
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, unless they are there.
 
-    jobs: number of worker processes; by default one for each core
+    jobs, device, normalize, normals: see `precompute_all`
     advance: called once for each mesh, usable or not, when it is done
-    device: the device that computes the operators of large meshes; see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
-    normalize: compute the operators at normalized positions; see `precompute`
-    normals: see `precompute_all`
     positions: those of the meshes that this call should store, instead of all. They are taken when a process or a GPU
         can start on them, so several machines can share a source of positions. Worker processes compute the meshes
         also if jobs is 1.
@@ -159,11 +156,11 @@ def store_operators(
         ready(position)
 
     on = torch.device(device)
-    return _Filling(sources, job, jobs, on, receive, keep=False, advance=advance, positions=positions).run()
+    return _Run(sources, job, jobs, on, receive, keep=False, advance=advance, positions=positions).run()
 
 
-class _Filling:
-    """A call of `store_operators` or `precompute_all`.
+class _Run:
+    """A run over meshes, of `store_operators` or `precompute_all`: from workers and a GPU to one receiver.
 
     receive: gets the position of each mesh that is ready and, with `keep`, its operators, or their reader if the cache
         has them
@@ -326,19 +323,19 @@ def in_blocks(
             together = POSITIONS
             if ranks > 1:
                 together = min(POSITIONS, max((count - first) // (2 * ranks), FEW_POSITIONS))
-            taken = [first, *islice(waiting, together - 1)]
+            consecutive = [first, *islice(waiting, together - 1)]
             number = len(missing)
-            missing[number] = len(taken)
-            block.update(dict.fromkeys(taken, number))
-            yield from taken
+            missing[number] = len(consecutive)
+            block.update(dict.fromkeys(consecutive, number))
+            yield from consecutive
 
-    def add(position: int, unsolved: GpuMesh | None) -> None:
-        own = block.pop(position)
-        missing[own] -= 1
-        if unsolved is not None:
-            groups.setdefault(own, []).append((position, unsolved))
-        if missing[own] == 0 and own in groups:
-            compute(sorted(groups.pop(own), key=lambda waiting: waiting[0]))
+    def add(position: int, gpu_mesh: GpuMesh | None) -> None:
+        number = block.pop(position)
+        missing[number] -= 1
+        if gpu_mesh is not None:
+            groups.setdefault(number, []).append((position, gpu_mesh))
+        if missing[number] == 0 and number in groups:
+            compute(sorted(groups.pop(number), key=lambda waiting: waiting[0]))
 
     return positions(), add
 

@@ -137,9 +137,9 @@ def _source(mesh: Any, faces: Any) -> MeshLike:
     whole = isinstance(mesh, tuple) and len(mesh) == 2
     if whole or not is_array(mesh):
         path = isinstance(mesh, (str, os.PathLike))
-        given = "a tuple (verts, faces)" if whole else f"the path {str(mesh)!r}" if path else type(mesh).__name__
+        words = "a tuple (verts, faces)" if whole else f"the path {str(mesh)!r}" if path else type(mesh).__name__
         raise MeshError(
-            f"faces were given beside {given}, which has its own. Write precompute(mesh), or precompute(verts, faces) "
+            f"faces were given beside {words}, which has its own. Write precompute(mesh), or precompute(verts, faces) "
             "with vertices (V, 3)"
         )
     return mesh, faces

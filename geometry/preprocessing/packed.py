@@ -320,8 +320,8 @@ def _repeated(values: Tensor, starts: Tensor) -> Tensor:
 
 def _mesh_by_mesh(values: Tensor, starts: Tensor) -> Tensor:
     """Values (2, nnz) as one vector, in which each mesh has its first row and then its second row."""
-    own = torch.arange(values.shape[1], device=values.device) + _repeated(starts[:-1], starts)
+    places = torch.arange(values.shape[1], device=values.device) + _repeated(starts[:-1], starts)
     mixed = torch.empty(2 * values.shape[1], dtype=values.dtype, device=values.device)
-    mixed[own] = values[0]
-    mixed[own + _repeated(starts.diff(), starts)] = values[1]
+    mixed[places] = values[0]
+    mixed[places + _repeated(starts.diff(), starts)] = values[1]
     return mixed

@@ -91,9 +91,9 @@ def discretize(mesh: Mesh, options: Options) -> Discretization:
 
 
 def _parts(mesh: Mesh, options: Options) -> Parts:
-    given = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
-    laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), given)
-    frames = rounded_frames(tangent_frames(mesh) if given is None else given)
+    axes = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
+    laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), axes)
+    frames = rounded_frames(tangent_frames(mesh) if axes is None else axes)
     edges = pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(mesh.usable_faces, len(mesh.verts))
     return Parts(laplacian, mass, frames, edges, gradient_values(mesh.verts, frames, edges), np.zeros(len(mass)))
 

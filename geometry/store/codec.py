@@ -139,14 +139,14 @@ def checksum(arrays: Arrays) -> int:
     It is the CRC of sums, because NumPy adds up words five times as fast as zlib computes a CRC. The sum of each block
     and the sum at each place in the blocks show any damage of up to three words, and moved and missing blocks.
     """
-    found = 0
+    crc = 0
     for name, array in sorted(arrays.items()):
-        found = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), found)
+        crc = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), crc)
         content = np.ascontiguousarray(array).reshape(-1)
         words = content.view(f"u{content.itemsize}")
         whole = content.nbytes // BLOCK * (BLOCK // content.itemsize)
         blocks = words[:whole].reshape(-1, BLOCK // content.itemsize)
         for dim in (0, 1):
-            found = zlib.crc32(blocks.sum(dim, np.uint64 if content.itemsize == 8 else np.uint32).data, found)
-        found = zlib.crc32(words[whole:].data, found)
-    return found
+            crc = zlib.crc32(blocks.sum(dim, np.uint64 if content.itemsize == 8 else np.uint32).data, crc)
+        crc = zlib.crc32(words[whole:].data, crc)
+    return crc

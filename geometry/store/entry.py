@@ -113,7 +113,7 @@ def tensor_arrays(arrays: Arrays, faces: NDArray[np.int64], backward: bool = Tru
     faces: (F, 3)
     backward: whether to transpose the matrices, which takes half of the time or more
     """
-    found: dict[str, NDArray[Any]] = {
+    result: dict[str, NDArray[Any]] = {
         "ptr": np.array([0, len(arrays["mass"])], np.int64),
         "faces": faces,
         "face_ptr": np.array([0, len(faces)], np.int64),
@@ -121,12 +121,12 @@ def tensor_arrays(arrays: Arrays, faces: NDArray[np.int64], backward: bool = Tru
     }
     for name, kind in FIELDS.items():
         if kind.stored and kind.kind == "vertices":
-            found[name] = arrays[name].astype(np.int64)
+            result[name] = arrays[name].astype(np.int64)
         elif kind.stored and kind.kind == "matrix" and backward:
-            found |= _transposed(name, arrays)
+            result |= _transposed(name, arrays)
         elif kind.stored and kind.shape[:1] == ("B",):
-            found[name] = arrays[name][None]
-    return found
+            result[name] = arrays[name][None]
+    return result
 
 
 def _transposed(name: str, arrays: Arrays) -> Arrays:

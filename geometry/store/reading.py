@@ -87,8 +87,8 @@ def read_again(paths: Iterable[Path]) -> PinnedEntries | None:
                 memory = content[start : start + count]
                 if file.readinto(memory) != count:  # type: ignore[attr-defined]
                     return None
-                found = _places_in(header_of(memory))[0].items()
-                places |= {name: (dtype, shape, start + first) for name, (dtype, shape, first) in found}
+                items = _places_in(header_of(memory))[0].items()
+                places |= {name: (dtype, shape, start + first) for name, (dtype, shape, first) in items}
         except OSError:
             return None
     for name, rows, first in (("ptr", "mass", of_vertices), ("face_ptr", "faces", of_faces)):
