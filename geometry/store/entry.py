@@ -98,6 +98,8 @@ def with_facts(arrays: Arrays, warns: bool) -> Arrays:
     They are, for each of MATRICES, the entries of the longest row and the sum over groups of ROWS_TOGETHER of those of
     their longest rows; whether a pattern is not symmetric; and whether `precompute` warns of the mesh.
     """
+    if "facts" in arrays:
+        return arrays
     lengths = [np.diff(arrays[f"{name}_indptr"]) for name in MATRICES]
     groups = np.arange(0, len(arrays["mass"]), ROWS_TOGETHER)
     rows = [(int(each.max(initial=0)), int(np.maximum.reduceat(each, groups).sum())) for each in lengths]
@@ -108,7 +110,7 @@ def with_facts(arrays: Arrays, warns: bool) -> Arrays:
 def tensor_arrays(arrays: Arrays, faces: NDArray[np.int64], backward: bool = True) -> Arrays:
     """The arrays of a cache entry and what follows from them: everything from which `fields_of` makes operators.
 
-    The arrays share the memory of the given ones where they have the same values.
+    They share memory where they have the same values.
 
     faces: (F, 3)
     backward: whether to transpose the matrices, which takes half of the time or more
