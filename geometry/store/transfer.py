@@ -69,14 +69,11 @@ def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor
     flat = torch.empty(len(buffer), dtype=torch.uint8, device=device)
     flat.copy_(buffer, non_blocking=True)
     start = buffer.untyped_storage().data_ptr()
-    typed: dict[torch.dtype, Tensor] = {}
 
     def copy_of(x: Tensor) -> Tensor:
         if x.requires_grad or x.untyped_storage().data_ptr() != start:
             return x.to(device, non_blocking=True)
-        if x.dtype not in typed:
-            typed[x.dtype] = flat.view(x.dtype)
-        return _view(typed[x.dtype], x.shape, x.stride(), int(x.storage_offset()))
+        return _tensor_at(flat, x.dtype, int(x.storage_offset()), x.shape, x.stride())
 
     return copy_of
 
@@ -121,9 +118,8 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
     """Return the tensors that lie in a flat buffer, with the shapes, strides and dtypes of `like`."""
-    typed = {x.dtype: flat.view(x.dtype) for x in like}
     items = zip(like, offsets, strict=True)
-    return [_view(typed[x.dtype], x.shape, x.stride(), offset // x.itemsize) for x, offset in items]
+    return [_tensor_at(flat, x.dtype, offset // x.itemsize, x.shape, x.stride()) for x, offset in items]
 
 
 class TensorsAt(Mapping[str, Tensor]):
@@ -136,10 +132,7 @@ class TensorsAt(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._made:
             dtype, shape, first = self._places[name]
-            # `set_` takes fewer operations than views, and the tensors have version counters of their own, see `_view`.
-            tensor = self._made[name] = torch.empty(0, dtype=_torch_dtype(dtype), device=self._flat.device)
-            start = first // dtype.itemsize
-            tensor.set_(self._flat.untyped_storage(), start, shape)  # type: ignore[call-overload]  # no stride
+            self._made[name] = _tensor_at(self._flat, _torch_dtype(dtype), first // dtype.itemsize, shape)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -154,9 +147,15 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
-    # `.data`, because views share a version counter: autograd could not use the others after a write to one of them.
-    return typed.as_strided(shape, stride, first).data
+def _tensor_at(
+    flat: Tensor, dtype: torch.dtype, first: int, shape: Sequence[int], stride: Sequence[int] = ()
+) -> Tensor:
+    """The tensor whose first element has this number in a buffer. It is contiguous, unless a stride is given.
+
+    It is no view, because views share a version counter: autograd could not use the others after a write to one of
+    them. It also takes fewer operations.
+    """
+    return torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), first, shape, stride)
 
 
 def aligned(x: Tensor) -> Tensor:
