@@ -17,7 +17,7 @@ from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.numbers import check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
-from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
+from diffnet.geometry.options import ScaleRule, counts_all
 
 
 def own_arrays(

@@ -15,7 +15,7 @@ from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshe
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
-from diffnet.geometry.preprocessing.options import ScaleRule, counts_all
+from diffnet.geometry.options import ScaleRule, counts_all
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,8 +29,8 @@ from diffnet.geometry import (
     element_weights,
     mesh_edges,
 )
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 from diffnet.geometry.elements.elements import edge_numbers
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 
 FEWEST_FACES = 4  # of a decimated mesh
 # Three elements (N, 3) int64 of a mesh for each of N elements of another one, and their weights (N, 3), with sum 1.

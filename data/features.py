@@ -14,7 +14,6 @@ from diffnet.data.arrays import own_arrays, standardized
 from diffnet.data.feature_names import KINDS, Statistics, feature_parts, vector_channels
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
-from diffnet.geometry.cache import remove_abandoned
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.positions.rotation import center_of, principal_axes
 from diffnet.geometry.preprocessing import many
@@ -23,7 +22,8 @@ from diffnet.geometry.preprocessing.many import (
     precompute_all as precompute_all,
 )
 from diffnet.geometry.processes import available_cores as available_cores
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.cache import remove_abandoned
+from diffnet.geometry.store.transfer import aligned
 
 
 def prepare(
@@ -67,9 +67,9 @@ def fill_cache(
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
     remove_abandoned(cache_dir)
-    normalize = options.normalize
-    return many.fill_cache(
-        sources, options.decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
+    decisive, normalize = options.decisive, options.normalize
+    return many.store_operators(
+        sources, decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
     )
 
 

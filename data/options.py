@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import (
+from diffnet.geometry.options import (
     BASIS_PRECISIONS,
     JOIN_RULES,
     LAPLACIANS,

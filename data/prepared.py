@@ -22,9 +22,9 @@ from diffnet.data.options import Preprocessing
 from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_of
 from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
-from diffnet.geometry.preprocessing.known_entry import entry_name, have_even_rows, operators_at
-from diffnet.geometry.preprocessing.read_again import read_again
+from diffnet.geometry.preprocessing.worker import entry_name
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
+from diffnet.geometry.store.reading import operators_at, read_again
 
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
 
@@ -38,7 +38,7 @@ class PreparedSamples(LazySequence[Sample]):
     memory: bytes of samples that are kept if the cache can't be written
     facts: of each sample
     vertex_counts: (N,) int64
-    whole: the samples that have been read, and whose entries hold all that a GPU needs, so `pinned` copies bytes
+    whole: the samples whose entries `pinned` has copied as they are
 
     A sample whose entries are missing or damaged is made again from its mesh. Raises the errors of that mesh, and
     DataError if the cache can't be written and the samples that it should hold exceed `memory`.
@@ -59,6 +59,7 @@ class PreparedSamples(LazySequence[Sample]):
         self.backward = True  # see `Pattern.prepare`; for the operators of samples that are read
         self._kept: dict[int, Sample] = {}  # those that the cache can't hold
         self.whole: set[int] = set()
+        self._partial: set[int] = set()  # those whose entries a GPU can't use as they are
         self._lock = Lock()
         self.facts: list[SampleFacts] = []
 
@@ -84,15 +85,15 @@ class PreparedSamples(LazySequence[Sample]):
     def pinned(self, i: int) -> Sample | PinnedSample:
         """A sample in pinned memory, from which `.to` copies it to a GPU."""
         name, entry, operators, vertices, faces, *_ = self.facts[i]
-        if i in self.whole:
-            paths = self._path(entry, "sample"), self._path(operators, "operators")
-            entries = read_again(dict.fromkeys(paths), (vertices, faces))
-            if entries is not None:
-                return PinnedSample(name, entries, (vertices, faces))
-        sample: Sample = self[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
-        if entry and not self.backward and self._options.basis == "float32" and have_even_rows(sample.operators):
-            self.whole.add(i)
+        if entry and not self.backward and self._options.basis == "float32" and i not in self._partial:
+            found = read_again([self._path(entry, "sample"), self._path(operators, "operators")])
+            if found is not None and found.are_direct:
+                self.whole.add(i)
+                return PinnedSample(name, found, (vertices, faces))
+            if found is not None:
+                self._partial.add(i)
+        sample: Sample = self[i]
         return sample.pin_memory()
 
     def _path(self, entry: str, kind: str) -> Path:

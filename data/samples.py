@@ -23,9 +23,8 @@ from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
-from diffnet.geometry.preprocessing.known_entry import operators_of_tensors
-from diffnet.geometry.preprocessing.read_again import PinnedEntries
-from diffnet.geometry.transfer import aligned, pinned
+from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
+from diffnet.geometry.store.transfer import aligned, pinned
 
 
 class Interpolation(NamedTuple):

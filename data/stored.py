@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from diffnet.data.labeled import LabeledMesh, counted
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import MeshLike
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.processes import WorkerPool, available_cores
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
 CHUNK = 32  # items that a worker process takes in one call
 

@@ -21,9 +21,9 @@ from diffnet.first_call import compile_before_first_call
 from diffnet.forward_plans import plan_of, shared_plans, shares_launches
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
+from diffnet.geometry.device import existing_device
 from diffnet.geometry.errors import refuses
-from diffnet.geometry.preprocessing.device import existing_device
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import mlp_with

@@ -4,15 +4,13 @@ from .batches.collate import collate as collate
 from .batches.functional import (
     diffuse as diffuse,
     from_spectral as from_spectral,
-    gradient as gradient,
-    mesh_mean as mesh_mean,
-    to_spectral as to_spectral,
-)
-from .batches.functional_maps import (
     functional_map as functional_map,
     functional_map_from_points as functional_map_from_points,
+    gradient as gradient,
+    mesh_mean as mesh_mean,
     point_map as point_map,
     soft_functional_map as soft_functional_map,
+    to_spectral as to_spectral,
     zoomout as zoomout,
 )
 from .descriptors import curvature as curvature, diffused_curvature as diffused_curvature, hks as hks, wks as wks
@@ -48,8 +46,7 @@ from .geodesics.errors import (
     geodesic_label_errors as geodesic_label_errors,
     mean_error as mean_error,
 )
-from .mesh.attributes import load_attributes as load_attributes
-from .mesh.formats import Attributes as Attributes
+from .mesh.attributes import Attributes as Attributes, load_attributes as load_attributes
 from .mesh.mesh import (
     FORMATS as FORMATS,
     Mesh as Mesh,
@@ -68,6 +65,14 @@ from .neighborhoods import (
     with_nearest as with_nearest,
 )
 from .operators import Operators as Operators, UnpackAt as UnpackAt
+from .options import (
+    BASIS_PRECISIONS as BASIS_PRECISIONS,
+    JOIN_RULES as JOIN_RULES,
+    LAPLACIANS as LAPLACIANS,
+    BasisPrecision as BasisPrecision,
+    JoinRule as JoinRule,
+    LaplacianKind as LaplacianKind,
+)
 from .positions.closest import closest_points as closest_points
 from .positions.farthest import farthest_points as farthest_points
 from .positions.rotation import (
@@ -76,14 +81,6 @@ from .positions.rotation import (
     rotate as rotate,
 )
 from .positions.surface_points import SurfacePoints as SurfacePoints
-from .preprocessing.differentiable import assemble as assemble
 from .preprocessing.many import precompute_all as precompute_all
 from .preprocessing.one import precompute as precompute
-from .preprocessing.options import (
-    BASIS_PRECISIONS as BASIS_PRECISIONS,
-    JOIN_RULES as JOIN_RULES,
-    LAPLACIANS as LAPLACIANS,
-    BasisPrecision as BasisPrecision,
-    JoinRule as JoinRule,
-    LaplacianKind as LaplacianKind,
-)
+from .preprocessing.packed import assemble as assemble

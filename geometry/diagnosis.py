@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import potpourri3d
 
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import components, first_at_position, joined_vertices
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
-from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.options import Options
+from diffnet.geometry.store.cache import Arrays
 
 
 @dataclass(frozen=True)

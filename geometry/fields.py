@@ -28,7 +28,7 @@ class FieldKind:
         whole batch lacks it then.
     packed_later: whether a batch packs it when it is first read, which suits large fields
     is_basis: whether `Operators.prepared` chooses the dtype
-    stored: whether cache entries hold it. `FORMAT` in `geometry/cache.py` increases when this changes.
+    stored: whether cache entries hold it. `FORMAT` in `geometry/store/cache.py` increases when this changes.
     padding: the value of added rows in a CUDA graph; "own" is the number of the row, "last" that of the last vertex
     count: of a matrix or pattern, the count in `BatchSize` that gives the entries
     refused: why CUDA graphs can't hold it, or "" if they can

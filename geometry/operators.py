@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
+from diffnet.geometry.device import existing_device
 from diffnet.geometry.discretize.connectivity import boundary_vertices
+from diffnet.geometry.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.fields import FIELDS, FieldKind, Fields
-from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.geometry.pytree import register_tree
-from diffnet.geometry.transfer import aligned, copies_of, own_memory, pinned, to_gpu
+from diffnet.geometry.store.transfer import aligned, copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -158,9 +158,13 @@ class Operators(Fields):
 
         Raises the errors of `from_parts`.
         """
-        from diffnet.geometry.preprocessing.from_parts import parts_by_name
-
-        return cls.from_parts(**parts_by_name(parts), faces=faces)
+        names = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
+        if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
+            problem = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
+            raise ValueError(
+                f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {problem}"
+            )
+        return cls.from_parts(**dict(zip(names, parts, strict=True)), faces=faces)
 
     def to_reference(self) -> tuple[Tensor, ...]:
         """The operators of one mesh as the original implementation's `get_operators` returns them.
@@ -382,9 +386,9 @@ class Operators(Fields):
         # Tensors made in inference mode could not be used in training later.
         with torch.inference_mode(torch.is_inference_mode_enabled() and self.evecs.is_inference()):
             result = self.with_gradient_evecs().with_basis_dtype(dtype)
-        found = result.gradient_evecs
-        assert found is not None
-        if _are_plain([found]) and has_room(3 * found.nbytes // 2, found.device):
+        gradients = result.gradient_evecs
+        assert gradients is not None
+        if _are_plain([gradients]) and has_room(3 * gradients.nbytes // 2, gradients.device):
             remember(self, _preparations={**remembered, dtype: (self._basis_version(), result)})
         return result
 
@@ -400,17 +404,13 @@ class Operators(Fields):
 
     def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
         """These operators with another basis. Nothing else is packed for it."""
-        known = self._known()
+        extents = self._known()
         if not (self._unpacked or can_remember()):
-            return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **known)
+            return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **extents)
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
         fields |= {"evecs": evecs, "gradient_evecs": gradient_evecs}
         later = {name: value for name, value in (self._unpacked or {}).items() if name not in fields}
-        return packed_later(fields, later, known)
-
-    def with_lengths(self, lengths: Sequence[int], face_lengths: Sequence[int]) -> Operators:
-        """These operators, for which `lengths` and `face_lengths` are known and need not be read from the GPU."""
-        return remember(replace(self), _lengths=tuple(lengths), _face_lengths=tuple(face_lengths))
+        return packed_later(fields, later, extents)
 
     def to(
         self,
@@ -443,12 +443,14 @@ class Operators(Fields):
 
         if target is None or target.type != "cuda" or self.device.type != "cpu":
             return self if all(move(x) is x for x in _real_tensors(self)) else self.map_tensors(move)
-        if self._pinned is not None and dtype is None and can_remember():
+        if dtype is not None and (converted := self.to(dtype)) is not self:
+            return converted.to(target, non_blocking=non_blocking)
+        if self._pinned is not None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
         if not (can_remember() and _are_plain(tensors)):
             return self.map_tensors(move)
-        return self._copied(tensors, to_gpu(tensors, target, dtype, non_blocking=non_blocking))
+        return self._copied(tensors, to_gpu(tensors, target, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> Operators:
         """Move to a GPU, by default the current one. Raises OptionError if it is not available."""
@@ -505,9 +507,9 @@ class Operators(Fields):
 
     def _tensors(self) -> list[Tensor]:
         """All tensors, each once."""
-        found: dict[int, Tensor] = {}
-        self.map_tensors(lambda x: found.setdefault(id(x), x))
-        return list(found.values())
+        tensors: dict[int, Tensor] = {}
+        self.map_tensors(lambda x: tensors.setdefault(id(x), x))
+        return list(tensors.values())
 
     def _copied(self, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> Operators:
         """These operators with copies in place of all of their tensors."""
@@ -550,8 +552,8 @@ def pack(batch: Sequence[Operators]) -> Operators:
         ("dtype", {o.mass.dtype for o in batch}),
     ):
         if len(values) > 1:
-            found = ", ".join(sorted(map(str, values)))
-            raise ValueError(f"operators with different {what} can't be packed: {found}")
+            names = ", ".join(sorted(map(str, values)))
+            raise ValueError(f"operators with different {what} can't be packed: {names}")
     lengths: tuple[int, ...] = sum((o.lengths for o in batch), ())
     face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
     extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
@@ -573,10 +575,10 @@ def pack(batch: Sequence[Operators]) -> Operators:
         pieces += [x.values for x in parts] if kind.kind == "matrix" else parts
         later[name] = partial(_pack_field, kind, parts, offsets)
     edges = pack_edges([o._edges for o in batch], offsets)
-    known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
+    counts = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _are_plain(pieces)):
-        return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
-    packed = packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
+        return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **counts)
+    packed = packed_later(fields, {name: Later(pack) for name, pack in later.items()}, counts)
     return remember(packed, _preparations=_pack_preparations(batch, packed))
 
 
@@ -593,10 +595,10 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
         return changes[name](value) if name in changes else value
 
     large = [name for name, kind in FIELDS.items() if kind.packed_later]
-    known = operators._known()
+    extents = operators._known()
     if not can_remember():
-        return remember(Operators(**fields, **{name: field(name) for name in large}), **known)
-    return packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)
+        return remember(Operators(**fields, **{name: field(name) for name in large}), **extents)
+    return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
 
 
 def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:

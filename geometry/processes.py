@@ -1,4 +1,4 @@
-"""Worker processes that share the cores of the machine.
+"""Worker processes that share the cores of the machine, and the seconds of the phases of preprocessing in all of them.
 
 `concurrent.futures.ProcessPoolExecutor` has no public way to stop running calls. Before Python 3.12 it also waits
 forever for unread arguments of workers that were stopped (CPython issue 94777). The executor of loky stops them, but
@@ -17,7 +17,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -26,13 +27,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from threadpoolctl import threadpool_limits
 
 from diffnet.geometry.errors import WorkerError
 
 T = TypeVar("T")
+Phase: TypeAlias = Literal["read", "check", "assemble", "solve", "write"]
 
 NAME = "diffnet worker"  # of all worker processes
 KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
@@ -42,6 +44,8 @@ MAX_GROWTH = 256 << 20  # bytes
 PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
 _kept: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
+_seconds: defaultdict[str, float] = defaultdict(float)
+_adding = threading.Lock()
 _texts: set[str] = set()  # of the warnings that this process has given once
 
 
@@ -50,6 +54,35 @@ def warn_once(text: str, category: type[Warning] = UserWarning) -> None:
     if text not in _texts:
         _texts.add(text)
         warnings.warn(text, category, stacklevel=3)
+
+
+@contextmanager
+def phase(name: Phase) -> Iterator[None]:
+    """Add the seconds of the block to a phase.
+
+    read: meshes from their files; check: entries of the cache; assemble: everything but the eigenbasis; solve: the
+    eigenbasis; write: entries of the cache
+    """
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        add_phases({name: time.perf_counter() - started})
+
+
+def add_phases(seconds: Mapping[str, float]) -> None:
+    """Add what another process has measured."""
+    with _adding:
+        for name, more in seconds.items():
+            _seconds[name] += more
+
+
+def take_phases() -> dict[str, float]:
+    """The seconds of each phase since the last call."""
+    with _adding:
+        seconds = dict(_seconds)
+        _seconds.clear()
+    return seconds
 
 
 def available_cores() -> int:
@@ -243,7 +276,8 @@ class _Worker:
         except (EOFError, OSError) as e:
             self.is_sound = False
             raise BrokenProcessPool("a worker process was killed (out of memory?)") from e
-        result, error, trace, held, texts = pickle.loads(answer)
+        result, error, trace, held, texts, seconds = pickle.loads(answer)
+        add_phases(seconds)
         for text, category in texts:
             warn_once(text, category)
         if self._first_bytes is None:
@@ -290,7 +324,7 @@ def _serve(connection: Connection) -> None:
 
 def _answer(result: Any, error: BaseException | None, trace: str, caught: list[warnings.WarningMessage]) -> bytes:
     texts = [(str(each.message), each.category) for each in caught]
-    return pickle.dumps((result, error, trace, _own_bytes(), texts), PROTOCOL)
+    return pickle.dumps((result, error, trace, _own_bytes(), texts, take_phases()), PROTOCOL)
 
 
 def _own_bytes() -> int:

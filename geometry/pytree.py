@@ -10,7 +10,7 @@ from torch import Tensor
 # PyTorch documents only `torch.export.register_dataclass`, which would make the number of columns a leaf of its own.
 from torch.utils import _pytree as pytree
 
-from diffnet.geometry.batches.edges import Edges
+from diffnet.geometry.edges import Edges
 from diffnet.geometry.fields import FIELDS, Fields
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.memo import remember
@@ -31,8 +31,8 @@ def register_tree(
 
     def flatten(operators: Any) -> tuple[list[Any], None]:
         edges = edges_of(operators)
-        known = None if edges is None or len(edges.lengths) != 1 else edges.pairs
-        return [*(_as_tree(getattr(operators, name)) for name in FIELDS), known], None
+        pairs = None if edges is None or len(edges.lengths) != 1 else edges.pairs
+        return [*(_as_tree(getattr(operators, name)) for name in FIELDS), pairs], None
 
     def flatten_with_keys(operators: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], None]:
         keys = [pytree.GetAttrKey(name) for name in (*FIELDS, "edges")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.place import place
 from diffnet.train.tasks.options.shared import Precision
 

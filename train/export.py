@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from diffnet import DiffusionNet, Operators, __version__, precompute
-from diffnet.geometry.batches.edges import Edges
+from diffnet.geometry.edges import Edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.operators import blank

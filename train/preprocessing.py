@@ -32,7 +32,7 @@ from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import OnDemand, StoredMeshes, joined
 from diffnet.geometry import MeshLike
-from diffnet.geometry.phases import add_phases, take_phases
+from diffnet.geometry.processes import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
 from diffnet.train.loop import RunData
 from diffnet.train.options import TrainOptions

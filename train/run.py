@@ -25,7 +25,7 @@ from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
-from diffnet.geometry.phases import take_phases
+from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train

@@ -14,7 +14,7 @@ import trimesh
 from diffnet.benchmarks.cases.preprocessing import bumpy_torus
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
 from diffnet.data import MeshSamples, Preprocessing, index_dataset, load_shards, write_shards
-from diffnet.geometry.preprocessing.options import BasisPrecision
+from diffnet.geometry.options import BasisPrecision
 
 MESHES = 20  # generated meshes
 PRECISIONS: tuple[BasisPrecision, ...] = ("float32", "float16")

@@ -49,8 +49,7 @@ from diffnet.benchmarks.tasks.programs import results
 from diffnet.data import LabeledMesh, available_cores, load_dataset
 from diffnet.geometry import mesh_edges
 from diffnet.geometry.files import write_atomically
-from diffnet.geometry.phases import Phase
-from diffnet.geometry.processes import WorkerPool
+from diffnet.geometry.processes import Phase, WorkerPool
 from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.device import pick_device
 from diffnet.train.run import surroundings

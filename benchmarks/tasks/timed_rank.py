@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 
-from diffnet.geometry.phases import take_phases
+from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import raise_at_sigterm
 from diffnet.train import cli, loop, run
 from diffnet.train.checkpoint import Checkpoint

@@ -23,9 +23,8 @@ from diffnet.data.stored import SampleFacts, StoredMeshes
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized, mesh_for_operators
-from diffnet.geometry.preprocessing.entry import check_entry
-from diffnet.geometry.preprocessing.one import operators_from
-from diffnet.geometry.preprocessing.packing import unpacked
+from diffnet.geometry.preprocessing.group import operators_from
+from diffnet.geometry.store.entry import all_arrays, check_entry
 
 INDEX = "shards.safetensors"
 SUFFIX = ".shard"
@@ -127,7 +126,7 @@ def _prepared(mesh: Mesh, place: Place, settings: Settings, options: Preprocessi
     mesh = load_normalized(mesh, None, options.normalize)
     checked, own = mesh_for_operators(mesh), settings.operators
     arrays = arrays_at(place, lambda arrays: check_entry(arrays, len(mesh.verts), own))
-    return mesh, operators_from(checked, unpacked(arrays, checked.verts), own, torch.device("cpu"))
+    return mesh, operators_from(checked, all_arrays(arrays, checked.verts), own, torch.device("cpu"))
 
 
 @dataclass(frozen=True, repr=False)

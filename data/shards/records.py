@@ -13,9 +13,9 @@ from diffnet.data.feature_names import array_names
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh
-from diffnet.geometry.cache import FORMAT as ENTRY_FORMAT, Arrays
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import Options, chosen_scale
+from diffnet.geometry.options import Options, chosen_scale
+from diffnet.geometry.store.cache import FORMAT as ENTRY_FORMAT, Arrays
 
 FORMAT = 2  # increase when older versions would misread shards
 OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from diffnet.data.labeled import DataError
 from diffnet.data.shards.tables import DAMAGE
-from diffnet.geometry.cache import Arrays, checksum, parsed
 from diffnet.geometry.file_state import FileState, is_settled, state_of
-from diffnet.geometry.mapped_file import map_file
+from diffnet.geometry.store.codec import Arrays, checksum, map_file, parsed
 
 MAPS = 64  # shards that are mapped into memory at a time
 LOCAL_BYTES = 64 * 2**30  # of local copies of remote records

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from diffnet.geometry.cache import Arrays, checksum, parsed
+from diffnet.geometry.store.codec import Arrays, checksum, parsed
 
 # What damage of a blob can raise.
 DAMAGE = (ValueError, RuntimeError, LookupError, TypeError, AttributeError, OverflowError)

@@ -30,15 +30,15 @@ from diffnet.data.shards.records import Settings, mesh_arrays, options_of
 from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
 from diffnet.data.stored import LazySequence, content_hash, joined, sources_of
 from diffnet.geometry import load_mesh
-from diffnet.geometry.cache import Arrays, checksum, safetensors_of
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.file_state import hashed
 from diffnet.geometry.files import make_folder, named, write_atomically
 from diffnet.geometry.folder_lock import locked
-from diffnet.geometry.mapped_file import ALIGNMENT
 from diffnet.geometry.mesh.normalize import mesh_for_operators
-from diffnet.geometry.preprocessing.entry import entry_of, operators_path, read_operators
 from diffnet.geometry.preprocessing.recipe import computed_arrays
+from diffnet.geometry.preprocessing.worker import entry_of, operators_path
+from diffnet.geometry.store.codec import ALIGNMENT, Arrays, checksum, safetensors_of
+from diffnet.geometry.store.entry import read_operators
 
 SHARD_BYTES = 2**30  # a shard is complete before it is larger
 MAGIC = b"diffnet\x01"  # the last bytes of a shard, after the length of its table

@@ -27,9 +27,9 @@ from diffnet.data.synthetic.shape import (
 )
 from diffnet.data.synthetic.surface import STYLES, Ints, Surface, polygonize, triangulate
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import WorkerPool, available_cores
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
 One: TypeAlias = "tuple[str, str, int]"  # the bodies, the part ("train" or "test") and the number of a figure
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.errors import DiffnetError
-from diffnet.geometry.preprocessing.options import chosen_scale
+from diffnet.geometry.options import chosen_scale
 
 NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.elements.elements import element_points, face_areas
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
+from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
 _LOCK = Lock()  # the library keeps its mesh in global variables
 

@@ -19,7 +19,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.objects import mean_normals
 from diffnet.geometry.mesh.polygons import Floats, Ints
-from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
+from diffnet.geometry.options import JOIN_RULES, JoinRule
 
 
 def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.polygons import corner_positions
-from diffnet.geometry.preprocessing.options import LaplacianKind
+from diffnet.geometry.options import LaplacianKind
 
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
 ADDED_CROSS = 1e-10  # to the lengths of cross products of edges, for a mesh of radius 1, so that none is 0

@@ -13,12 +13,13 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
-from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.discretize.coincident import components
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
 from diffnet.geometry.mesh.polygons import Floats, Ints
+from diffnet.geometry.store.cache import cache_key, check_arrays, entry_path, read_entry, write_entry
+from diffnet.geometry.store.codec import Arrays
 
 # Up to this distance / √area, a search for each pair is faster than one search over the mesh for all pairs of a vertex.
 MAX_SEARCH = 0.1

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
@@ -21,6 +20,7 @@ from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
 from diffnet.geometry.mesh.polygons import triangulate
+from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 
 if TYPE_CHECKING:
     import trimesh

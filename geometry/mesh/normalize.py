@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.mesh.objects import check_normals_rule, own_normals
-from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule, counts_all
+from diffnet.geometry.options import SCALE_RULES, ScaleRule, counts_all
 
 if TYPE_CHECKING:
     from torch import Tensor

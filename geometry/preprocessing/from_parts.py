@@ -23,9 +23,9 @@ from diffnet.geometry.eigen.problem import USUAL_SHIFT, Array, Component, Pairs,
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array
-from diffnet.geometry.preprocessing.assembly import assembled_fields
-from diffnet.geometry.preprocessing.packing import rounded_frames
-from diffnet.geometry.preprocessing.recipe import Discretization, complete, packed_arrays, solve
+from diffnet.geometry.preprocessing.recipe import Discretization, complete, operator_arrays, solve
+from diffnet.geometry.store.assembly import assembled_fields
+from diffnet.geometry.store.entry import rounded_frames
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_count
 
@@ -79,7 +79,7 @@ def fields_from_parts(
         frames = rounded_frames(tangent_frames(mesh)) if frames is None else frames
         gradient = gradient_values(mesh.verts, frames, edges)
 
-    arrays = packed_arrays(NAME, laplacian, mass, frames, gradient, edges)
+    arrays = operator_arrays(NAME, laplacian, mass, frames, gradient, edges)
     discretization = Discretization(NAME, arrays, laplacian, mass)
     exact = _without_rounded_sums(laplacian, needed=evals is None and k > 0)
     if evals is None:
@@ -91,22 +91,11 @@ def fields_from_parts(
     return assembled_fields(complete(discretization, pairs, "float32"), mesh.faces)
 
 
-def parts_by_name(parts: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of `Operators.from_parts` in the tuple of `Operators.from_reference`."""
-    names = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
-    if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
-        found = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
-        raise ValueError(
-            f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {found}"
-        )
-    return dict(zip(names, parts, strict=True))
-
-
 def _check_together(**parts: Any) -> None:
-    given = [name for name, value in parts.items() if value is not None]
-    if len(given) == 1:
-        (missing,) = parts.keys() - set(given)
-        raise ValueError(f"{given[0]} is given without {missing}; pass both, or neither to have them computed")
+    names = [name for name, value in parts.items() if value is not None]
+    if len(names) == 1:
+        (missing,) = parts.keys() - set(names)
+        raise ValueError(f"{names[0]} is given without {missing}; pass both, or neither to have them computed")
 
 
 def _is_matrix(value: Any) -> bool:
@@ -126,8 +115,8 @@ def _as_scipy(name: str, matrix: Any) -> scipy.sparse.csr_matrix:
     elif not scipy.sparse.issparse(matrix):
         matrix = np.asarray(matrix)
         if matrix.ndim != 2 or matrix.dtype == object:
-            found = f"shape is {matrix.shape}" if matrix.dtype != object else f"got {type(matrix[()]).__name__}"
-            raise ValueError(f"{name} should be a matrix (V, V) of SciPy, NumPy or PyTorch, or a SparseMatrix, {found}")
+            text = f"shape is {matrix.shape}" if matrix.dtype != object else f"got {type(matrix[()]).__name__}"
+            raise ValueError(f"{name} should be a matrix (V, V) of SciPy, NumPy or PyTorch, or a SparseMatrix, {text}")
     if np.iscomplexobj(matrix):
         raise ValueError(
             f"{name} should be real, dtype is {matrix.dtype}; pass the parts of a complex gradient G as "

@@ -1,28 +1,46 @@
-"""Operators of a group of meshes, computed together on a device."""
+"""Operators of groups of meshes that a GPU computes while worker processes do the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Semaphore
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
-from diffnet.geometry.cache import Arrays
-from diffnet.geometry.eigen.gpu.batches import packed_eigenbases
+from diffnet.geometry.diagnosis import component_warning
+from diffnet.geometry.eigen.gpu.batches import (
+    BATCHES_AT_ONCE,
+    batch_stream,
+    load_library,
+    packed_eigenbases,
+    vertex_bytes,
+)
 from diffnet.geometry.eigen.gpu.lanczos import Map, PackedProblem
 from diffnet.geometry.errors import ConvergenceError, MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.assembly import assembled_fields
-from diffnet.geometry.preprocessing.on_device import PackedDiscretization, discretize_on, entry_arrays
-from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.recipe import with_pairs
-from diffnet.geometry.transfer import to_host
+from diffnet.geometry.options import Options
+from diffnet.geometry.preprocessing.packed import PackedDiscretization, discretize_on, entry_arrays
+from diffnet.geometry.preprocessing.recipe import computed_arrays, with_pairs
+from diffnet.geometry.preprocessing.worker import GpuMesh
+from diffnet.geometry.processes import phase
+from diffnet.geometry.store.assembly import assembled_fields
+from diffnet.geometry.store.codec import Arrays
+from diffnet.geometry.store.transfer import to_host
+from diffnet.ops.common.memo import remember
 
 MAX_SINGLE = float(np.finfo(np.float32).max)
+POSITIONS = 32  # consecutive meshes whose operators are computed together
+MAX_WAITING = 4  # groups of meshes; with more, the worker processes wait
+Waiting: TypeAlias = tuple[int, GpuMesh]  # the position of a mesh, and the mesh
+Finished: TypeAlias = Callable[[int, GpuMesh, "Computed | str"], None]
 
 
 class Computed(NamedTuple):
@@ -32,13 +50,10 @@ class Computed(NamedTuple):
     arrays: Arrays | None
 
 
-Result: TypeAlias = "Computed | MeshError | None"
-
-
 def compute_on(
     device: torch.device, meshes: Sequence[Mesh], options: Options, on_cores: Map, *, arrays: bool
-) -> list[Result]:
-    """The operators of each mesh, the error of a mesh that can't be used, or None for a mesh that is left to the CPU.
+) -> list[Computed | None]:
+    """The operators of each mesh, or None for a mesh that is left to the CPU, such as one that can't be used.
 
     meshes: see `mesh_for_operators`
     on_cores: `map`, or the `map` of a thread pool, for the work that is left to the CPU
@@ -47,16 +62,13 @@ def compute_on(
     The operators are views of tensors of the whole group. All meshes are left to the CPU if the device has too little
     memory for the group, or if one of them can't be solved for.
     """
-    results: list[Result] = [None] * len(meshes)
+    results: list[Computed | None] = [None] * len(meshes)
     try:
         with phase("assemble"):
-            found = discretize_on(device, meshes, options)
-        for position, error in found.errors.items():
-            results[position] = error
-        if found.packed is not None:
-            served = [meshes[i] for i in found.served]
-            computed = _solve(found.packed, served, options, on_cores, arrays)
-            for position, result in zip(found.served, computed, strict=True):
+            packed, served = discretize_on(device, meshes, options)
+        if packed is not None:
+            computed = _solve(packed, [meshes[i] for i in served], options, on_cores, arrays)
+            for position, result in zip(served, computed, strict=True):
                 results[position] = result
     except (ConvergenceError, torch.OutOfMemoryError):
         pass  # the meshes that have no result yet are computed alone, which may take longer and less memory
@@ -65,7 +77,7 @@ def compute_on(
 
 def _solve(
     packed: PackedDiscretization, meshes: Sequence[Mesh], options: Options, on_cores: Map, arrays: bool
-) -> list[Result]:
+) -> list[Computed | None]:
     operators, laplacian, lengths = packed.operators, packed.laplacian, tuple(len(mesh.verts) for mesh in meshes)
     rows = torch.arange(len(packed.mass), device=operators.device).repeat_interleave(laplacian.indptr.diff())
     problem = PackedProblem(lengths, rows, laplacian.indices, laplacian.values, packed.mass, packed.positions)
@@ -76,22 +88,114 @@ def _solve(
     entries = entry_arrays(packed) if arrays or halves else None
     vectors = np.split(to_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
     values = torch.from_numpy(np.stack(evals).astype(np.float32)).to(operators.device)
-    operators = replace(operators, evals=values, evecs=evecs)
+    # The lengths need not be read from the GPU.
+    counts = {"_lengths": lengths, "_face_lengths": tuple(len(mesh.faces) for mesh in meshes)}
+    operators = remember(replace(operators, evals=values, evecs=evecs), **counts)
     for matrix in (operators.laplacian, operators.gradient):
         matrix.pattern.prepare()  # for all parts at once
-    parts = operators.with_lengths(lengths, [len(mesh.faces) for mesh in meshes]).split()
+    parts = operators.split()
 
-    def result(i: int) -> Result:
+    def result(i: int) -> Computed | None:
         if options.k > 0 and not 0 < evals[i][-1] < MAX_SINGLE:
             return None  # the CPU path warns of meshes that have only components, and refuses those that are tiny
         if entries is None:
             return Computed(parts[i], None)
         try:
-            own = with_pairs(meshes[i].name, entries[i], (evals[i], vectors[i]), options.basis)
-        except MeshError as e:
-            return e
+            whole = with_pairs(meshes[i].name, entries[i], (evals[i], vectors[i]), options.basis)
+        except MeshError:
+            return None
         if halves:
-            return Computed(Operators(**assembled_fields(own, meshes[i].faces)).to(operators.device), own)
-        return Computed(parts[i], own)
+            return Computed(Operators(**assembled_fields(whole, meshes[i].faces)).to(operators.device), whole)
+        return Computed(parts[i], whole)
 
     return [result(i) for i in range(len(meshes))]
+
+
+def computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Computed:
+    """The operators of a mesh that `compute_on` has left: the CPU computes all of them but the eigenbasis."""
+    arrays = computed_arrays(mesh, options, device)
+    return Computed(operators_from(mesh, arrays, options, device), arrays)
+
+
+def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:
+    """Operators from all their arrays, and the warning of `precompute`."""
+    warning = component_warning(mesh, arrays, options)
+    if warning is not None:
+        warnings.warn(warning, stacklevel=5)  # the caller of `precompute`, which is wrapped once
+    # Work on this stream follows the copy, and the arrays have left their memory when the call returns.
+    return Operators(**assembled_fields(arrays, mesh.faces)).to(device, non_blocking=True)
+
+
+@contextmanager
+def gpu_groups(
+    device: torch.device, options: Options, jobs: int, finished: Finished, *, arrays: bool
+) -> Iterator[Callable[[Sequence[Waiting]], None]]:
+    """A function that queues a group of meshes.
+
+    Threads compute their operators and call finished(position, mesh, operators or error message) for each mesh. All
+    calls are made when the context ends. The context then raises the first error that isn't one of a mesh.
+
+    jobs: number of threads for the work that is left to the CPU
+    arrays: see `compute_on`
+    """
+    room = Semaphore(MAX_WAITING)
+    running: list[Future[None]] = []
+    if device.type == "cuda":
+        load_library(device)
+    with (
+        threadpool_limits(1),
+        ThreadPoolExecutor(jobs) as helpers,
+        ThreadPoolExecutor(BATCHES_AT_ONCE) as threads,
+    ):
+
+        def compute(meshes: Sequence[Waiting]) -> None:
+            try:
+                for part in _that_fit(meshes, options.k, device):
+                    group = [gpu_mesh.mesh for _, gpu_mesh in part]
+                    with batch_stream(device) as stream, torch.cuda.stream(stream):
+                        results = compute_on(device, group, options, helpers.map, arrays=arrays)
+                        if stream is not None:
+                            stream.synchronize()
+                    for (position, gpu_mesh), result in zip(part, results, strict=True):
+                        finished(position, gpu_mesh, result or _alone(gpu_mesh.mesh, options, device))
+            finally:
+                room.release()
+
+        def submit(meshes: Sequence[Waiting]) -> None:
+            room.acquire()
+            running.append(threads.submit(compute, meshes))
+
+        try:
+            yield submit
+        except BaseException:  # such as Ctrl-C
+            for group in running:
+                group.cancel()
+            raise
+    for group in running:
+        group.result()
+
+
+def _that_fit(meshes: Sequence[Waiting], k: int, device: torch.device) -> Iterator[Sequence[Waiting]]:
+    """Divide meshes into groups that fit into a quarter of the memory of the device, with at least one mesh each."""
+    if device.type != "cuda":
+        yield meshes
+        return
+    room = torch.cuda.get_device_properties(device).total_memory // (4 * vertex_bytes(k))
+    group: list[Waiting] = []
+    size = 0
+    for waiting in meshes:
+        vertices = len(waiting[1].mesh.verts)
+        if group and size + vertices > room:
+            yield group
+            group, size = [], 0
+        group.append(waiting)
+        size += vertices
+    if group:
+        yield group
+
+
+def _alone(mesh: Mesh, options: Options, device: torch.device) -> Computed | str:
+    try:
+        return computed_alone(mesh, options, device)
+    except MeshError as e:
+        return str(e)

@@ -8,48 +8,40 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import astuple
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
 
-from diffnet.geometry.cache import Arrays, write_later
+from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, refuses, some_reasons
-from diffnet.geometry.mesh.mesh import MeshLike, check_several
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parsed, parsed_entry, parsed_mesh
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.phases import add_phases, with_phases
-from diffnet.geometry.preprocessing.assembly import fields_of, tensors_of
-from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import entry_of
-from diffnet.geometry.preprocessing.flat import Flat
-from diffnet.geometry.preprocessing.gpu_groups import POSITIONS, Waiting, gpu_groups
-from diffnet.geometry.preprocessing.group import Computed
-from diffnet.geometry.preprocessing.known_entry import show_even_rows
-from diffnet.geometry.preprocessing.options import (
-    BasisPrecision,
-    JoinRule,
-    LaplacianKind,
-    OperatorsKind,
-    Options,
-    ScaleRule,
-)
-from diffnet.geometry.preprocessing.stored import Reader, stored_operators
+from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, ScaleRule
+from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
+from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.preprocessing.worker import (
+    Answer,
     CacheJob,
-    Known,
-    Unsolved,
+    GpuMesh,
     compute_entry,
+    entry_of,
+    operators_path,
     source_name,
 )
-from diffnet.geometry.processes import WorkerPool, available_cores, rank_count
-from diffnet.geometry.transfer import MAX_PIECE, TensorsAt, to_gpu
+from diffnet.geometry.processes import WorkerPool, available_cores, phase, rank_count
+from diffnet.geometry.store.assembly import fields_of, tensors_of
+from diffnet.geometry.store.cache import has_entry, write_later
+from diffnet.geometry.store.entry import all_arrays, read_operators
+from diffnet.geometry.store.reading import PinnedEntries, has_even_rows, operators_at, read_again
 
+Result: TypeAlias = "Answer | Computed | Reader"
 T = TypeVar("T")
 
 FEW_POSITIONS = 8  # the smallest block where several ranks share the meshes; a GPU solves small blocks less efficiently
@@ -83,9 +75,9 @@ def precompute_all(
     k, laplacian, cache_dir, basis, join, normalize, operators: see `precompute`.
     normals: None, "file" or "geometry"; see `precompute`. `make_mesh` makes meshes with own normals, which count as
         those of the file.
-    device: the device that the operators are on, and that computes those of large meshes; the cores compute the others.
-        A GPU takes up to 32 meshes of the list at once, and rounding depends on which these are. Meshes that it gets
-        together share memory there, which is freed when none of their operators is used any more.
+    device: the device that the operators are on, and that computes those of large meshes; cores compute the others.
+        A GPU takes up to 32 meshes of the list at once, and rounding depends on which these are. They share memory
+        there, which is freed when none of their operators is used any more.
     jobs: number of worker processes; by default one for each core. They stay for a minute, for later calls.
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
@@ -101,62 +93,36 @@ def precompute_all(
     check_normals_rule(normals)
     job = CacheJob(options, cache_dir, normalize, normals)
 
-    def load(positions: tuple[int, ...], found: Sequence[Flat] | Computed | Reader) -> list[Operators]:
-        if isinstance(found, Computed):
-            return [found.operators]
-        if callable(found):
-            return [found(device)]
-        return _operators_of_flat(found, device)
-
-    def fill(ready: Callable[..., Any]) -> dict[int, str]:
-        group: dict[int, Flat] = {}  # a GPU gets small meshes together
-
-        def load_group() -> None:
-            ready(tuple(group), [*group.values()])
-            group.clear()
-
-        def add(position: int, found: Known | Computed | Reader) -> None:
-            if not isinstance(found, Known):
-                ready((position,), found)
-                return
-            if found.warning is not None:
-                texts.append(found.warning)
-            group[position] = found.operators
-            if sum(each.buffer.nbytes for each in group.values()) >= MAX_PIECE:
-                load_group()
-
-        failed = _fill(meshes, job, jobs, device, add, keep=True)
-        if group:
-            load_group()
-        return failed
-
     texts: list[str] = []
-    failed, loaded = load_meanwhile(load, fill)
+
+    def fill(ready: Callable[[int, Any], Any]) -> dict[int, str]:
+        def receive(position: int, result: Result) -> None:
+            if isinstance(result, Answer) and result.warning is not None:
+                texts.append(result.warning)
+            ready(position, result)
+
+        return _Run(meshes, job, jobs, device, receive, keep=True).run()
+
+    failed, loaded = load_meanwhile(lambda _, result: _operators_of(result, device), fill)
     for text in texts:
         warnings.warn(text, stacklevel=3)  # the caller of `precompute_all`, which is wrapped once
     if failed:
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")
-    result = {i: each for group, found in loaded.items() for i, each in zip(group, found.result(), strict=True)}
-    return [result[i] for i in range(len(meshes))]
+    return [loaded[i].result() for i in range(len(meshes))]
 
 
-def _operators_of_flat(found: Sequence[Flat], device: torch.device) -> list[Operators]:
-    """Operators from the buffers of several meshes, on a device. A GPU gets them as one buffer."""
-    arrays = [each.arrays() for each in found]
-    if device.type == "cpu":
-        return [Operators(**fields_of(tensors_of(own))) for own in arrays]
-    buffers = to_gpu([torch.from_numpy(each.buffer) for each in found], device, non_blocking=True)
-
-    def moved(each: Flat, own: Arrays, buffer: Tensor) -> Operators:
-        if show_even_rows(own):
-            return Operators(**fields_of(TensorsAt(buffer, each.places), even=True))
-        # The CPU finds the index arrays of uneven rows, because it would wait for the GPU.
-        return Operators(**fields_of(tensors_of(own))).to(device, non_blocking=True)
-
-    return [moved(*each) for each in zip(found, arrays, buffers, strict=True)]
+def _operators_of(result: Result, device: torch.device) -> Operators:
+    if isinstance(result, Computed):
+        return result.operators
+    if isinstance(result, Reader):
+        return result.read(device)
+    if device.type != "cpu" and has_even_rows(result.arrays):
+        return PinnedEntries.of(result.arrays).operators(device)
+    # The CPU finds the index arrays of other rows, because it would wait for the GPU.
+    return Operators(**fields_of(tensors_of(result.arrays))).to(device, non_blocking=True)
 
 
-def fill_cache(
+def store_operators(
     sources: Sequence[MeshLike],
     options: Options,
     cache_dir: str | os.PathLike[str],
@@ -171,12 +137,9 @@ def fill_cache(
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, unless they are there.
 
-    jobs: number of worker processes; by default one for each core
+    jobs, device, normalize, normals: see `precompute_all`
     advance: called once for each mesh, usable or not, when it is done
-    device: the device that computes the operators of large meshes; see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
-    normalize: compute the operators at normalized positions; see `precompute`
-    normals: see `precompute_all`
     positions: those of the meshes that this call should store, instead of all. They are taken when a process or a GPU
         can start on them, so several machines can share a source of positions. Worker processes compute the meshes
         also if jobs is 1.
@@ -187,89 +150,162 @@ def fill_cache(
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     job = CacheJob(options, cache_dir, normalize, normals)
+
+    def receive(position: int, _: object) -> None:
+        ready(position)
+
     on = torch.device(device)
-    return _fill(sources, job, jobs, on, lambda i, found: ready(i), keep=False, advance=advance, positions=positions)
+    return _Run(sources, job, jobs, on, receive, keep=False, advance=advance, positions=positions).run()
 
 
-def _fill(
-    sources: Sequence[MeshLike],
-    job: CacheJob,
-    jobs: int | None,
-    device: torch.device,
-    ready: Callable[[int, Any], Any],
-    *,
-    keep: bool,
-    advance: Callable[[], Any] = lambda: None,
-    positions: Iterable[int] | None = None,
-) -> dict[int, str]:
-    """See `fill_cache`.
+class _Run:
+    """A run over meshes, of `store_operators` or `precompute_all`: from workers and a GPU to one receiver.
 
-    ready: called with the position of each mesh and, with `keep`, with its operators, or the mesh if the cache has them
+    receive: gets the position of each mesh that is ready and, with `keep`, its operators, or their reader if the cache
+        has them
     keep: pass operators on as soon as they are computed. Otherwise they are ready when the cache has them.
     """
-    jobs = min(jobs or available_cores(), len(sources))
-    failed: dict[int, str] = {}
 
-    def done(position: int, result: Known | Computed | Reader | str | None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[MeshLike],
+        job: CacheJob,
+        jobs: int | None,
+        device: torch.device,
+        receive: Callable[[int, Any], Any],
+        *,
+        keep: bool,
+        advance: Callable[[], Any] = lambda: None,
+        positions: Iterable[int] | None = None,
+    ) -> None:
+        self._sources, self._job, self._device = sources, job, device
+        self._receive, self._keep, self._advance = receive, keep, advance
+        self._shared = positions is not None  # with other calls
+        self._waiting = iter(range(len(sources)) if positions is None else positions)
+        self._jobs = min(jobs or available_cores(), len(sources))
+        self._failed: dict[int, str] = {}
+        self._writing: list[Future[None]] = []
+
+    def run(self) -> dict[int, str]:
+        """Fill the cache. Returns an error message for each mesh that can't be used, by position."""
+        if self._jobs > 1 and not self._shared:
+            self._look_for_entries()
+        first = list(islice(self._waiting, self._jobs))
+        self._waiting = chain(first, self._waiting)
+        # Few meshes get several threads each. How many are left to shared positions is not known, and rounding depends
+        # on the number of threads.
+        workers = self._jobs if self._shared else len(first)
+        if first and self._device.type == "cpu":
+            self._compute(self._waiting, self._finish, workers)
+        elif first:
+            self._compute_with_gpu(workers)
+        return dict(sorted(self._failed.items()))
+
+    def _finish(self, position: int, result: Result | str | None) -> None:
         if isinstance(result, str):
-            failed[position] = result
+            self._failed[position] = result
         else:
-            ready(position, result)
-        advance()
+            self._receive(position, result)
+        self._advance()
 
-    waiting = iter(range(len(sources)) if positions is None else positions)
-    in_workers = jobs > 1 or positions is not None
-    if jobs > 1 and positions is None:
-        waiting = _without_entry(sources, job, waiting, done)
-    first = list(islice(waiting, jobs))
-    if not first:
-        return dict(sorted(failed.items()))
-    waiting = chain(first, waiting)
-    # Few meshes get several threads each. How many are left to given positions is not known, and rounding depends on
-    # the number of threads.
-    workers = len(first) if positions is None else jobs
-    on_gpu = device.type != "cpu"
-    work: Callable[[MeshLike], Any] = partial(compute_entry, job=job, keep=keep, for_gpu=on_gpu)
-    on_cores = partial(_in_processes, jobs=workers) if in_workers else _in_this_process
-    if not on_gpu:
-        on_cores(work, sources, waiting, done)
-        return dict(sorted(failed.items()))
+    def _look_for_entries(self) -> None:
+        """Finish the first meshes, up to those for which workers should look into the cache.
 
-    writing: list[Future[None]] = []
-
-    def finished(position: int, unsolved: Unsolved, found: Computed | str) -> None:
-        if isinstance(found, str):
-            done(position, found)
+        Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They
+        also read the files of meshes that are not in the cache, which takes more time.
+        """
+        if self._job.cache_dir is None:
             return
-        mesh, path = unsolved
-        if keep:
-            done(position, found)
-        if path is not None and found.arrays is not None:
-            entry = partial(entry_of, mesh, found.arrays, job.options)
-            if keep:
-                write_later(path, entry)
-            else:
-                writing.append(write_later(path, entry, partial(done, position, None)))
+        with ThreadPoolExecutor(LOADERS) as threads:
+            together = 1
+            while positions := list(islice(self._waiting, together)):
+                readers = threads.map(lambda i: stored_operators(self._sources[i], self._job), positions)
+                missing = []
+                for position, reader in zip(positions, readers, strict=True):
+                    if reader is None:
+                        missing.append(position)
+                    else:
+                        self._finish(position, reader)
+                if missing:
+                    self._waiting = chain(missing, self._waiting)
+                    return
+                together = LOOKED_AT_TOGETHER
 
-    with gpu_groups(device, job.options, max(jobs, 1), finished, arrays=job.cache_dir is not None) as compute:
-        waiting, add = in_blocks(waiting, compute, len(sources), 1 if positions is None else rank_count())
+    def _compute_with_gpu(self, workers: int) -> None:
+        arrays = self._job.cache_dir is not None
+        with gpu_groups(self._device, self._job.options, max(self._jobs, 1), self._store, arrays=arrays) as compute:
+            ranks = rank_count() if self._shared else 1
+            positions, add = in_blocks(self._waiting, compute, len(self._sources), ranks)
 
-        def looked_at(position: int, result: Known | Unsolved | str | None) -> None:
-            if isinstance(result, Unsolved):
-                add(position, result)
-            else:
-                add(position, None)
-                done(position, result)
+            def answer(position: int, result: Answer | GpuMesh | str | None) -> None:
+                if isinstance(result, GpuMesh):
+                    add(position, result)
+                else:
+                    add(position, None)
+                    self._finish(position, result)
 
-        on_cores(work, sources, waiting, looked_at)
-    for entry in writing:
-        entry.result()
-    return dict(sorted(failed.items()))
+            self._compute(positions, answer, workers)
+        for entry in self._writing:
+            entry.result()
+
+    def _store(self, position: int, gpu_mesh: GpuMesh, result: Computed | str) -> None:
+        """Finish a mesh that a GPU has computed."""
+        if self._keep or isinstance(result, str):
+            self._finish(position, result)
+        if isinstance(result, str) or gpu_mesh.path is None or result.arrays is None:
+            return
+        entry = partial(entry_of, gpu_mesh.mesh, result.arrays, self._job.options)
+        if self._keep:
+            write_later(gpu_mesh.path, entry)
+        else:
+            self._writing.append(write_later(gpu_mesh.path, entry, partial(self._finish, position, None)))
+
+    def _compute(self, positions: Iterator[int], answer: Callable[[int, Any], None], workers: int) -> None:
+        """Call answer(position, result) with the result of `compute_entry` for each position."""
+        work = partial(compute_entry, job=self._job, keep=self._keep, for_gpu=self._device.type != "cpu")
+        if self._jobs == 1 and not self._shared:
+            for position in positions:
+                answer(position, work(self._sources[position]))
+            return
+        lost = self._in_processes(work, positions, answer, workers)
+        # A mesh that killed its process gets another try, with all cores and all memory for itself.
+        for position in self._in_processes(work, iter(lost), answer, 1):
+            name = source_name(self._sources[position])
+            answer(position, f"{name}: preprocessing it killed its process (out of memory?)")
+
+    def _in_processes(
+        self,
+        work: Callable[[MeshLike], Any],
+        positions: Iterator[int],
+        answer: Callable[[int, Any], None],
+        workers: int,
+    ) -> list[int]:
+        """Call answer(position, work(source)). Returns the positions of meshes that killed their process."""
+        lost: list[int] = []
+        running: dict[Future[Any], int] = {}
+        ended = SimpleQueue[Future[Any]]()
+        with WorkerPool(workers, max(1, available_cores() // workers)) as pool:
+            while True:
+                # At most one call for each process, because results wait here while `answer` waits for a GPU.
+                for position in islice(positions, workers - len(running)):
+                    future = pool.submit(work, self._sources[position])
+                    running[future] = position
+                    future.add_done_callback(ended.put)
+                if not running:
+                    return lost
+                future = ended.get()
+                position = running.pop(future)
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    lost.append(position)
+                else:
+                    answer(position, result)
 
 
 def in_blocks(
     waiting: Iterator[int], compute: Callable[[Sequence[Waiting]], None], count: int, ranks: int
-) -> tuple[Iterator[int], Callable[[int, Unsolved | None], None]]:
+) -> tuple[Iterator[int], Callable[[int, GpuMesh | None], None]]:
     """The positions, and a function that gets each of them once, with what a GPU needs to compute it, if anything.
 
     It calls `compute` with the meshes of each POSITIONS consecutive positions, so groups don't depend on the load.
@@ -286,121 +322,113 @@ def in_blocks(
             together = POSITIONS
             if ranks > 1:
                 together = min(POSITIONS, max((count - first) // (2 * ranks), FEW_POSITIONS))
-            taken = [first, *islice(waiting, together - 1)]
+            consecutive = [first, *islice(waiting, together - 1)]
             number = len(missing)
-            missing[number] = len(taken)
-            block.update(dict.fromkeys(taken, number))
-            yield from taken
+            missing[number] = len(consecutive)
+            block.update(dict.fromkeys(consecutive, number))
+            yield from consecutive
 
-    def add(position: int, unsolved: Unsolved | None) -> None:
-        own = block.pop(position)
-        missing[own] -= 1
-        if unsolved is not None:
-            groups.setdefault(own, []).append((position, unsolved))
-        if missing[own] == 0 and own in groups:
-            compute(sorted(groups.pop(own), key=lambda waiting: waiting[0]))
+    def add(position: int, gpu_mesh: GpuMesh | None) -> None:
+        number = block.pop(position)
+        missing[number] -= 1
+        if gpu_mesh is not None:
+            groups.setdefault(number, []).append((position, gpu_mesh))
+        if missing[number] == 0 and number in groups:
+            compute(sorted(groups.pop(number), key=lambda waiting: waiting[0]))
 
     return positions(), add
 
 
-def _without_entry(
-    sources: Sequence[MeshLike], job: CacheJob, waiting: Iterator[int], done: Callable[[int, Reader], None]
-) -> Iterator[int]:
-    """The positions of the meshes for which workers should look into the cache. Calls done for the others.
-
-    Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They also
-    read the files of meshes that are not in the cache, which takes more time.
-    """
-    if job.cache_dir is None:
-        return waiting
-    with ThreadPoolExecutor(LOADERS) as threads:
-        together = 1
-        while looked_at := list(islice(waiting, together)):
-            missing = []
-            found = threads.map(lambda i: stored_operators(sources[i], job), looked_at)
-            for position, reader in zip(looked_at, found, strict=True):
-                if reader is None:
-                    missing.append(position)
-                else:
-                    done(position, reader)
-            if missing:
-                return chain(missing, waiting)
-            together = LOOKED_AT_TOGETHER
-    return waiting
-
-
 def load_meanwhile(
     load: Callable[..., T], fill: Callable[[Callable[..., Any]], dict[int, str]]
-) -> tuple[dict[int, str], dict[Any, Future[T]]]:
+) -> tuple[dict[int, str], dict[int, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
-    fill: a call of `fill_cache`, given its argument `ready`
-    load: called in a thread with each position that is ready, or several in a tuple, and with what else `ready` gets
+    fill: a call of `store_operators`, given its argument `ready`
+    load: called in a thread with each position that is ready, and with what else `ready` gets
 
     Returns the result of `fill`, and the results of `load` by position.
     """
-    loaded = dict[Any, Future[T]]()
+    loaded = dict[int, Future[T]]()
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: int | tuple[int, ...], *found: Any) -> None:
+        def ready(position: int, *found: Any) -> None:
             loaded[position] = loader.submit(load, position, *found)
 
         return fill(ready), loaded
 
 
-def _in_this_process(
-    work: Callable[[MeshLike], T | str],
-    sources: Sequence[MeshLike],
-    waiting: Iterator[int],
-    done: Callable[[int, T | str], None],
-) -> None:
-    """Call done(position, work(source)) for each waiting position."""
-    for position in waiting:
-        done(position, work(sources[position]))
+# When this process reads a file again, it neither parses nor hashes it.
+# The entries of operators that this process has read, if they are float32 and the mesh tells no more.
+_paths: dict[tuple[Any, ...], Path] = {}  # by the entry of the parsed file and options
 
 
-def _in_processes(
-    work: Callable[[MeshLike], T | str],
-    sources: Sequence[MeshLike],
-    waiting: Iterator[int],
-    done: Callable[[int, T | str], None],
-    jobs: int,
-) -> None:
-    """Call done(position, work(source)) for each waiting position. Worker processes do the work."""
-    lost: list[int] = []
-    running: dict[Future[tuple[T | str, dict[str, float]]], int] = {}
-    ended = SimpleQueue[Future[tuple[T | str, dict[str, float]]]]()
-    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-        while True:
-            # At most one call for each process, because results wait here while `done` waits for a GPU.
-            for position in islice(waiting, jobs - len(running)):
-                future = pool.submit(with_phases, work, sources[position])
-                running[future] = position
-                future.add_done_callback(ended.put)
-            if not running:
-                break
-            future = ended.get()
-            position = running.pop(future)
-            try:
-                result = _taken(future)
-            except BrokenProcessPool:
-                lost.append(position)
-            else:
-                done(position, result)
-    if not lost:
-        return
-    # A mesh that killed its process gets another try, with all cores and all memory for itself.
-    with WorkerPool(1, available_cores()) as pool:
-        for position in lost:
-            try:
-                result = _taken(pool.submit(with_phases, work, sources[position]))
-            except BrokenProcessPool:
-                result = f"{source_name(sources[position])}: preprocessing it killed its process (out of memory?)"
-            done(position, result)
+class Reader(NamedTuple):
+    """Reads the operators of a mesh from their entry, which is not checked yet.
+
+    path: of the entry
+    parsed: of the entry of the parsed file, or None for another mesh
+    mesh: see `mesh_for_operators`; None if `_paths` has the entry, so that the mesh need not be read
+    """
+
+    source: MeshLike
+    job: CacheJob
+    path: Path
+    parsed: Path | None
+    mesh: Mesh | None
+
+    def read(self, device: torch.device) -> Operators:
+        """The operators on a device. They are computed if the entry can't be used."""
+        operators = None
+        if self.mesh is None and self.parsed is not None:
+            operators = self._read_again(self.parsed, device)
+        return self._read_first(device) if operators is None else operators
+
+    def _read_again(self, parsed: Path, device: torch.device) -> Operators | None:
+        if device.type != "cpu":
+            entries = read_again([parsed, self.path])
+            return None if entries is None else entries.operators(device)
+        mesh = parsed_mesh(parsed, "")
+        return None if mesh is None else operators_at(self.path, mesh.faces, len(mesh.verts), self.job.options)
+
+    def _read_first(self, device: torch.device) -> Operators:
+        options = self.job.options
+        mesh = self.job.read(self.source) if self.mesh is None else self.mesh
+        with phase("check"):
+            entry = None if self.mesh is None else read_operators(self.path, len(mesh.verts), options)
+        if entry is None:
+            return operators_of(mesh, options, self.job.cache_dir, device)
+        arrays = all_arrays(entry, mesh.verts)
+        if (
+            self.parsed is not None
+            and options.basis == "float32"
+            and has_even_rows(arrays)
+            and not arrays["facts"][-2:].any()
+        ):
+            _paths[_key(self.parsed, self.job)] = self.path
+        return operators_from(mesh, arrays, options, device)
 
 
-def _taken(call: Future[tuple[T, dict[str, float]]]) -> T:
-    """The result of a call of `with_phases`. Its seconds count as those of this process."""
-    result, seconds = call.result()
-    add_phases(seconds)
-    return result
+def stored_operators(source: MeshLike, job: CacheJob) -> Reader | None:
+    """The reader of the operators of a mesh, if the cache has an entry for it."""
+    if job.cache_dir is None:
+        return None
+    paths = (str, os.PathLike)  # `job.read` raises the error for a folder of another type
+    path = Path(source) if isinstance(source, paths) and isinstance(job.cache_dir, paths) else None
+    parsed = None if path is None else parsed_entry(path, job.cache_dir)
+    if parsed is not None and (entry := _paths.get(_key(parsed, job))) is not None and has_entry(entry):
+        return Reader(source, job, entry, parsed, None)
+    content = source
+    try:
+        if path is not None:
+            with phase("read"):
+                content, parsed = load_parsed(path, job.cache_dir)
+        mesh = job.read(content)
+    except MeshError:
+        return None  # `compute_entry` reports the error
+    entry = operators_path(mesh, job.options, job.cache_dir)
+    return Reader(source, job, entry, parsed, mesh) if has_entry(entry) else None
+
+
+def _key(parsed: Path, job: CacheJob) -> tuple[Any, ...]:
+    return parsed, job.normalize, job.normals, *astuple(job.options)

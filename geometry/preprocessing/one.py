@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 import reprlib
-import warnings
 from functools import partial
 from typing import Any
 
 import torch
 
-from diffnet.geometry.cache import Arrays, write_later
-from diffnet.geometry.diagnosis import component_warning
+from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, refuses
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembly import assembled_fields
-from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import entry_of, find_operators, stored_arrays
-from diffnet.geometry.preprocessing.group import Computed, compute_on
-from diffnet.geometry.preprocessing.options import (
+from diffnet.geometry.options import (
     BasisPrecision,
     JoinRule,
     LaplacianKind,
@@ -29,8 +23,9 @@ from diffnet.geometry.preprocessing.options import (
     ScaleRule,
     chosen_scale,
 )
-from diffnet.geometry.preprocessing.recipe import computed_arrays
-from diffnet.geometry.preprocessing.worker import suits_gpu
+from diffnet.geometry.preprocessing.group import compute_on, computed_alone, operators_from
+from diffnet.geometry.preprocessing.worker import entry_of, find_operators, stored_arrays, suits_gpu
+from diffnet.geometry.store.cache import write_later
 
 
 @refuses(
@@ -121,31 +116,14 @@ def operators_of(
     """The operators of a mesh, see `mesh_for_operators`, and the warning of `precompute`."""
     if device.type == "cpu" or not suits_gpu(mesh, options):
         return operators_from(mesh, stored_arrays(mesh, options, cache_dir, device), options, device)
-    path, arrays = (None, None) if cache_dir is None else find_operators(mesh, options, cache_dir)
+    path, arrays = find_operators(mesh, options, cache_dir)
     if arrays is not None:
         return operators_from(mesh, arrays, options, device)
-    (found,) = compute_on(device, [mesh], options, map, arrays=path is not None)
-    if isinstance(found, MeshError):
-        raise found
-    operators, arrays = computed_alone(mesh, options, device) if found is None else found
+    (result,) = compute_on(device, [mesh], options, map, arrays=path is not None)
+    operators, arrays = result or computed_alone(mesh, options, device)
     if path is not None and arrays is not None:
         write_later(path, partial(entry_of, mesh, arrays, options))
     return operators
-
-
-def computed_alone(mesh: Mesh, options: Options, device: torch.device) -> Computed:
-    """The operators of a mesh that `compute_on` has left: the CPU computes all of them but the eigenbasis."""
-    arrays = computed_arrays(mesh, options, device)
-    return Computed(operators_from(mesh, arrays, options, device), arrays)
-
-
-def operators_from(mesh: Mesh, arrays: Arrays, options: Options, device: torch.device) -> Operators:
-    """Operators from all their arrays, and the warning of `precompute`."""
-    warning = component_warning(mesh, arrays, options)
-    if warning is not None:
-        warnings.warn(warning, stacklevel=5)  # the caller of `precompute`, which is wrapped once
-    # Work on this stream follows the copy, and the arrays have left their memory when the call returns.
-    return Operators(**assembled_fields(arrays, mesh.faces)).to(device, non_blocking=True)
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:
@@ -158,9 +136,9 @@ def _source(mesh: Any, faces: Any) -> MeshLike:
     whole = isinstance(mesh, tuple) and len(mesh) == 2
     if whole or not is_array(mesh):
         path = isinstance(mesh, (str, os.PathLike))
-        given = "a tuple (verts, faces)" if whole else f"the path {str(mesh)!r}" if path else type(mesh).__name__
+        words = "a tuple (verts, faces)" if whole else f"the path {str(mesh)!r}" if path else type(mesh).__name__
         raise MeshError(
-            f"faces were given beside {given}, which has its own. Write precompute(mesh), or precompute(verts, faces) "
+            f"faces were given beside {words}, which has its own. Write precompute(mesh), or precompute(verts, faces) "
             "with vertices (V, 3)"
         )
     return mesh, faces

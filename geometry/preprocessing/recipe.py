@@ -12,7 +12,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import join, joined_vertices, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring, order_unless_near, pattern_with_diagonal
@@ -23,9 +22,10 @@ from diffnet.geometry.eigen.solve import eigenbasis, shifted_pairs
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
-from diffnet.geometry.preprocessing.packing import rounded_frames
+from diffnet.geometry.options import BasisPrecision, Options, chosen_laplacian
+from diffnet.geometry.processes import phase
+from diffnet.geometry.store.codec import Arrays
+from diffnet.geometry.store.entry import rounded_frames
 
 if TYPE_CHECKING:
     import torch
@@ -83,19 +83,19 @@ def discretize(mesh: Mesh, options: Options) -> Discretization:
         laplacian = lift_laplacian(laplacian, firsts, place)
         gradient, edges = lift_gradient(gradient, edges, firsts, place)
 
-    arrays = packed_arrays(mesh.name, laplacian, mass, frames, gradient, edges, joined=first if joined else None)
+    arrays = operator_arrays(mesh.name, laplacian, mass, frames, gradient, edges, joined=first if joined else None)
     return Discretization(mesh.name, arrays, *problem, place if joined else None, lone_mass if original else None)
 
 
 def _parts(mesh: Mesh, options: Options) -> Parts:
-    given = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
-    laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), given)
-    frames = rounded_frames(tangent_frames(mesh) if given is None else given)
+    axes = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
+    laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), axes)
+    frames = rounded_frames(tangent_frames(mesh) if axes is None else axes)
     edges = pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(mesh.usable_faces, len(mesh.verts))
     return Parts(laplacian, mass, frames, edges, gradient_values(mesh.verts, frames, edges), np.zeros(len(mass)))
 
 
-def packed_arrays(
+def operator_arrays(
     name: str,
     laplacian: scipy.sparse.csr_matrix,
     mass: Array,

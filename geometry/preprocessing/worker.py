@@ -1,12 +1,14 @@
-"""Filling the cache with the operators of one mesh. Worker processes run these functions, without PyTorch."""
+"""Operators of one mesh as arrays, from the cache or computed. Worker processes run this without PyTorch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from diffnet.geometry.diagnosis import component_warning
 from diffnet.geometry.eigen.problem import MIN_VERTICES
@@ -14,22 +16,25 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.objects import NormalsRule
-from diffnet.geometry.phases import phase
-from diffnet.geometry.preprocessing.entry import find_operators, stored_arrays
-from diffnet.geometry.preprocessing.flat import Flat, flat, tensor_arrays
-from diffnet.geometry.preprocessing.options import Options, ScaleRule, chosen_scale
+from diffnet.geometry.options import Options, ScaleRule, chosen_scale
+from diffnet.geometry.preprocessing.recipe import computed_arrays
+from diffnet.geometry.processes import phase
+from diffnet.geometry.store.cache import cache_key, entry_path, write_entry
+from diffnet.geometry.store.codec import Arrays
+from diffnet.geometry.store.entry import all_arrays, read_operators, small_entry, tensor_arrays, with_facts
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import torch
 
 
-class Known(NamedTuple):
+class Answer(NamedTuple):
     """The operators of a mesh, see `tensor_arrays`, and the warning of `precompute`, if there is one."""
 
-    operators: Flat
+    arrays: Arrays
     warning: str | None
 
 
-class Unsolved(NamedTuple):
+class GpuMesh(NamedTuple):
     """A mesh whose operators a GPU should compute, and the path of their cache entry, if there is a cache."""
 
     mesh: Mesh
@@ -56,26 +61,83 @@ class CacheJob:
             return mesh_for_operators(source, self.cache_dir, normalize=rule, normals=self.normals)
 
 
-def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Known | Unsolved | str | None:
+def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool) -> Answer | GpuMesh | str | None:
     """Compute and store the operators of a mesh, unless the cache has them. Returns an error message for a bad mesh.
 
     keep: whether to return the operators, too
     for_gpu: whether a mesh that suits a GPU is returned if the cache doesn't have its operators
     """
-
-    def compute() -> Known | Unsolved | None:
+    try:
         mesh = job.read(source)
         if for_gpu and suits_gpu(mesh, job.options):
-            path, arrays = (None, None) if job.cache_dir is None else find_operators(mesh, job.options, job.cache_dir)
+            path, arrays = find_operators(mesh, job.options, job.cache_dir)
             if arrays is None:
-                return Unsolved(mesh, path)
+                return GpuMesh(mesh, path)
         else:
             arrays = stored_arrays(mesh, job.options, job.cache_dir)
         if not keep:
             return None
-        return Known(flat(tensor_arrays(arrays, mesh.faces)), component_warning(mesh, arrays, job.options))
+        warning = component_warning(mesh, arrays, job.options)
+        return Answer(tensor_arrays(with_facts(arrays, warning is not None), mesh.faces), warning)
+    except MeshError as e:
+        return str(e)
+    except MemoryError:
+        return f"{source_name(source)}: preprocessing it takes more memory than there is"
 
-    return _error_or_result(compute, source)
+
+def stored_arrays(
+    mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str] | None, device: torch.device | str = "cpu"
+) -> Arrays:
+    """All arrays of the operators of a mesh. If the cache doesn't have them, they are computed and written.
+
+    mesh: see `mesh_for_operators`
+    cache_dir: None computes the arrays without a cache
+
+    Raises the errors of `computed_arrays`.
+    """
+    path, arrays = find_operators(mesh, options, cache_dir)
+    if arrays is None:
+        arrays = computed_arrays(mesh, options, device)
+        if path is not None:
+            with phase("write"):
+                write_entry(path, entry_of(mesh, arrays, options))
+    return arrays
+
+
+def find_operators(
+    mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str] | None
+) -> tuple[Path | None, Arrays | None]:
+    """The file of the entry of a mesh, and all arrays of its operators; None as in `read_operators`."""
+    if cache_dir is None:
+        return None, None
+    with phase("check"):
+        path = operators_path(mesh, options, cache_dir)
+        entry = read_operators(path, len(mesh.verts), options)
+        return path, None if entry is None else all_arrays(entry, mesh.verts)
+
+
+def entry_of(mesh: Mesh, arrays: Arrays, options: Options) -> Arrays:
+    """The content of the entry that holds these arrays of the operators of a mesh."""
+    entry = with_facts(arrays, component_warning(mesh, arrays, options) is not None)
+    # Restoring arrays takes more time than reading them, so this is for users who want small entries.
+    return entry if options.basis == "float32" else small_entry(entry, mesh.verts)
+
+
+def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> Path:
+    """The file of the entry of a mesh, see `mesh_for_operators`. The file need not exist."""
+    content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces.astype(np.int32)}
+    if mesh.normals is not None:
+        content["normals"] = mesh.normals.astype(np.float32)
+    return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")
+
+
+def entry_name(mesh: Mesh, options: Options) -> tuple[str, NDArray[np.float64]]:
+    """The name of the entry that `precompute` writes for a mesh, and the positions (V, 3) that it is computed from.
+
+    mesh: at normalized positions
+    """
+    used = mesh_for_operators(mesh)
+    return operators_path(used, options, "").name.partition(".")[0], used.verts
 
 
 def suits_gpu(mesh: Mesh, options: Options) -> bool:
@@ -89,12 +151,3 @@ def source_name(source: MeshLike) -> str:
     if isinstance(source, Mesh):
         return source.name
     return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-
-
-def _error_or_result(work: Callable[[], T], source: MeshLike) -> T | str:
-    try:
-        return work()
-    except MeshError as e:
-        return str(e)
-    except MemoryError:
-        return f"{source_name(source)}: preprocessing it takes more memory than there is"

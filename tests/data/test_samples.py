@@ -26,7 +26,8 @@ from diffnet.data import (
     precompute_all,
     prepare,
 )
-from diffnet.geometry import Mesh, make_mesh, mesh_edges, transfer
+from diffnet.geometry import Mesh, make_mesh, mesh_edges
+from diffnet.geometry.store import transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,7 +16,6 @@ from diffnet.geometry import (
     Mesh,
     MeshError,
     border_lengths,
-    cache,
     closest_points,
     decimate,
     edges_of_faces,
@@ -29,6 +28,7 @@ from diffnet.geometry import (
     mesh_edges,
     smooth_boundaries,
 )
+from diffnet.geometry.store import cache
 
 PLACES = ("vertices", "faces", "edges")
 BALL = load_mesh(trimesh.creation.icosphere(3))

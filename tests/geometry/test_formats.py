@@ -90,7 +90,7 @@ def test_an_entry_of_misread_line_ends_is_not_used(tmp_path: Path) -> None:
 
 def test_keys_of_entries_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of entries of format 5, from before glTF and .gz were read. Only the number of the format changed."""
-    monkeypatch.setattr("diffnet.geometry.cache.FORMAT", 5)
+    monkeypatch.setattr("diffnet.geometry.store.cache.FORMAT", 5)
     names = {
         "a.obj": (OBJ, "20d4fd56a8cefe7b"),
         "b.obj": (OBJ.replace("\n", "\r\n"), "a7ffc08f072dbfa3"),

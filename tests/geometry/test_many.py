@@ -1,4 +1,4 @@
-"""Many meshes: `precompute_all`, `fill_cache`, a thread that solves on a GPU, and the pool of worker processes."""
+"""Many meshes: `precompute_all`, `store_operators`, a thread that solves on a GPU, and the pool of worker processes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from diffnet.geometry import Mesh, MeshError, file_state, load_mesh, make_mesh, 
 from diffnet.geometry.discretize import gradient
 from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.mesh import mesh
-from diffnet.geometry.phases import take_phases
-from diffnet.geometry.preprocessing import gpu_groups, group, many, one as one_mesh, read_again, stored, worker
-from diffnet.geometry.preprocessing.flat import ALIGNMENT
-from diffnet.geometry.preprocessing.known_entry import have_even_rows, show_even_rows
-from diffnet.geometry.preprocessing.many import fill_cache, in_blocks
-from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.read_again import PinnedEntries
-from diffnet.geometry.preprocessing.recipe import computed_arrays
-from diffnet.geometry.preprocessing.worker import Unsolved
-from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers
-from diffnet.geometry.transfer import TensorsAt
+from diffnet.geometry.options import Options
+from diffnet.geometry.preprocessing import group, many, one as one_mesh, worker
+from diffnet.geometry.preprocessing.many import in_blocks, store_operators
+from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, operators_path
+from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers, take_phases
+from diffnet.geometry.store import entry, reading
+from diffnet.geometry.store.cache import read_entry
+from diffnet.geometry.store.codec import GPU_ALIGNMENT
+from diffnet.geometry.store.reading import PinnedEntries, has_even_rows
+from diffnet.geometry.store.transfer import TensorsAt
 from diffnet.ops.sparse import pattern
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,31 +70,31 @@ def test_given_positions(tmp_path: Path, device: str) -> None:
     taken, seen, ready = [], [], []
     positions = (taken.append(i) or i for i in (4, 5, 1))
     more = {"positions": positions, "ready": lambda i: ready.append((i, len(taken)))}
-    failed = fill_cache(sources, OPTIONS, tmp_path, 1, lambda: seen.append(1), device, **more)
+    failed = store_operators(sources, OPTIONS, tmp_path, 1, lambda: seen.append(1), device, **more)
     assert list(failed) == [5]
     assert "missing.off: no such file" in failed[5]
     assert ready == ([(4, 1), (1, 3)] if device == "cpu" else [(4, 3), (1, 3)])  # a GPU takes 32 at once
     assert len(seen) == 3
     assert len(operator_entries(tmp_path)) == 2
-    assert fill_cache(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
+    assert store_operators(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
 
 
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
 def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ([[0, 0, 0]] * 3, [[0, 1, 2]]), ellipsoid(2)]
     cache, seen = tmp_path / "cache", []
-    failed = fill_cache(sources, OPTIONS, cache, jobs, lambda: seen.append(1))
+    failed = store_operators(sources, OPTIONS, cache, jobs, lambda: seen.append(1))
     assert list(failed) == [1, 3]
     assert "missing.off: no such file" in failed[1]
     assert "one point" in failed[3]
     assert len(seen) == 5
     written = {path: path.stat().st_mtime_ns for path in operator_entries(cache)}
     assert len(written) == 3
-    assert fill_cache([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
+    assert store_operators([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
     for i in (0, 2, 4):
         precompute(sources[i], k=8, cache_dir=cache)
     assert {path: path.stat().st_mtime_ns for path in operator_entries(cache)} == written
-    assert fill_cache([], OPTIONS, cache, jobs) == {}
+    assert store_operators([], OPTIONS, cache, jobs) == {}
 
 
 def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
@@ -133,7 +132,7 @@ def test_one_mesh_instead_of_a_list_is_refused(tmp_path: Path) -> None:
 def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:
     sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
     seen: list[int] = []
-    failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
+    failed = store_operators(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
     assert "killed" in failed[1]
@@ -145,8 +144,8 @@ def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
     """Importing PyTorch takes seconds, and as much memory as everything else in a worker."""
     script = """
 import sys
-from diffnet.geometry.preprocessing.options import Options
-from diffnet.geometry.preprocessing.worker import Unsolved
+from diffnet.geometry.options import Options
+from diffnet.geometry.preprocessing.worker import GpuMesh
 from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
 from diffnet.geometry.processes import WorkerPool
 
@@ -192,13 +191,13 @@ def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", broken)
     with pytest.raises(TypeError, match="a bug"):
-        fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
+        store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)
 
     def exhausted(*arguments: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", exhausted)
-    assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
+    assert "ellipsoid 0: " in store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
 
 
 def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
@@ -208,7 +207,7 @@ def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
     slow = [ellipsoid(i, 6) for i in range(3)]  # each takes a second or more
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        fill_cache([ellipsoid(0), *slow], Options(128), tmp_path, 2, stop)
+        store_operators([ellipsoid(0), *slow], Options(128), tmp_path, 2, stop)
     assert len(operator_entries(tmp_path)) == 1
     assert time.perf_counter() - started < 60
 
@@ -216,15 +215,15 @@ def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
 def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        fill_cache([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
+        store_operators([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
 
 
 @pytest.fixture
 def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device "meta" stands for a GPU, whose part the CPU does."""
-    compute = gpu_groups.compute_on
+    compute = group.compute_on
     cpu = torch.device("cpu")
-    monkeypatch.setattr(gpu_groups, "compute_on", lambda _, *rest, **named: compute(cpu, *rest, **named))
+    monkeypatch.setattr(group, "compute_on", lambda _, *rest, **named: compute(cpu, *rest, **named))
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
@@ -232,7 +231,7 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    solve, alone = group.packed_eigenbases, one_mesh.computed_arrays
+    solve, alone = group.packed_eigenbases, group.computed_arrays
     on_cpu: list[str] = []
 
     def eigenbases(problem: Any, *rest: Any) -> Any:
@@ -244,12 +243,12 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
         on_cpu.append(mesh.name)
         return alone(mesh, options, "cpu")
 
-    monkeypatch.setattr(one_mesh, "computed_arrays", computed_alone)
+    monkeypatch.setattr(group, "computed_arrays", computed_alone)
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     seen: list[int] = []
     ready: list[int] = []
-    failed = fill_cache(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
+    failed = store_operators(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
     assert list(failed) == [2]
     assert "missing.off: no such file" in failed[2]
     assert (sorted(ready), len(seen), on_cpu) == ([0, 1, 3], 4, [])
@@ -261,7 +260,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     assert len(operator_entries(tmp_path)) == 3  # so none was computed again
     monkeypatch.setattr(group, "packed_eigenbases", eigenbases)
     monkeypatch.setattr(many, "POSITIONS", 4)
-    assert fill_cache(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
+    assert store_operators(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
     assert sorted(on_cpu) == ["ellipsoid 0", "ellipsoid 2"]
 
 
@@ -270,7 +269,7 @@ def test_the_last_blocks_of_several_ranks_are_smaller(ranks: int, expected: list
     blocks: list[int] = []
     positions, add = in_blocks(iter(range(100)), lambda meshes: blocks.append(len(meshes)), 100, ranks)
     for position in positions:
-        add(position, Unsolved(ellipsoid(0), None))
+        add(position, GpuMesh(ellipsoid(0), None))
     assert blocks == expected
 
 
@@ -292,40 +291,41 @@ def test_operators_from_a_gpu_do_not_pass_through_the_cache(tmp_path: Path, monk
     assert len(operator_entries(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("largest", [1, 200_000, 10**9], ids=["alone", "some", "all"])
-def test_small_meshes_move_to_a_gpu_in_groups(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    """The device "meta" stands for a GPU, to which the CPU copies."""
-    groups: list[list[int]] = []
-
-    def to_gpu(buffers: list[torch.Tensor], device: torch.device, *, non_blocking: bool) -> list[torch.Tensor]:
-        sizes = [x.nbytes for x in buffers]
-        groups.append(sizes)  # in the order of the threads
-        return list(torch.cat(buffers).split(sizes))  # parts of one buffer, as on a GPU
-
-    sources = [ellipsoid(i, i % 3 + 1) for i in range(7)]
+@pytest.mark.usefixtures("pinned_on_the_cpu")
+def test_small_meshes_move_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes find everything but uneven rows."""
+    sources = [*(ellipsoid(i, i % 3 + 1) for i in range(4)), open_cone(200)]
     expected = precompute_all(sources, 8, jobs=1)
-    monkeypatch.setattr(many, "usable_device", torch.device)
-    monkeypatch.setattr(many, "MAX_PIECE", largest)
-    monkeypatch.setattr(many, "to_gpu", to_gpu)
-    for a, b in zip(precompute_all(sources, 8, jobs=1, device="meta"), expected, strict=True):
+    *found, cone = precompute_all(sources, 8, jobs=1, device="meta")
+    assert cone.mass.is_meta
+    for a, b in zip(found, expected, strict=False):
         assert_same(a, b)
         for ours, theirs in ((a.laplacian.pattern, b.laplacian.pattern), (a.gradient.pattern, b.gradient.pattern)):
             assert torch.equal(ours.transpose[1], theirs.transpose[1])
             assert ours.transpose[0].stored_indices is ours.stored_indices  # so nothing is copied twice
             assert torch.equal(ours.rows_by_length, theirs.rows_by_length)
-    assert sum(map(len, groups)) == 7
-    assert all(sum(group[:-1]) < largest for group in groups)
-    assert sum(sum(group) < largest for group in groups) <= 1  # that of the last meshes
-    assert len(groups) == {1: 7, 200_000: 3, 10**9: 1}[largest]
 
 
 @pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
-def test_arrays_show_even_rows(monkeypatch: pytest.MonkeyPatch, near: int) -> None:
+def test_entries_tell_whether_rows_are_even(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, near: int) -> None:
+    assert entry.ROWS_TOGETHER == pattern.ROWS_TOGETHER
     monkeypatch.setattr(gradient, "MAX_GAP", near)
-    options = Options(8)
-    for source, even in ((ellipsoid(0, 2), True), (open_cone(40), near == 0), (open_cone(200), False)):
-        arrays = computed_arrays(source, options)
-        assert show_even_rows(arrays) == even == have_even_rows(precompute(source, k=8))
+    soup_mesh = make_mesh(*soup((ellipsoid(0).verts, ellipsoid(0).faces)))
+    for source, even, rest in (
+        (ellipsoid(0, 2), True, [0, 0]),
+        (open_cone(40), near == 0, [0, 0]),
+        (open_cone(200), False, [0, 0]),
+        (soup_mesh, near == 0, [1, 0]),  # the gradient reads functions at the first of the joined vertices
+    ):
+        operators = precompute(source, k=8, cache_dir=tmp_path)
+        mesh_for = CacheJob(OPTIONS, tmp_path, normalize=False).read(source)
+        arrays = read_entry(operators_path(mesh_for, OPTIONS, tmp_path))
+        assert arrays is not None
+        assert has_even_rows(arrays) == even
+        patterns = operators.laplacian.pattern, operators.gradient.pattern
+        assert all(len(p.long_pieces) == 0 and (near == 0 or len(p.rows_by_length) == 0) for p in patterns) == even
+        assert arrays["facts"][-2:].tolist() == rest
+        assert not has_even_rows({name: x for name, x in arrays.items() if name != "facts"})  # of an earlier version
 
 
 def open_cone(sides: int) -> Mesh:
@@ -343,7 +343,7 @@ def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
     expected = precompute_all(sources, 8, jobs=2, basis=basis)
     for a, b in zip(precompute_all(sources, 8, jobs=2, basis=basis, device="cuda"), expected, strict=True):
         assert a.mass.is_cuda
-        assert a.frames.data_ptr() % ALIGNMENT == 0
+        assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
         assert_same(a.cpu(), b)
         assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
 
@@ -361,10 +361,10 @@ def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.M
         raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr(group, "discretize_on", broken)
-    monkeypatch.setattr(gpu_groups, "MAX_WAITING", 1)
+    monkeypatch.setattr(group, "MAX_WAITING", 1)
     monkeypatch.setattr(many, "POSITIONS", 1)
     with pytest.raises(ZeroDivisionError, match="a fault"):
-        fill_cache([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
+        store_operators([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
 
 
 def write_off(path: Path, verts: np.ndarray, faces: np.ndarray) -> Path:
@@ -390,9 +390,8 @@ def write_files(folder: Path) -> list[Path]:
 def pinned_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device "meta" stands for a GPU. What this process computes or reads again stays in ordinary memory."""
     monkeypatch.setattr(many, "usable_device", torch.device)
-    monkeypatch.setattr(read_again, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+    monkeypatch.setattr(reading, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
     monkeypatch.setattr(PinnedEntries, "to", lambda self, *_, **__: TensorsAt(*self))
-    monkeypatch.setattr(many, "to_gpu", lambda buffers, *_, **__: buffers)
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))  # files that have just been written are settled
 
 
@@ -403,7 +402,8 @@ def test_operators_are_equal_when_they_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any
 ) -> None:
     monkeypatch.setattr(gradient, "MAX_GAP", near)
-    monkeypatch.setattr(pattern, "PIECE", 30)
+    for module in (pattern, reading):
+        monkeypatch.setattr(module, "PIECE", 30)
     files, folder = write_files(tmp_path), tmp_path / "cache"
     expected = [precompute(file, k=8, basis=basis, normalize=True, cache_dir=folder) for file in files]
     load = partial(precompute_all, files, 8, basis=basis, normalize=True, cache_dir=folder, jobs=2)
@@ -440,7 +440,7 @@ def damage(path: Path) -> None:
 def test_entries_that_change_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any
 ) -> None:
-    monkeypatch.setattr(stored, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
+    monkeypatch.setattr(many, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
     files, folder = write_files(tmp_path)[:2], tmp_path / "cache"
     expected = [precompute(file, k=8, cache_dir=folder) for file in files]
     for _ in range(2):
@@ -476,13 +476,13 @@ def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
 def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))
     files, again = write_files(tmp_path), []
-    plain = stored.read_again
-    monkeypatch.setattr(stored, "read_again", lambda *args: again.append(1) or plain(*args))
+    plain = many.read_again
+    monkeypatch.setattr(many, "read_again", lambda *args: again.append(1) or plain(*args))
     expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
     for count in (0, 3, 6):
         for a, b in zip(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected, strict=True):
             assert a.mass.is_cuda
-            assert a.frames.data_ptr() % ALIGNMENT == 0
+            assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
             assert_same(a.cpu(), b)
             assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
         assert len(again) == count
@@ -491,7 +491,7 @@ def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, m
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
     sources = [ellipsoid(i, 5) for i in range(3)] + [ellipsoid(3)]
-    assert fill_cache(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
+    assert store_operators(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
     for source in sources:
         cached, fresh = precompute(source, k=8, cache_dir=tmp_path), precompute(source, k=8)
         torch.testing.assert_close(cached.evals, fresh.evals, rtol=1e-5, atol=1e-6)
@@ -504,9 +504,9 @@ def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
 def test_phases_add_up_over_processes(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(i, 2) for i in range(3)]
     take_phases()
-    fill_cache(sources, OPTIONS, tmp_path, jobs)
+    store_operators(sources, OPTIONS, tmp_path, jobs)
     assert set(take_phases()) == {"read", "check", "assemble", "solve", "write"}
-    fill_cache(sources, OPTIONS, tmp_path, jobs)
+    store_operators(sources, OPTIONS, tmp_path, jobs)
     assert set(take_phases()) <= {"read", "check"}  # the cache has all of them
 
 

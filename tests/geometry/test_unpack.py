@@ -17,8 +17,7 @@ from torch.nn.functional import normalize
 
 import diffnet
 from diffnet import DiffusionNet, Operators, collate, ops, precompute, wks
-from diffnet.geometry import boundary_vertices, mesh_edges, one_ring
-from diffnet.geometry.batches import edges
+from diffnet.geometry import boundary_vertices, edges, mesh_edges, one_ring
 from diffnet.ops import Pattern, SparseMatrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -113,9 +113,9 @@ def test_an_added_field_is_read_under_graphs(meshes: list[Any]) -> None:
 def test_an_added_field_is_in_cache_entries(meshes: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sphere = trimesh.creation.icosphere(0)
     quality, opposite = meshes[1].quality, meshes[1].opposite
-    computed = partial(recipe.packed_arrays, quality=quality.numpy(), opposite=opposite.numpy())
+    computed = partial(recipe.operator_arrays, quality=quality.numpy(), opposite=opposite.numpy())
     with monkeypatch.context() as patched:
-        patched.setattr(recipe, "packed_arrays", computed)
+        patched.setattr(recipe, "operator_arrays", computed)
         precompute(sphere, k=4, cache_dir=tmp_path)
     read: Any = precompute(sphere, k=4, cache_dir=tmp_path)
     assert torch.equal(read.quality, quality)
@@ -125,7 +125,7 @@ def test_an_added_field_is_in_cache_entries(meshes: list[Any], tmp_path: Path, m
     assert empty.quality is empty.opposite is None
     out_of_range = partial(computed, opposite=np.arange(1, 13))
     with monkeypatch.context() as patched:
-        patched.setattr(recipe, "packed_arrays", out_of_range)
+        patched.setattr(recipe, "operator_arrays", out_of_range)
         precompute(sphere, k=3, cache_dir=tmp_path)
     with pytest.warns(UserWarning, match="opposite has indices that are not from 0 to 11"):
         precompute(sphere, k=3, cache_dir=tmp_path)

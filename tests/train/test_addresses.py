@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshSamples, Sample, load_shards, make_sample, write_shards
-from diffnet.geometry import mapped_file, precompute_all
+from diffnet.geometry import precompute_all
+from diffnet.geometry.store import codec
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import build_model
 from diffnet.train.evaluate import evaluate, network_outputs
@@ -75,7 +76,7 @@ def split_from_a_batch(folder: Path) -> Sequence[Sample]:
 WAYS = [computed, stored, stored_by_an_older_version, in_shards, of_worker_processes, split_from_a_batch]
 
 
-@pytest.mark.parametrize("small", [mapped_file.SMALL, 0], ids=["read", "mapped"])
+@pytest.mark.parametrize("small", [codec.SMALL, 0], ids=["read", "mapped"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.filterwarnings("error:cache entry")
 def test_tensors_begin_at_64_bytes(
@@ -86,7 +87,7 @@ def test_tensors_begin_at_64_bytes(
     addresses: dict[str, int],
 ) -> None:
     """So their outputs have equal bits."""
-    monkeypatch.setattr(mapped_file, "SMALL", small)
+    monkeypatch.setattr(codec, "SMALL", small)
     model = build_model(OPTIONS, ["a", "b"], "vertices").eval()
     samples = way(tmp_path)
     for sample, other in zip(samples, computed(tmp_path), strict=True):

@@ -33,9 +33,9 @@ from diffnet.data import (
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.samples import PinnedSample
 from diffnet.data.stored import StoredMeshes, joined
-from diffnet.geometry import Mesh, cache, file_state, load_mesh, make_mesh, transfer
+from diffnet.geometry import Mesh, file_state, load_mesh, make_mesh
 from diffnet.geometry.discretize import gradient
-from diffnet.geometry.preprocessing import read_again
+from diffnet.geometry.store import cache, reading, transfer
 from diffnet.ops.sparse import pattern
 from diffnet.train import batches, resident
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -221,7 +221,7 @@ def test_entries_that_are_gone_are_made_again(tmp_path: Path, kind: str, how: Ca
 
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> PreparedSamples:
     """Samples of several kinds of meshes. Ordinary memory stands for pinned memory."""
-    for module in (transfer, read_again):
+    for module in (transfer, reading):
         monkeypatch.setattr(module, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))  # entries that have just been written are settled
     points = np.random.default_rng(0).random((30, 3))
@@ -260,9 +260,9 @@ def test_samples_in_pinned_memory(
     whole: list[int] = []
     monkeypatch.setattr(PreparedSamples, "__getitem__", lambda self, i: whole.append(i) or plain(self, i))
     for i in range(len(samples)):
+        twice = [as_moved(samples.pinned(i)) for _ in range(2)]
         expected = as_moved(plain(samples, i))
-        for _ in range(2):
-            found = as_moved(samples.pinned(i))
+        for found in twice:
             assert_same(found.operators, expected.operators)
             assert found.names == expected.names
             pairs = [(found.features, expected.features), (found.labels, expected.labels)]
@@ -296,7 +296,8 @@ def test_entries_that_change_are_not_read_again(
 
 def test_uneven_rows_are_found_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = prepared(tmp_path, monkeypatch)
-    monkeypatch.setattr(pattern, "PIECE", 5)
+    for module in (pattern, reading):
+        monkeypatch.setattr(module, "PIECE", 5)
     expected = samples[0].operators.gradient.pattern
     assert len(expected.long_pieces)
     for _ in range(2):

@@ -11,7 +11,7 @@ from rich.table import Table
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
-from diffnet.geometry.phases import take_phases
+from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.exporting import write_inputs

@@ -13,7 +13,7 @@ from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, tar
 from diffnet.data.pairs.indices import Base
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
-from diffnet.geometry.preprocessing.options import (
+from diffnet.geometry.options import (
     BasisPrecision,
     JoinRule,
     LaplacianKind,

@@ -27,10 +27,10 @@ from diffnet.data import (
     with_few_faces,
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
+from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.mesh.mesh import check_several
-from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.options import counts_all
+from diffnet.geometry.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted

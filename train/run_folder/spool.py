@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.transfer import aligned
 
 
 class Spool(Sequence[Tensor]):

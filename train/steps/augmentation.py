@@ -14,7 +14,7 @@ from diffnet.data import Sample, TargetsAt, augmented
 from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.positions.rotation import small_rotations
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.transfer import aligned
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.classes import mirrored_on
 from diffnet.train.tasks.options.sides import NO_SIDES

@@ -44,7 +44,7 @@ from diffnet.geometry.eigen.problem import (
     expected_shift,
     is_small,
 )
-from diffnet.geometry.transfer import to_host
+from diffnet.geometry.store.transfer import to_host
 
 Indices: TypeAlias = NDArray[np.int64]
 B = TypeVar("B")

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing, Variants
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import (
+from diffnet.geometry.options import (
     BasisPrecision,
     JoinRule,
     LaplacianKind,

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.geometry.cache import Arrays
-from diffnet.geometry.mapped_file import ALIGNMENT
-from diffnet.geometry.preprocessing.flat import Place, layout
+from diffnet.geometry.store.codec import ALIGNMENT, Arrays, Place, layout
 from diffnet.ops.common.memo import can_remember
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
@@ -23,18 +21,15 @@ MIN_PIECE = 4 * 2**20
 MAX_PIECE = 16 * 2**20
 
 
-def to_gpu(
-    tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None = None, *, non_blocking: bool = False
-) -> list[Tensor]:
+def to_gpu(tensors: Sequence[Tensor], device: torch.device, *, non_blocking: bool = False) -> list[Tensor]:
     """Copy tensors from the CPU to a GPU. The results are contiguous views of one buffer on the GPU.
 
     They pass through pinned memory, piece by piece. For tensors that already lie there, see `copies_of`.
 
     tensors: without gradients
-    dtype: converts floating-point tensors to this dtype
     non_blocking: whether to return before the GPU has finished. Tensors in pinned memory must not change until then.
     """
-    sources = [_converted(x, dtype) for x in tensors]
+    sources = [x.contiguous() for x in tensors]
     offsets, size = layout(x.nbytes for x in sources)
     flat = torch.empty(size, dtype=torch.uint8, device=device)
     arrays = [_as_bytes(x) for x in sources]
@@ -56,7 +51,7 @@ def pinned(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
     Returns the buffer, and contiguous views of it. Raises RuntimeError if PyTorch finds no GPU.
     """
-    sources = [_converted(x, None) for x in tensors]
+    sources = [x.contiguous() for x in tensors]
     offsets, size = layout(x.nbytes for x in sources)
     flat = empty_pinned(size)
     write([_as_bytes(x) for x in sources], offsets, 0, flat)
@@ -74,14 +69,11 @@ def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor
     flat = torch.empty(len(buffer), dtype=torch.uint8, device=device)
     flat.copy_(buffer, non_blocking=True)
     start = buffer.untyped_storage().data_ptr()
-    typed: dict[torch.dtype, Tensor] = {}
 
     def copy_of(x: Tensor) -> Tensor:
         if x.requires_grad or x.untyped_storage().data_ptr() != start:
             return x.to(device, non_blocking=True)
-        if x.dtype not in typed:
-            typed[x.dtype] = flat.view(x.dtype)
-        return _view(typed[x.dtype], x.shape, x.stride(), int(x.storage_offset()))
+        return _tensor_at(flat, x.dtype, int(x.storage_offset()), x.shape, x.stride())
 
     return copy_of
 
@@ -126,10 +118,8 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
     """Return the tensors that lie in a flat buffer, with the shapes, strides and dtypes of `like`."""
-    typed = {x.dtype: flat.view(x.dtype) for x in like}
-    begin = int(flat.storage_offset())  # 0 unless it is a part of a larger buffer
     items = zip(like, offsets, strict=True)
-    return [_view(typed[x.dtype], x.shape, x.stride(), (begin + offset) // x.itemsize) for x, offset in items]
+    return [_tensor_at(flat, x.dtype, offset // x.itemsize, x.shape, x.stride()) for x, offset in items]
 
 
 class TensorsAt(Mapping[str, Tensor]):
@@ -137,16 +127,12 @@ class TensorsAt(Mapping[str, Tensor]):
 
     def __init__(self, flat: Tensor, places: Mapping[str, Place]) -> None:
         self._flat, self._places = flat, places
-        self._begin = int(flat.storage_offset())  # 0 unless it is a part of a larger buffer
         self._made: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._made:
             dtype, shape, first = self._places[name]
-            # `set_` takes fewer operations than views, and the tensors have version counters of their own, see `_view`.
-            tensor = self._made[name] = torch.empty(0, dtype=_torch_dtype(dtype), device=self._flat.device)
-            start = (self._begin + first) // dtype.itemsize
-            tensor.set_(self._flat.untyped_storage(), start, shape)  # type: ignore[call-overload]  # no stride
+            self._made[name] = _tensor_at(self._flat, _torch_dtype(dtype), first // dtype.itemsize, shape)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -161,9 +147,15 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _view(typed: Tensor, shape: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
-    # `.data`, because views share a version counter: autograd could not use the others after a write to one of them.
-    return typed.as_strided(shape, stride, first).data
+def _tensor_at(
+    flat: Tensor, dtype: torch.dtype, first: int, shape: Sequence[int], stride: Sequence[int] = ()
+) -> Tensor:
+    """The tensor whose first element has this number in a buffer. It is contiguous, unless a stride is given.
+
+    It is no view, because views share a version counter: autograd could not use the others after a write to one of
+    them. It also takes fewer operations.
+    """
+    return torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), first, shape, stride)
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -187,10 +179,6 @@ def own_memory(x: Tensor) -> Tensor:
 def empty_pinned(size: int) -> Tensor:
     """Return `size` bytes of pinned memory. Raises RuntimeError if PyTorch finds no GPU."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-
-def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return (x.to(dtype) if dtype is not None and x.is_floating_point() else x).contiguous()
 
 
 def _as_bytes(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Pattern
 from diffnet.ops.common.ragged import cat_shifted
 
@@ -39,13 +39,13 @@ def find_edges(faces: Tensor, lengths: Sequence[int]) -> Edges:
     return Edges(aligned(torch.from_numpy(pairs)).to(faces.device), tuple(counts))
 
 
-def pack_edges(found: Sequence[Edges | None], vertex_offsets: Sequence[int]) -> Edges | None:
+def pack_edges(each: Sequence[Edges | None], vertex_offsets: Sequence[int]) -> Edges | None:
     """The edges of a batch from those of its meshes, if all are known, else None."""
-    known = [edges for edges in found if edges is not None]
-    if len(known) < len(found):
+    every = [edges for edges in each if edges is not None]
+    if len(every) < len(each):
         return None
-    pairs = cat_shifted([edges.pairs for edges in known], vertex_offsets)
-    return Edges(pairs, sum((edges.lengths for edges in known), ()))
+    pairs = cat_shifted([edges.pairs for edges in every], vertex_offsets)
+    return Edges(pairs, sum((edges.lengths for edges in every), ()))
 
 
 def edge_index(pattern: Pattern, self_loops: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Many meshes discretized on one device, a GPU as a rule: `discretize` of `recipe.py` in packed tensors."""
+"""Operators of packed meshes in PyTorch, on one device: as differentiable functions of positions, or for a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.connectivity import Connectivity, matrix_pattern, sums
 from diffnet.geometry.discretize.gradient import MAX_GAP, order_along_surface
 from diffnet.geometry.discretize.packed import (
@@ -28,13 +27,104 @@ from diffnet.geometry.discretize.packed import (
     triangles,
 )
 from diffnet.geometry.discretize.packed_delaunay import packed_delaunay_laplacian
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.options import LaplacianKind, Options, chosen_laplacian
+from diffnet.geometry.options import LAPLACIANS, LaplacianKind, Options, chosen_laplacian
 from diffnet.geometry.preprocessing.recipe import optional_arrays
-from diffnet.geometry.transfer import to_host
-from diffnet.ops import SparseMatrix
+from diffnet.geometry.store.codec import Arrays
+from diffnet.geometry.store.transfer import to_host
+from diffnet.ops import Pattern, SparseMatrix
+from diffnet.ops.common.checks import not_a_tensor
+
+
+def assemble(verts: Tensor, connectivity: Connectivity, laplacian: LaplacianKind = "cotan") -> Operators:
+    """Operators without eigenpairs, whose values are differentiable functions of the positions of the vertices.
+
+    A network can move vertices and feel the metric: `mass`, `frames` and the values of `laplacian` and `gradient` pass
+    gradients on to the positions. `implicit_diffusion` and `DiffusionNet(diffusion="implicit")` take the result.
+
+    verts: (V, 3) floating point, on the device of the connectivity
+    laplacian: "cotan", the cotangent Laplacian of the faces as they are, or "robust", that of the intrinsic Delaunay
+        triangulation, whose edges are flipped at each call; which ones has no gradient
+
+    Values are those of `precompute(…, laplacian=laplacian, k=0)`, computed in float64 and returned in the dtype of the
+    positions. Where a definition has cases, such as the coordinate axis from which a tangent frame starts, gradients
+    are those of the case at hand. Faces and vertices without area have no gradient.
+
+    Raises TypeError if the positions are not floating point, ValueError for another shape or device, and OptionError
+    for an unknown Laplacian.
+
+    >>> import torch
+    >>> verts = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0]], requires_grad=True)
+    >>> operators = assemble(verts, Connectivity(torch.tensor([[0, 1, 2]]), 3))
+    >>> operators.mass.sum().backward()
+    >>> verts.grad[1]  # moving the second corner to the right enlarges the triangle
+    tensor([0.5000, 0.0000, 0.0000])
+    """
+    c = connectivity
+    if not isinstance(verts, Tensor):
+        raise not_a_tensor("verts", verts)
+    if not verts.is_floating_point():
+        raise TypeError(f"verts should be floating point, got {verts.dtype}")
+    if verts.shape != (sum(c.lengths), 3):
+        raise ValueError(f"verts should have shape {(sum(c.lengths), 3)}, shape is {tuple(verts.shape)}")
+    if verts.device != c.faces.device:
+        devices = f"{verts.device} and {c.faces.device}"
+        raise ValueError(f"verts and the connectivity should be on one device, they are on {devices}")
+    if laplacian not in LAPLACIANS:
+        raise OptionError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {laplacian!r}")
+    return packed_parts(c, verts.double(), laplacian).operators(verts.dtype)
+
+
+class PackedParts(NamedTuple):
+    """What operators without eigenpairs are made of, float64.
+
+    positions: (V, 3)
+    columns: of the Laplacian, (nnz,) int64
+    unclear: (B,) bool, see `DelaunayLaplacian`
+    """
+
+    c: Connectivity
+    positions: Tensor
+    shapes: Triangles
+    mass: Tensor
+    pattern: Pattern
+    columns: Tensor
+    laplacian: Tensor
+    gradient: Tensor
+    frames: Tensor
+    unclear: Tensor
+
+    def operators(self, dtype: torch.dtype) -> Operators:
+        """The operators in a dtype."""
+        mass = self.mass.to(dtype)
+        return Operators(
+            ptr=self.c.ptr,
+            mass=mass,
+            evals=mass.new_zeros(len(self.c.lengths), 0),
+            evecs=mass.new_zeros(len(mass), 0),
+            laplacian=SparseMatrix(self.pattern, self.laplacian.to(dtype)),
+            gradient=SparseMatrix(self.c.pattern, self.gradient.to(dtype)),
+            frames=self.frames.to(dtype),
+            faces=self.c.faces,
+            face_ptr=self.c.face_ptr,
+        )
+
+
+def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind) -> PackedParts:
+    """The parts of operators, as differentiable functions of the positions (V, 3) float64."""
+    shapes = triangles(c, positions)
+    axes = frames(c, shapes.normals)
+    if laplacian == "robust":
+        rows, columns, values, areas, unclear = packed_delaunay_laplacian(c, positions)
+        pattern = matrix_pattern(rows, columns, len(positions))
+    else:
+        pattern, columns, areas = c.pattern, c.columns, thirds_of_areas(c, shapes.doubled)
+        values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
+        unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
+    slopes = gradient(c, positions, axes)
+    return PackedParts(c, positions, shapes, raised_mass(c, areas), pattern, columns, values, slopes, axes, unclear)
 
 
 class Csr(NamedTuple):
@@ -59,20 +149,11 @@ class PackedDiscretization:
     positions: Tensor
 
 
-@dataclass
-class Discretized:
-    """What `discretize_on` gives.
-
-    packed: the meshes that it discretized, in order, or None if there are none
-    served: their positions in the list of meshes
-    errors: the errors of meshes that no path can use, by position
-    left: the positions of the meshes that `discretize` has to serve
-    """
+class Discretized(NamedTuple):
+    """The meshes that `discretize_on` has discretized, None if there are none, and their positions in its list."""
 
     packed: PackedDiscretization | None
     served: list[int]
-    errors: dict[int, MeshError]
-    left: list[int]
 
 
 def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: Options) -> Discretized:
@@ -83,85 +164,39 @@ def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: O
     Values differ from those of `discretize` by rounding. They have the same bits in every run, whatever other meshes
     are in the list. Entries of the Laplacian that are exactly 0 are kept.
 
-    These meshes are left: point clouds, meshes with given normals, all meshes for the original's operators, meshes some
-    of whose vertices may have to be joined, and meshes whose robust Laplacian is unclear, see `DelaunayLaplacian`.
+    These meshes are left to `discretize`: point clouds, meshes with given normals, all meshes for the original's
+    operators, meshes some of whose vertices may have to be joined, meshes whose robust Laplacian is unclear, see
+    `DelaunayLaplacian`, and meshes that can't be used, for which it raises an error.
     """
     served = [i for i, mesh in enumerate(meshes) if options.operators == "diffnet" and not _is_special(mesh)]
-    found = Discretized(None, served, {}, [i for i in range(len(meshes)) if i not in set(served)])
     # Few meshes are refused. The others are computed again without them, which changes no bit of their values.
-    while found.served:
-        refused = _discretize(device, [meshes[i] for i in found.served], options, found)
-        if not refused:
-            break
-        for number, error in refused.items():
-            if error is None:
-                found.left.append(found.served[number])
-            else:
-                found.errors[found.served[number]] = error
-        found.served = [i for number, i in enumerate(found.served) if number not in refused]
-    found.left.sort()
-    return found
+    while served:
+        packed, refused = _discretize(device, [meshes[i] for i in served], options)
+        if packed is not None:
+            return Discretized(packed, served)
+        served = [i for number, i in enumerate(served) if number not in refused]
+    return Discretized(None, [])
 
 
 def _is_special(mesh: Mesh) -> bool:
     return mesh.is_point_cloud or mesh.normals is not None
 
 
-class _Computed(NamedTuple):
-    """What is computed from the positions (V, 3) of packed meshes, and what decides whether it can be used."""
-
-    c: Connectivity
-    positions: Tensor
-    shapes: Triangles
-    mass: Tensor
-    laplacian: Csr
-    operators: Operators
-    unclear: Tensor
-
-
 def _discretize(
-    device: torch.device | str, meshes: Sequence[Mesh], options: Options, found: Discretized
-) -> dict[int, MeshError | None]:
-    """Discretize all meshes, or say which of them are refused: with an error, or None for those left to the host."""
+    device: torch.device | str, meshes: Sequence[Mesh], options: Options
+) -> tuple[PackedDiscretization | None, set[int]]:
+    """Discretize all meshes, or return the numbers of those that are refused."""
     positions, c = packed_surfaces(device, meshes)
-    if options.join != "never":
-        joined = _may_be_joined(c, positions, always=options.join == "always")
-        if joined:
-            return dict.fromkeys(joined)
-    kind = chosen_laplacian(options.laplacian, options.operators)
-    computed = _computed(c, positions, kind)
-    refused = _refused(computed, meshes, kind)
-    if not refused:
-        operators = _along_surface(computed.operators, c)
-        found.packed = PackedDiscretization(operators, computed.laplacian, computed.mass, computed.positions)
-    return refused
-
-
-def _computed(c: Connectivity, positions: Tensor, kind: LaplacianKind) -> _Computed:
-    shapes = triangles(c, positions)
-    axes = frames(c, shapes.normals)
-    slopes = gradient(c, positions, axes)
-    if kind == "robust":
-        rows, columns, values, areas, unclear = packed_delaunay_laplacian(c, positions)
-        pattern = matrix_pattern(rows, columns, len(positions))
-    else:
-        pattern, columns, areas = c.pattern, c.columns, thirds_of_areas(c, shapes.doubled)
-        values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
-        unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
-    mass = raised_mass(c, areas)
-    operators = Operators(
-        ptr=c.ptr,
-        mass=mass.float(),
-        evals=mass.new_zeros((len(c.lengths), 0), dtype=torch.float32),
-        evecs=mass.new_zeros((len(mass), 0), dtype=torch.float32),
-        laplacian=SparseMatrix(pattern, values.float()),
-        gradient=SparseMatrix(c.pattern, slopes.float()),
-        frames=axes.float(),
-        faces=c.faces,
-        face_ptr=c.face_ptr,
-    )
-    laplacian = Csr(pattern.indptr.long(), columns, values)
-    return _Computed(c, positions, shapes, mass, laplacian, operators, unclear)
+    refused = set[int]() if options.join == "never" else _may_be_joined(c, positions, options.join == "always")
+    if refused:
+        return None, refused
+    parts = packed_parts(c, positions, chosen_laplacian(options.laplacian, options.operators))
+    operators = parts.operators(torch.float32)
+    refused = _refused(parts, operators)
+    if refused:
+        return None, refused
+    laplacian = Csr(parts.pattern.indptr.long(), parts.columns, parts.laplacian)
+    return PackedDiscretization(_along_surface(operators, c), laplacian, parts.mass, positions), refused
 
 
 def packed_surfaces(device: torch.device | str, meshes: Sequence[Mesh]) -> tuple[Tensor, Connectivity]:
@@ -181,7 +216,7 @@ def packed_surfaces(device: torch.device | str, meshes: Sequence[Mesh]) -> tuple
     return positions, Connectivity(faces.to(device, non_blocking=True), v, lengths, check=False)
 
 
-def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> list[int]:
+def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> set[int]:
     """The meshes with vertices at one position that `joined_vertices` may join, and perhaps a few more."""
     candidates = c.used
     if not always:
@@ -192,60 +227,26 @@ def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> list[int
     ordered, order = torch.where(candidates, x + np.e * y + np.pi * z, torch.nan).sort(stable=True)
     mesh = c.mesh[order]
     equal = (ordered[1:] == ordered[:-1]) & (mesh[1:] == mesh[:-1])
-    return sorted(set(mesh[1:][equal].tolist()))
+    return set(mesh[1:][equal].tolist())
 
 
-def _refused(computed: _Computed, meshes: Sequence[Mesh], kind: LaplacianKind) -> dict[int, MeshError | None]:
-    """The meshes that can't be used, each with the error of `discretize`, and None for those with an unclear result."""
-    c, positions, shapes, mass, laplacian, operators, unclear = computed
-    size = radius(c, positions)
+def _refused(parts: PackedParts, operators: Operators) -> set[int]:
+    """The meshes with an unclear result, and those for which `discretize` raises an error."""
+    c, shapes = parts.c, parts.shapes
     longest = torch.stack([dot(edges, edges) for edges in (shapes.edges[:, 0], shapes.edges[:, 2])]).amax(0)
     of_faces = torch.stack([shapes.doubled, longest], 1)
     of_corners = F.pad(of_faces[:, None], (0, 0, 0, 2)).view(-1, 2)  # counts each face at its first corner
     area, squares = c.per_mesh.sums(c.by_vertex.sums(of_corners)).unbind(1)
-    row_lengths = laplacian.indptr.diff()
     infinite = [
-        sums((~laplacian.values.isfinite()).double(), row_lengths),
-        ~mass.isfinite(),
         ~operators.mass.isfinite(),
-        sums((~operators.laplacian.values.isfinite()).double(), row_lengths),
+        sums((~operators.laplacian.values.isfinite()).double(), parts.pattern.indptr.long().diff()),
         sums((~operators.gradient.values.isfinite()).any(0).double(), c.entries_of_rows),
         (~operators.frames.isfinite()).flatten(1).any(1),
     ]
-    totals = c.per_mesh.sums(torch.stack([x.double() for x in (c.used, mass, *infinite)], 1))
-    used, total_mass, laplacian_64, mass_64, *in_single_precision = totals.unbind(1)
-    tests = [
-        used == 0,
-        size == 0,
-        ~(area > 1e-6 * squares),
-        unclear,
-        laplacian_64 + mass_64 > 0,
-        ~(total_mass > 0),
-        *(count > 0 for count in in_single_precision),
-    ]
-    results = torch.stack([*tests, used], 1).tolist()
-    refused: dict[int, MeshError | None] = {}
-    for number, (mesh, (*failed, vertices)) in enumerate(zip(meshes, results, strict=True)):
-        if any(failed):
-            text = _reason(failed.index(True), mesh, int(vertices), kind)
-            refused[number] = None if text is None else MeshError(f"{mesh.name}: {text}")
-    return refused
-
-
-def _reason(test: int, mesh: Mesh, used: int, kind: str) -> str | None:
-    """The message of `discretize` for a mesh that fails one of the tests of `_refused`, None if it has none."""
-    return (
-        f"none of the {len(mesh.faces)} faces has three distinct corners",
-        f"all {used} vertices lie in one point",
-        None,  # the host names the farthest vertex
-        None,
-        f"the {kind} Laplacian has entries that are not finite",
-        "the surface has no area",
-        "mass has entries that are not finite in single precision",
-        "laplacian has entries that are not finite in single precision",
-        "gradient has entries that are not finite in single precision",
-        "frames has entries that are not finite in single precision",
-    )[test]
+    totals = c.per_mesh.sums(torch.stack([x.double() for x in (c.used, parts.mass, *infinite)], 1))
+    usable = (totals[:, :2] > 0).all(1) & (totals[:, 2:] == 0).all(1) & (radius(c, parts.positions) > 0)
+    usable &= (area > 1e-6 * squares) & ~parts.unclear
+    return {number for number, is_usable in enumerate(usable.tolist()) if not is_usable}
 
 
 def _along_surface(operators: Operators, c: Connectivity) -> Operators:
@@ -280,7 +281,7 @@ def _along_surface(operators: Operators, c: Connectivity) -> Operators:
 
 
 def entry_arrays(packed: PackedDiscretization) -> list[Arrays]:
-    """For each mesh, all arrays of a cache entry except the eigenpairs, see `packed_arrays`.
+    """For each mesh, all arrays of a cache entry except the eigenpairs, see `operator_arrays`.
 
     They are views of one copy of the operators on the host.
     """
@@ -319,8 +320,8 @@ def _repeated(values: Tensor, starts: Tensor) -> Tensor:
 
 def _mesh_by_mesh(values: Tensor, starts: Tensor) -> Tensor:
     """Values (2, nnz) as one vector, in which each mesh has its first row and then its second row."""
-    own = torch.arange(values.shape[1], device=values.device) + _repeated(starts[:-1], starts)
+    places = torch.arange(values.shape[1], device=values.device) + _repeated(starts[:-1], starts)
     mixed = torch.empty(2 * values.shape[1], dtype=values.dtype, device=values.device)
-    mixed[own] = values[0]
-    mixed[own + _repeated(starts.diff(), starts)] = values[1]
+    mixed[places] = values[0]
+    mixed[places + _repeated(starts.diff(), starts)] = values[1]
     return mixed

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS
-from diffnet.geometry.preprocessing.flat import tensor_arrays
-from diffnet.geometry.transfer import aligned
+from diffnet.geometry.store.codec import Arrays
+from diffnet.geometry.store.entry import tensor_arrays
+from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.sparse.pattern import transposed_entries
 
@@ -47,7 +47,7 @@ def field_of(tensors: Mapping[str, Tensor], name: str, backward: bool = True, ev
 
     The patterns of such an entry are transposed on the device of the tensors, and should be symmetric.
 
-    even: whether products are known to take the rows as they are stored, see `have_even_rows`
+    even: whether products are known to take the rows as they are stored, see `has_even_rows`
     """
     kind, tensor = FIELDS[name], tensors[name]
     if kind.optional and tensor.shape[0] == 0:
