@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -27,23 +28,21 @@ from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
-from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX
+from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
+from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
 from diffnet.data.shards.records import Settings, mesh_arrays, options_of
-from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
 from diffnet.data.stored import joined, sources_of
 from diffnet.geometry import load_mesh
-from diffnet.geometry.cache import Arrays, checksum, safetensors_of
+from diffnet.geometry.cache import checksum, safetensors_of
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.file_state import hashed
 from diffnet.geometry.files import make_folder, named, write_atomically
 from diffnet.geometry.folder_lock import locked
-from diffnet.geometry.mapped_file import ALIGNMENT
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.preprocessing.entry import entry_of, operators_path, read_operators
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 
 SHARD_BYTES = 2**30  # a shard is complete before it is larger
-MAGIC = b"diffnet\x01"  # the last bytes of a shard, after the length of its table
 WRITING = f".writing{SUFFIX}"  # the name of a shard that isn't complete
 
 
@@ -119,7 +118,7 @@ def write_shards(
     place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
     make_folder(place)
     with locked(place):
-        known = set[int]().union(*(records.digests.tolist() for records in _complete_shards(folder, settings).values()))
+        known = {digest for own in _complete_shards(folder, settings).values() for digest in own["digests"].tolist()}
         missing = [i for i in own if int(digests[i]) not in known]
         for _ in range(len(own) - len(missing)):
             advance()
@@ -188,12 +187,8 @@ class _Writer:
         self._lock = threading.Lock()
         self._fault: OSError | None = None
         self._started = time.time() - 1  # clocks of file systems are late by some milliseconds
-        self._begin()
-
-    def _begin(self) -> None:
-        self._file: BinaryIO | None = None
-        self._size = 0
-        self._rows: list[tuple[Any, ...]] = []  # the fields of `Records`
+        self._archive: ZipFile | None = None
+        self._rows: list[dict[str, Any]] = []  # of the table of the shard
         self._entries: list[Path] = []
 
     def __enter__(self) -> _Writer:
@@ -203,9 +198,12 @@ class _Writer:
         try:
             if kind is None:
                 self._publish()
+        except OSError as e:
+            raise named(e, self._path) from e
         finally:
-            if self._file is not None:
-                self._file.close()
+            if self._archive is not None:
+                with suppress(OSError):  # the file is not complete, and is removed
+                    self._archive.close()
             self._path.unlink(missing_ok=True)
 
     def add(self, item: LabeledMesh, digest: int) -> None:
@@ -217,71 +215,73 @@ class _Writer:
         if entry is None:  # damaged, or the cache can't be written
             entry = entry_of(mesh, computed_arrays(mesh, own), own)
         first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))
-        checksums = [checksum(first), checksum(entry)]
         digits = content_hash(item.mesh.verts, item.mesh.faces)[:16]
-        content = int.from_bytes(bytes.fromhex(digits), "big", signed=True)
+        vertices, gradient, labels = len(item.mesh.verts), entry.get("gradient_indices"), first["labels"]
+        has_class = self._settings.labels_at == "meshes" and not self._settings.has_targets
+        row = {
+            "names": os.fsencode(item.name),
+            "digests": digest,
+            "checksums": [checksum(first), checksum(entry)],
+            "contents": int.from_bytes(bytes.fromhex(digits), "big", signed=True),
+            "vertex_counts": vertices,
+            "face_counts": len(item.mesh.faces),
+            "label_counts": len(labels),
+            "classes": int(labels[0]) if has_class else 0,
+            "gradient_entries": 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient),
+        }
         blobs = [safetensors_of(arrays, {}) for arrays in (first, entry)]
-        sizes = [-(-len(blob) // ALIGNMENT) * ALIGNMENT for blob in blobs]
         with self._lock:
             if self._fault is not None:  # of another thread
                 raise self._fault
-            if self._rows and self._size + sum(sizes) > SHARD_BYTES:
-                self._publish()
-            begin = self._size
-            for blob, size in zip(blobs, sizes, strict=True):
-                self._write(blob.ljust(size, b"\0"))
-            ranges = [begin, begin + sizes[0], begin + sum(sizes)]
-            vertices, gradient = len(item.mesh.verts), entry.get("gradient_indices")
-            nonzeros = 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient)
-            settings, labels = self._settings, first["labels"]
-            own_class = int(labels[0]) if settings.labels_at == "meshes" and not settings.has_targets else 0
-            counts = vertices, len(item.mesh.faces), len(labels), own_class, nonzeros
-            self._rows.append((os.fsencode(item.name), digest, ranges, checksums, content, *counts))
+            try:
+                self._write(row, blobs)
+            except OSError as e:
+                self._fault = named(e, self._path)
+                raise self._fault from e
             self._entries.append(path)
 
-    def _write(self, content: bytes) -> None:
-        try:
-            if self._file is None:
-                self._file = self._path.open("wb")
-            self._file.write(content)
-        except OSError as e:
-            self._fault = named(e, self._path)
-            raise self._fault from e
-        self._size += len(content)
+    def _write(self, row: dict[str, Any], blobs: list[bytes]) -> None:
+        if self._rows and self._rows[-1]["ranges"][2] + sum(map(len, blobs)) > SHARD_BYTES:
+            self._publish()
+        if self._archive is None:
+            self._archive = ZipFile(self._path, "w")
+        number = len(self._rows)
+        begin = add_member(self._archive, f"{number}.mesh.safetensors", blobs[0])
+        middle = add_member(self._archive, f"{number}.operators.safetensors", blobs[1])
+        self._rows.append(row | {"ranges": [begin, middle, middle + len(blobs[1])]})
 
     def _publish(self) -> None:
         """Complete the shard."""
-        if self._file is None:
+        if self._archive is None:
             return
-        names, *numbers = zip(*self._rows, strict=True)
-        records = Records(np.array(names), *(np.array(own, np.int64) for own in numbers))
-        table = table_blob(records.arrays(), {"settings": asdict(self._settings)})
-        self._write(table + len(table).to_bytes(8, "little") + MAGIC)
-        name = f"{hashlib.sha256(table).hexdigest()[:16]}{SUFFIX}"  # another content has another name
-        try:
-            self._file.close()
-            self._path.replace(self._folder / name)
-        except OSError as e:
-            raise named(e, self._path) from e
+        table = {name: np.array([row[name] for row in self._rows], np.int64) for name in COLUMNS}
+        table["names"] = np.array([row["names"] for row in self._rows])
+        blob = table_blob(table, {"settings": asdict(self._settings)})
+        add_member(self._archive, TABLE, blob)
+        self._archive.close()
+        name = f"{hashlib.sha256(blob).hexdigest()[:16]}{SUFFIX}"  # another content has another name
+        self._path.replace(self._folder / name)
         for path in self._entries:
             with suppress(OSError):  # also of another process that writes shards of the same mesh
                 if path.stat().st_mtime >= self._started:
                     path.unlink()
-        self._begin()
+        self._archive, self._rows, self._entries = None, [], []
 
 
-def _complete_shards(folder: Path, settings: Settings) -> dict[str, Records]:
-    """The records of the complete shards in a folder, by the name of the shard. Warns of damaged ones.
+def _complete_shards(folder: Path, settings: Settings) -> dict[str, Table]:
+    """The tables of the complete shards in a folder, by the name of the shard. Warns of damaged ones.
 
-    Raises DataError for shards with other settings, naming both values.
+    Raises DataError for shards with other settings, naming both values, and for those of an earlier version.
     """
     found = {}
-    for file in sorted(folder.glob(f"[!.]*{SUFFIX}")):
+    for file in sorted(file for file in folder.glob("[!.]*") if file.name.endswith(SUFFIXES)):
+        if not file.name.endswith(SUFFIX):
+            raise DataError(f"{file}: an earlier version of diffnet wrote this shard. Choose another folder")
         try:
-            arrays, about = parsed_table(_table_of(file))
+            with ZipFile(file) as archive:
+                table, about = parsed_table(archive.read(TABLE))
             stored = Settings.read(about["settings"])
-            records = records_in(arrays, np.array(file.stat().st_size, np.int64))
-        except (OSError, *DAMAGE) as e:
+        except Exception as e:  # zipfile raises many kinds for damaged files
             warnings.warn(f"{file}: the shard is damaged, and its meshes are written again ({e})", stacklevel=3)
             continue
         for name, value in asdict(settings).items():
@@ -289,34 +289,17 @@ def _complete_shards(folder: Path, settings: Settings) -> dict[str, Records]:
                 raise DataError(
                     f"{folder}: its shards have {name} {before}, and this set has {value}. Choose another folder"
                 )
-        found[file.name] = records
+        found[file.name] = table
     return found
-
-
-def _table_of(file: Path) -> bytes:
-    """The blob of the table at the end of a shard. Raises ValueError if there is none."""
-    with file.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(size - 16, 0))
-        end = opened.read(16)
-        length = int.from_bytes(end[:8], "little")
-        if end[8:] != MAGIC or length > size - 16:
-            raise ValueError("it doesn't end as a shard does")
-        opened.seek(size - 16 - length)
-        return opened.read(length)
 
 
 def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], parts: NDArray[np.int64]) -> None:
     """Write the index of the records with these digests, in this order. parts: the number of the part of each"""
     shards = _complete_shards(folder, settings)
-    places = {
-        digest: (shard, row)
-        for shard, records in enumerate(shards.values())
-        for row, digest in enumerate(records.digests.tolist())
-    }
-    chosen = np.array([places[digest] for digest in digests.tolist()], np.int64)
-    firsts = np.cumsum([0, *map(len, shards.values())])[:-1]
-    records = Records.joined([*shards.values()])[firsts[chosen[:, 0]] + chosen[:, 1]]
-    arrays: Arrays = records.arrays() | {"shard": np.ascontiguousarray(chosen[:, 0]), "part": parts}
+    table = {name: np.concatenate([own[name] for own in shards.values()]) for name in ("names", *COLUMNS)}
+    table["shard"] = np.repeat(np.arange(len(shards), dtype=np.int64), [len(own["digests"]) for own in shards.values()])
+    places = {digest: row for row, digest in enumerate(table["digests"].tolist())}
+    chosen = rows_of(table, np.array([places[digest] for digest in digests.tolist()], np.int64))
     files = [(name, (folder / name).stat().st_size) for name in shards]
-    write_atomically(folder / INDEX, table_blob(arrays, {"settings": asdict(settings), "shards": files}))
+    blob = table_blob(chosen | {"part": parts}, {"settings": asdict(settings), "shards": files})
+    write_atomically(folder / INDEX, blob)

@@ -170,7 +170,7 @@ def test_own_arrays_are_written_again_when_they_change(tmp_path: Path) -> None:
     output(*call)
     data = load_shards(out)
     assert [item.arrays["shade"][0, 0] for item in (*data.test, *data.train)] == [0, 7, 2, 3, 4, 5]
-    (first, second) = sorted(out.glob("*.shard"), key=lambda path: path.stat().st_mtime_ns)
+    (first, second) = sorted(out.glob("*.shard.zip"), key=lambda path: path.stat().st_mtime_ns)
     first.unlink()
     output(*call)
     assert second.is_file()
