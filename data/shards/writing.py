@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from diffnet.data.on_demand import LazySequence
 from diffnet.data.options import Preprocessing
 from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
 from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
-from diffnet.data.shards.records import Settings, mesh_arrays, options_of
+from diffnet.data.shards.records import OPTIONS, Settings, mesh_arrays
 from diffnet.data.stored import joined, sources_of
 from diffnet.geometry import load_mesh
 from diffnet.geometry.cache import checksum, safetensors_of
@@ -50,21 +50,21 @@ class MeshFiles(LazySequence[LabeledMesh]):
     """Meshes without labels, which are read from their files when they are needed."""
 
     def __init__(self, paths: Sequence[Path], cache_dir: str | os.PathLike[str]) -> None:
-        self.paths, self.cache_dir = [os.fspath(path) for path in paths], cache_dir
+        self.paths, self.cache_dir = paths, cache_dir
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, i: Any) -> Any:
-        path = self.paths[i]
-        return LabeledMesh(path, load_mesh(path, self.cache_dir), np.array(UNLABELED, np.int64))
+        mesh = load_mesh(self.paths[i], self.cache_dir)
+        return LabeledMesh(self.file(i), mesh, np.array(UNLABELED, np.int64))
 
     def file(self, i: int) -> str:
-        return self.paths[i]
+        return os.fspath(self.paths[i])
 
     @cached_property
     def _contents(self) -> list[str]:
-        return contents_of(list(map(Path, self.paths)), self.cache_dir, jobs=None)
+        return contents_of(self.paths, self.cache_dir, jobs=None)
 
     def digest(self, i: int) -> int:
         return hashed(os.path.abspath(self.paths[i]), self._contents[i])
@@ -104,7 +104,7 @@ def write_shards(
     every = {part: own for part in ("train", "validation", "test") if len(own := getattr(data, part))}
     items = joined([*every.values()])
     settings = Settings(
-        options_of(options),
+        {name: getattr(options, name) for name in OPTIONS},
         array_names(options.features),
         list(data.label_names),
         data.labels_at,
@@ -168,28 +168,24 @@ def _has_targets(items: Sequence[LabeledMesh]) -> bool:
     return False
 
 
+@dataclass
 class _Writer:
     """Adds records to the file `path`, which becomes a shard in `folder` when it is large enough. Threads may share it.
 
     Operators that this process has stored in the cache are removed when the shard that holds them is complete.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        path: Path,
-        settings: Settings,
-        options: Preprocessing,
-        cache_dir: str | os.PathLike[str],
-    ) -> None:
-        self._folder, self._path = folder, path
-        self._settings, self._options, self._cache_dir = settings, options, cache_dir
-        self._lock = threading.Lock()
-        self._fault: OSError | None = None
-        self._started = time.time() - 1  # clocks of file systems are late by some milliseconds
-        self._archive: ZipFile | None = None
-        self._rows: list[dict[str, Any]] = []  # of the table of the shard
-        self._entries: list[Path] = []
+    folder: Path
+    path: Path
+    settings: Settings
+    options: Preprocessing
+    cache_dir: str | os.PathLike[str]
+    started: float = field(default_factory=lambda: time.time() - 1)  # clocks of file systems are late by milliseconds
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    fault: OSError | None = None
+    archive: ZipFile | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the table of the shard
+    entries: list[Path] = field(default_factory=list)
 
     def __enter__(self) -> _Writer:
         return self
@@ -199,25 +195,25 @@ class _Writer:
             if kind is None:
                 self._publish()
         except OSError as e:
-            raise named(e, self._path) from e
+            raise named(e, self.path) from e
         finally:
-            if self._archive is not None:
+            if self.archive is not None:
                 with suppress(OSError):  # the file is not complete, and is removed
-                    self._archive.close()
-            self._path.unlink(missing_ok=True)
+                    self.archive.close()
+            self.path.unlink(missing_ok=True)
 
     def add(self, item: LabeledMesh, digest: int) -> None:
         """Add a mesh whose operators are in the cache. Raises DataError or MeshError for one that can't be used."""
-        own, options = self._settings.operators, self._options
-        mesh = mesh_for_operators(item.mesh, self._cache_dir, normalize=options.normalize)
-        path = operators_path(mesh, own, self._cache_dir)
+        own, options = self.settings.operators, self.options
+        mesh = mesh_for_operators(item.mesh, self.cache_dir, normalize=options.normalize)
+        path = operators_path(mesh, own, self.cache_dir)
         entry = read_operators(path, len(mesh.verts), own)
         if entry is None:  # damaged, or the cache can't be written
             entry = entry_of(mesh, computed_arrays(mesh, own), own)
         first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))
         digits = content_hash(item.mesh.verts, item.mesh.faces)[:16]
         vertices, gradient, labels = len(item.mesh.verts), entry.get("gradient_indices"), first["labels"]
-        has_class = self._settings.labels_at == "meshes" and not self._settings.has_targets
+        has_class = self.settings.labels_at == "meshes" and not self.settings.has_targets
         row = {
             "names": os.fsencode(item.name),
             "digests": digest,
@@ -230,42 +226,42 @@ class _Writer:
             "gradient_entries": 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient),
         }
         blobs = [safetensors_of(arrays, {}) for arrays in (first, entry)]
-        with self._lock:
-            if self._fault is not None:  # of another thread
-                raise self._fault
+        with self.lock:
+            if self.fault is not None:  # of another thread
+                raise self.fault
             try:
                 self._write(row, blobs)
             except OSError as e:
-                self._fault = named(e, self._path)
-                raise self._fault from e
-            self._entries.append(path)
+                self.fault = named(e, self.path)
+                raise self.fault from e
+            self.entries.append(path)
 
     def _write(self, row: dict[str, Any], blobs: list[bytes]) -> None:
-        if self._rows and self._rows[-1]["ranges"][2] + sum(map(len, blobs)) > SHARD_BYTES:
+        if self.rows and self.rows[-1]["ranges"][2] + sum(map(len, blobs)) > SHARD_BYTES:
             self._publish()
-        if self._archive is None:
-            self._archive = ZipFile(self._path, "w")
-        number = len(self._rows)
-        begin = add_member(self._archive, f"{number}.mesh.safetensors", blobs[0])
-        middle = add_member(self._archive, f"{number}.operators.safetensors", blobs[1])
-        self._rows.append(row | {"ranges": [begin, middle, middle + len(blobs[1])]})
+        if self.archive is None:
+            self.archive = ZipFile(self.path, "w")
+        number = len(self.rows)
+        begin = add_member(self.archive, f"{number}.mesh.safetensors", blobs[0])
+        middle = add_member(self.archive, f"{number}.operators.safetensors", blobs[1])
+        self.rows.append(row | {"ranges": [begin, middle, middle + len(blobs[1])]})
 
     def _publish(self) -> None:
         """Complete the shard."""
-        if self._archive is None:
+        if self.archive is None:
             return
-        table = {name: np.array([row[name] for row in self._rows], np.int64) for name in COLUMNS}
-        table["names"] = np.array([row["names"] for row in self._rows])
-        blob = table_blob(table, {"settings": asdict(self._settings)})
-        add_member(self._archive, TABLE, blob)
-        self._archive.close()
+        table = {name: np.array([row[name] for row in self.rows], np.int64) for name in COLUMNS}
+        table["names"] = np.array([row["names"] for row in self.rows])
+        blob = table_blob(table, {"settings": asdict(self.settings)})
+        add_member(self.archive, TABLE, blob)
+        self.archive.close()
         name = f"{hashlib.sha256(blob).hexdigest()[:16]}{SUFFIX}"  # another content has another name
-        self._path.replace(self._folder / name)
-        for path in self._entries:
+        self.path.replace(self.folder / name)
+        for path in self.entries:
             with suppress(OSError):  # also of another process that writes shards of the same mesh
-                if path.stat().st_mtime >= self._started:
+                if path.stat().st_mtime >= self.started:
                     path.unlink()
-        self._archive, self._rows, self._entries = None, [], []
+        self.archive, self.rows, self.entries = None, [], []
 
 
 def _complete_shards(folder: Path, settings: Settings) -> dict[str, Table]:
