@@ -36,8 +36,7 @@ from .folders.targets import load_targets
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing, Variants
 from .pairs.folders import load_pairs, save_pairs
-from .pairs.meshes import PairedMeshes, paired_meshes
-from .pairs.samples import PairSample, collate_pairs
+from .pairs.samples import PairedMeshes, PairSample, collate_pairs, paired_meshes
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
 from .parallel import computed_for_all

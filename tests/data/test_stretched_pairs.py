@@ -8,7 +8,7 @@ import numpy as np
 from shapes import ellipsoid
 
 from diffnet.data import MeshPairs, PairShape
-from diffnet.data.pairs.stretched import with_stretched
+from diffnet.data.pairs.shapes import with_stretched
 from diffnet.geometry import SurfacePoints, make_mesh
 
 
