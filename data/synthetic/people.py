@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from diffnet.data.synthetic.shape import FIGURE, Bone, Frame, Lost, Plan, Pose, Sizes, figure_bones, figure_frames
 
 # Mean sizes besides those of figures, each with its own relative spread.
@@ -16,11 +14,6 @@ _SIZES = {
     "kneecap": (0.030, 0.12),
     "calf": (0.026, 0.2),
 }
-
-
-def _sample_sizes(rng: np.random.Generator) -> Sizes:
-    own = {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in _SIZES.items()}
-    return FIGURE.sample_sizes(rng) | own
 
 
 def _bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
@@ -80,11 +73,4 @@ def _ball(part: str, joint: Frame, place: tuple[float, float, float], radius: fl
     return Bone(part, joint, joint.at(x, y, z - 0.002), joint.at(x, y, z + 0.002), (radius, radius))
 
 
-PERSON = Plan(
-    FIGURE.parts,
-    {**FIGURE.mean, **{name: mean for name, (mean, _) in _SIZES.items()}},
-    FIGURE.limits,
-    FIGURE.rest,
-    _sample_sizes,
-    _bones,
-)
+PERSON = Plan(FIGURE.parts, _SIZES | FIGURE.sizes, FIGURE.limits, FIGURE.rest, _bones, FIGURE.groups)

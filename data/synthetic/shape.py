@@ -5,7 +5,7 @@ Lengths are in meters. A body stands along z and faces y. Its pelvis is at the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -102,19 +102,27 @@ class Plan:
     """What bodies of one kind have in common.
 
     parts: their names
-    mean: mean sizes, in meters
+    sizes: the mean of each length and radius, in meters, and its relative spread
     limits: of the joints, see `_LIMITS`
     rest: the angles of each joint at rest
-    sample_sizes: random sizes
     bones: those of a body with these sizes and this pose, without some parts, see `Body.shape`
+    groups: sizes that are also multiplied by a common random factor, with its range
     """
 
     parts: tuple[str, ...]
-    mean: Sizes
+    sizes: Mapping[str, tuple[float, float]]
     limits: Mapping[str, Ranges]
     rest: Mapping[str, tuple[float, float, float]]
-    sample_sizes: Callable[[np.random.Generator], Sizes]
     bones: Callable[[Sizes, Pose, Lost], list[Bone]]
+    groups: Sequence[tuple[tuple[float, float], Sequence[str]]] = ()
+
+    def random_sizes(self, rng: np.random.Generator) -> Sizes:
+        sizes = {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in self.sizes.items()}
+        for limits, names in self.groups:
+            factor = rng.uniform(*limits)
+            for name in names:
+                sizes[name] *= factor
+        return sizes
 
     def rest_pose(self) -> Pose:
         return {(name, side): self.rest[name] for name in self.limits for side in (-1, 1)}
@@ -189,7 +197,7 @@ def sample_body(rng: np.random.Generator, factors: Mapping[str, float] | None = 
     plan: by default, that of figures
     """
     plan = FIGURE if plan is None else plan
-    sizes = plan.sample_sizes(rng)
+    sizes = plan.random_sizes(rng)
     for name, factor in (factors or {}).items():
         sizes[name] *= factor
     rest = Body(sizes, plan.rest_pose(), plan)
@@ -204,7 +212,7 @@ def sample_body(rng: np.random.Generator, factors: Mapping[str, float] | None = 
 def mean_body(plan: Plan | None = None) -> Body:
     """The body of mean proportions at rest, by default of figures. It is its own mirror image in x."""
     plan = FIGURE if plan is None else plan
-    return Body(dict(plan.mean), plan.rest_pose(), plan)
+    return Body({name: mean for name, (mean, _) in plan.sizes.items()}, plan.rest_pose(), plan)
 
 
 def touches_itself_on_the_way(start: Body, end: Body, steps: int, *, own_rest: bool = False) -> bool:
@@ -256,17 +264,20 @@ def skin_gradient(shape: Shape, points: Floats, step: float = 1e-4) -> Floats:
     return np.stack(slopes, axis=1) / (2 * step)
 
 
-def _sample_sizes(rng: np.random.Generator) -> Sizes:
-    sizes = {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in _SIZES.items()}
-    build, arms, legs = rng.uniform(0.88, 1.22), rng.uniform(0.85, 1.15), rng.uniform(0.85, 1.15)
-    for name in sizes:
-        if name.endswith("radius"):
-            sizes[name] *= build
-        elif name in ("upper arm", "forearm"):
-            sizes[name] *= arms
-        elif name in ("thigh", "shin"):
-            sizes[name] *= legs
-    return sizes
+def size_factors(build: Mapping[str, float], groups: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """The factor of each size, as `sample_body` takes it, from those of sizes and of groups of sizes."""
+    factors: dict[str, float] = {}
+    for name, factor in build.items():
+        for size in groups.get(name, (name,)):
+            factors[size] = factors.get(size, 1.0) * factor
+    return factors
+
+
+def check_set(train: int, test: int, seed: int, least: int = 1) -> None:
+    """Raises ValueError for parts of fewer than `least`, and for a negative seed."""
+    for name, value, low in (("train", train, least), ("test", test, least), ("seed", seed, 0)):
+        if value < low:
+            raise ValueError(f"{name} should be at least {low}, got {value}")
 
 
 def _sample_pose(rng: np.random.Generator, plan: Plan) -> Pose:
@@ -372,4 +383,9 @@ def _ball_gaps(shape: Shape, per_bone: int = 6) -> Floats:
     return np.asarray(apart - sizes[:, None] - sizes[None], np.float64)
 
 
-FIGURE = Plan(PARTS, {name: mean for name, (mean, _) in _SIZES.items()}, _LIMITS, _REST, _sample_sizes, figure_bones)
+_GROUPS = (
+    ((0.88, 1.22), [name for name in _SIZES if name.endswith("radius")]),
+    ((0.85, 1.15), ("upper arm", "forearm")),
+    ((0.85, 1.15), ("thigh", "shin")),
+)
+FIGURE = Plan(PARTS, _SIZES, _LIMITS, _REST, figure_bones, _GROUPS)

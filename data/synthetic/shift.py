@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from scipy.sparse.csgraph import connected_components, dijkstra
 
-from diffnet.data.synthetic.shape import PARTS, Body, Floats, Shape, bone_distances, sample_body, skin_gradient
-from diffnet.data.synthetic.surface import Ints, Surface, edge_graph, triangulate
+from diffnet.data.synthetic.shape import PARTS, Body, Floats, Shape, bone_distances, sample_body, size_factors
+from diffnet.data.synthetic.surface import Ints, Surface, edge_graph, skin_normals, triangulate, with_faces
 from diffnet.geometry import decimate, make_mesh
 from diffnet.geometry.errors import OptionError
 
@@ -60,11 +60,7 @@ def shift_of(text: str, known: Sequence[str] = SHIFTS) -> Shift:
 
 def unusual_body(build: str, rng: np.random.Generator) -> Body:
     """A body of one of the BUILDS, see `sample_body`."""
-    factors: dict[str, float] = {}
-    for name, factor in BUILDS[build].items():
-        for size in _GROUPS.get(name, (name,)):
-            factors[size] = factors.get(size, 1.0) * factor
-    return sample_body(rng, factors)
+    return sample_body(rng, size_factors(BUILDS[build], _GROUPS))
 
 
 def lost_parts(rng: np.random.Generator) -> set[tuple[str, int]]:
@@ -114,11 +110,11 @@ def _scan(shape: Shape, skin: Surface, rng: np.random.Generator, damage: float) 
     scanners = [
         np.array([np.cos(a), np.sin(a), rng.uniform(-0.2, 0.5)]) for a in (angle, angle + rng.uniform(1.5, 2.5))
     ]
-    count, density = int(rng.integers(*_SCAN)), _facing(_normals(shape, skin[0]), scanners)
+    count, density = int(rng.integers(*_SCAN)), _facing(skin_normals(shape, skin[0]), scanners)
     sampled = triangulate(shape, skin, "irregular", count, rng, density=density)
     if sampled is None:
         return None
-    normals = _normals(shape, sampled[0])
+    normals = skin_normals(shape, sampled[0])
     hidden = 1 / _facing(normals, scanners)
     centers = rng.choice(len(hidden), rng.integers(*_SCAN_HOLES), replace=False, p=hidden / hidden.sum())
     return _with_noise_and_holes(sampled, normals, centers, rng, damage)
@@ -140,13 +136,7 @@ def _with_noise_and_holes(
     if len(kept) < 0.95 * len(left):
         return None
     noise = damage * rng.uniform(*_SCAN_NOISE) * rng.normal(size=(len(verts), 1))
-    used, compact = np.unique(kept, return_inverse=True)
-    return (verts + noise * normals)[used], compact.reshape(-1, 3)
-
-
-def _normals(shape: Shape, verts: Floats) -> Floats:
-    slopes = skin_gradient(shape, verts)
-    return np.asarray(slopes / np.linalg.norm(slopes, axis=1, keepdims=True), np.float64)
+    return with_faces(verts + noise * normals, kept)
 
 
 def _facing(normals: Floats, scanners: Sequence[Floats]) -> Floats:
