@@ -17,16 +17,17 @@ from diffnet.data.synthetic.shape import (
     check_set,
     sample_body,
     sample_shape,
+    size_factors,
 )
 from diffnet.data.synthetic.shift import (
+    BOUNDARY_OFFSETS,
     BUILDS,
     MESHERS,
+    SIZE_GROUPS,
     Shift,
-    boundary_offsets,
     lost_parts,
     remesh,
     shift_of,
-    unusual_body,
 )
 from diffnet.data.synthetic.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.geometry import make_mesh
@@ -150,12 +151,13 @@ def _figure(
     changes: None for a set without a shift. One of a shifted set is a mesh, whatever the kind.
     number: builds and meshers of a shifted set take turns by it
     """
-    build = list(BUILDS)[number % len(BUILDS)]
+    build = size_factors([*BUILDS.values()][number % len(BUILDS)], SIZE_GROUPS)
     shifts = changes or frozenset()
-    offsets = boundary_offsets() if "boundaries" in shifts else np.zeros(len(PARTS))
+    offsets = BOUNDARY_OFFSETS if "boundaries" in shifts else np.zeros(len(PARTS))
     for _ in range(_ATTEMPTS):
-        body = unusual_body(build, rng) if "builds" in shifts else sample_body(rng)
-        shape = body.shape(lost_parts(rng) if "missing" in shifts else set())
+        shape = sample_body(rng, build if "builds" in shifts else None).shape(
+            lost_parts(rng) if "missing" in shifts else set()
+        )
         count = int(rng.integers(*_COUNTS, endpoint=True))
         skin = polygonize(shape)
         if skin is None:

@@ -22,6 +22,7 @@ from diffnet.data.synthetic.shape import (
     Floats,
     Shape,
     bone_distances,
+    bone_radius,
     check_set,
     mean_body,
     sample_body,
@@ -268,7 +269,7 @@ def _follow(points: Floats, shape: Shape, following: Shape) -> Floats:
     for bone, near in enumerate(bones):
         turn = following.turns[bone] @ shape.turns[bone].T
         axis = following.ends[bone] - following.starts[bone]
-        growth = _radius(following, bone, near.along) / near.radius
+        growth = bone_radius(following, bone, near.along) / near.radius
         places = following.starts[bone] + near.along[:, None] * axis + growth[:, None] * (near.offset @ turn.T)
         weights = np.exp((closest[near.points] - near.distance) / FOLLOW)
         moved[near.points] += weights[:, None] * places
@@ -300,13 +301,8 @@ def _near(shape: Shape, bone: int, points: Floats, reach: float) -> _Near:
     along = np.clip(free, 0.0, 1.0)
     offset = own - along[:, None] * axis
     to_axis = np.sqrt((offset**2).sum(axis=1)) + 1e-12
-    radius = _radius(shape, bone, along)
+    radius = bone_radius(shape, bone, along)
     first, last = shape.radii[bone]
     growth = last - first + 6.75 * shape.bulge[bone] * (1 - along) * (1 - 3 * along)
     gradient = offset / to_axis[:, None] - (np.where(free == along, growth, 0.0) / square)[:, None] * axis
     return _Near(numbers, to_axis - radius, along, offset, radius, gradient)
-
-
-def _radius(shape: Shape, bone: int, along: Floats) -> Floats:
-    first, last = shape.radii[bone]
-    return np.asarray(first + (last - first) * along + shape.bulge[bone] * 6.75 * along * (1 - along) ** 2, np.float64)

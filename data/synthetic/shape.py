@@ -209,9 +209,8 @@ def sample_body(rng: np.random.Generator, factors: Mapping[str, float] | None = 
     return rest
 
 
-def mean_body(plan: Plan | None = None) -> Body:
-    """The body of mean proportions at rest, by default of figures. It is its own mirror image in x."""
-    plan = FIGURE if plan is None else plan
+def mean_body(plan: Plan) -> Body:
+    """The body of mean proportions at rest. It is its own mirror image in x."""
     return Body({name: mean for name, (mean, _) in plan.sizes.items()}, plan.rest_pose(), plan)
 
 
@@ -243,9 +242,13 @@ def bone_distance(shape: Shape, bone: int, x: Floats, y: Floats, z: Floats) -> F
     along = ((x - sx) * ax + (y - sy) * ay + (z - sz) * az) / (ax * ax + ay * ay + az * az)
     along = np.clip(along, 0.0, 1.0)
     to_axis = np.sqrt((x - sx - along * ax) ** 2 + (y - sy - along * ay) ** 2 + (z - sz - along * az) ** 2)
+    return np.asarray(to_axis - bone_radius(shape, bone, along), np.float64)
+
+
+def bone_radius(shape: Shape, bone: int, along: Floats) -> Floats:
+    """The radius of a bone at places along its axis, from 0 to 1."""
     first, last = shape.radii[bone]
-    bulge = shape.bulge[bone] * 6.75 * along * (1 - along) ** 2
-    return np.asarray(to_axis - (first + (last - first) * along + bulge), np.float64)
+    return np.asarray(first + (last - first) * along + shape.bulge[bone] * 6.75 * along * (1 - along) ** 2, np.float64)
 
 
 def skin_distance(shape: Shape, points: Floats) -> Floats:
