@@ -7,8 +7,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,20 +44,6 @@ PARTS = ("train", "test", "validation")  # by their numbers in the index
 LOCAL_BYTES = 64 * 2**30  # of the shards behind a URL of which the cache keeps what is read
 
 
-class Shards(NamedTuple):
-    """The files of a set, and what its records have in common.
-
-    root: the folder or the URL
-    files: names and sizes in bytes
-    copies: the number of first shards behind a URL of which the cache keeps what is read
-    """
-
-    root: str
-    files: list[tuple[str, int]]
-    settings: Settings
-    copies: int
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ShardedMeshes(StoredMeshes):
     """The meshes of a part of a data set in shards. Item i is read when it is asked for, see `load_shards`.
@@ -68,7 +55,9 @@ class ShardedMeshes(StoredMeshes):
     """
 
     cache_dir: str | None
-    _shards: Shards
+    _root: str  # the folder or the URL
+    _files: list[tuple[str, int, str | None]]  # names, bytes, and the cache folder for what is read behind a URL
+    _settings: Settings
     _table: Table
 
     @property
@@ -98,7 +87,7 @@ class ShardedMeshes(StoredMeshes):
 
     @property
     def meaning(self) -> str:
-        return json.dumps(asdict(self._shards.settings))
+        return json.dumps(asdict(self._settings))
 
     def file(self, number: int) -> None:
         return None
@@ -107,30 +96,29 @@ class ShardedMeshes(StoredMeshes):
         return replace(self, _table=rows_of(self._table, numbers))
 
     def check_options(self, options: Preprocessing) -> None:
-        check_options(self._shards.settings, self._shards.root, options)
+        check_options(self._settings, self._root, options)
 
     def operator_facts(self) -> list[OperatorFacts | None]:
         columns = [self._table[name] for name in ("vertex_counts", "face_counts", "label_counts", "gradient_entries")]
-        if self._shards.settings.labels_at != "edges":
+        if self._settings.labels_at != "edges":
             columns[2] = np.zeros_like(columns[2])
         return list(map(OperatorFacts, self.names, *(column.tolist() for column in columns)))
 
     @property
     def mesh_labels(self) -> NDArray[np.int64] | None:
-        has_classes = self._shards.settings.labels_at == "meshes" and not self._shards.settings.has_targets
+        has_classes = self._settings.labels_at == "meshes" and not self._settings.has_targets
         return self._table["classes"] if has_classes else None
 
     def item(self, number: int) -> LabeledMesh:
         row = {name: column[number].tolist() for name, column in self._table.items()}
-        root, files, settings, copies = self._shards
+        name, size, cache = self._files[row["shard"]]
         begin, middle, end = row["ranges"]
-        name, size = files[row["shard"]]
-        cache = self.cache_dir if row["shard"] < copies else None
-        place = Place(joined(root, name), size, begin, middle, row["checksums"][0], cache)
-        arrays = arrays_at(place, lambda own: check_mesh(own, row["vertex_counts"], row["face_counts"], settings))
-        item = labeled_mesh(arrays, os.fsdecode(row["names"]), settings.labels_at)
+        place = Place(joined(self._root, name), size, begin, middle, row["checksums"][0], cache)
+        sizes = row["vertex_counts"], row["face_counts"]
+        arrays = arrays_at(place, lambda own: check_mesh(own, *sizes, self._settings))
+        item = labeled_mesh(arrays, os.fsdecode(row["names"]), self._settings.labels_at)
         rest = place._replace(begin=middle, end=end, checksum=row["checksums"][1])
-        return replace(item, prepared=partial(_prepared, item.mesh, rest, settings, root))
+        return replace(item, prepared=partial(_prepared, item.mesh, rest, self._settings, self._root))
 
 
 def _prepared(
@@ -229,13 +217,13 @@ def load_shards(
             f"{file}: the index can't be used ({type(e).__name__}: {e}). Copy it again, or repeat the `diffnet "
             "precompute --write-shards` that wrote it, which keeps complete shards"
         ) from e
-    ends = np.cumsum([size for _, size in files])
-    shards = Shards(root, files, settings, int(np.searchsorted(ends, LOCAL_BYTES, "right")))
     rows = [np.flatnonzero(table["part"] == i) for i in range(len(PARTS))]
     if not needs_train:
         rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0], rows[0][:0]]
     cache = None if cache_dir is None else os.fspath(cache_dir)
-    train, test, validation = (ShardedMeshes(cache, shards, rows_of(table, own)) for own in rows)
+    ends = accumulate(size for _, size in files)
+    places = [(*file, cache if end <= LOCAL_BYTES else None) for file, end in zip(files, ends, strict=True)]
+    train, test, validation = (ShardedMeshes(cache, root, places, settings, rows_of(table, own)) for own in rows)
     return ShardedDataset(
         train,
         test,

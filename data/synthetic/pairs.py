@@ -13,10 +13,10 @@ from scipy.spatial.transform import Rotation
 
 from diffnet.data.pairs.shapes import MeshPairs, PairShape
 from diffnet.data.synthetic.animals import ANIMAL, RARE, build_factors, build_of
-from diffnet.data.synthetic.people import PERSON
 from diffnet.data.synthetic.shape import (
     BLEND,
     FIGURE,
+    PERSON,
     REACH,
     Body,
     Floats,

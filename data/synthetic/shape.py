@@ -54,6 +54,17 @@ _SIZES = {
     "foot": (0.17, 0.15),
 }
 
+# Those of people besides, who have a front: a face, breasts, a belly, buttocks, knees and calves.
+_FRONT_SIZES = {
+    "belly": (0.060, 0.25),
+    "breast": (0.040, 0.25),
+    "buttock": (0.062, 0.15),
+    "nose": (0.012, 0.2),
+    "chin": (0.026, 0.15),
+    "kneecap": (0.030, 0.12),
+    "calf": (0.026, 0.2),
+}
+
 # Limits of the joints in degrees about y (sideways), x (forward) and z (twist), for the left side of the body.
 _LIMITS: dict[str, Ranges] = {
     "spine": ((-14, 14), (-30, 12), (-25, 25)),
@@ -291,15 +302,15 @@ def _sample_pose(rng: np.random.Generator, plan: Plan) -> Pose:
     }
 
 
-def figure_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
+def _figure_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
     """The bones of a figure."""
-    pelvis, chest, neck = figure_frames(sizes, pose)
+    pelvis, chest, neck = _figure_frames(sizes, pose)
     groups = {0: _trunk(sizes, pelvis, chest) + _head(sizes, neck)}
     groups |= {side: _arm(sizes, pose, chest, side) + _leg(sizes, pose, pelvis, side) for side in (-1, 1)}
     return [bone for side, group in groups.items() for bone in group if (bone.part, side) not in missing]
 
 
-def figure_frames(sizes: Sizes, pose: Pose) -> tuple[Frame, Frame, Frame]:
+def _figure_frames(sizes: Sizes, pose: Pose) -> tuple[Frame, Frame, Frame]:
     """The frames of the pelvis, the chest and the neck."""
     pelvis = Frame(np.zeros(3), Rotation.identity())
     chest = pelvis.joint((0, 0, 0.10), pose["spine", 1])
@@ -371,6 +382,63 @@ def _leg(sizes: Sizes, pose: Pose, pelvis: Frame, side: int) -> list[Bone]:
     ]
 
 
+def _person_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
+    longer = sizes | {"foot": 1.25 * sizes["foot"]}
+    bones = _figure_bones(longer, pose, missing)
+    pelvis, chest, neck = _figure_frames(longer, pose)
+    return [*bones, *_face(sizes, neck), *_torso(sizes, pelvis, chest), *_knees_and_calves(sizes, bones)]
+
+
+def _face(sizes: Sizes, neck: Frame) -> list[Bone]:
+    size = sizes["head"]
+    low = sizes["neck"] + 0.035
+    middle = low + 0.75 * size
+    front = 0.72 * size + 0.02
+    return [
+        _ball("head", neck, (0, front, low + 0.005), sizes["chin"]),
+        Bone(
+            "head",
+            neck,
+            neck.at(0, front + 0.035, middle),
+            neck.at(0, front + 0.015, middle + 0.045),
+            (sizes["nose"], 0.7 * sizes["nose"]),
+        ),
+    ]
+
+
+def _torso(sizes: Sizes, pelvis: Frame, chest: Frame) -> list[Bone]:
+    top = sizes["chest height"]
+    deep, ribs = sizes["waist radius"], sizes["chest radius"]
+    bones = [_ball("torso", chest, (0, 0.55 * deep + 0.02, 0.0), sizes["belly"])]
+    for side in (-1, 1):
+        bones += [
+            _ball("torso", chest, (side * 0.075, 0.75 * ribs + 0.02, top - 0.13), sizes["breast"]),
+            _ball("torso", pelvis, (side * 0.062, -0.75 * sizes["hip radius"], -0.015), sizes["buttock"]),
+        ]
+    return bones
+
+
+def _knees_and_calves(sizes: Sizes, bones: list[Bone]) -> list[Bone]:
+    """Kneecaps and calves, which hang on the shins."""
+    found = []
+    for bone in bones:
+        if bone.part == "shin":
+            knee, radius = bone.joint, sizes["knee radius"]
+            upper, lower = -0.2 * sizes["shin"], -0.42 * sizes["shin"]
+            back = 0.75 * radius
+            found += [
+                _ball("shin", knee, (0, 0.65 * radius, -0.01), sizes["kneecap"]),
+                Bone("shin", knee, knee.at(0, -back, upper), knee.at(0, -0.6 * back, lower), (sizes["calf"],) * 2),
+            ]
+    return found
+
+
+def _ball(part: str, joint: Frame, place: tuple[float, float, float], radius: float) -> Bone:
+    """A bone so short that it is a ball."""
+    x, y, z = place
+    return Bone(part, joint, joint.at(x, y, z - 0.002), joint.at(x, y, z + 0.002), (radius, radius))
+
+
 def _touches_itself(shape: Shape, gaps: Floats) -> bool:
     """gaps: the gaps of the body at rest"""
     return bool(((gaps > FAR) & (_ball_gaps(shape) < NEAR)).any())
@@ -391,4 +459,5 @@ _GROUPS = (
     ((0.85, 1.15), ("upper arm", "forearm")),
     ((0.85, 1.15), ("thigh", "shin")),
 )
-FIGURE = Plan(PARTS, _SIZES, _LIMITS, _REST, figure_bones, _GROUPS)
+FIGURE = Plan(PARTS, _SIZES, _LIMITS, _REST, _figure_bones, _GROUPS)
+PERSON = Plan(PARTS, _FRONT_SIZES | _SIZES, _LIMITS, _REST, _person_bones, _GROUPS)

@@ -208,9 +208,10 @@ def test_round_trip() -> None:
     points = to_data(mesh.mesh.verts)
     assert points.face is None
     assert from_data(points).mesh.is_point_cloud
-    points.normal = torch.nn.functional.normalize(points.pos)
-    torch.testing.assert_close(to_data(from_data(points)).normal, points.normal)
-    assert list(from_data(points).arrays) == []
+    for each in (points, to_data(mesh)):
+        each.normal = torch.nn.functional.normalize(each.pos)
+        torch.testing.assert_close(to_data(from_data(each)).normal, each.normal)
+        assert list(from_data(each).arrays) == []
 
 
 @pytest.mark.parametrize(
