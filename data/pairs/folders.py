@@ -355,8 +355,8 @@ def _with_pairs(data: MeshPairs, given: Sequence[str | os.PathLike[str]], chosen
                     f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has "
                     f"{_count(second)}, so they are no pair. Take pairs within folders"
                 )
-        parts[f"{part}_pairs"] = pairs
-    return replace(data, **parts)
+        parts[part] = pairs
+    return replace(data, train_pairs=parts["train"], test_pairs=parts["test"])
 
 
 def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:

@@ -155,9 +155,8 @@ def _figure(
     shifts = changes or frozenset()
     offsets = BOUNDARY_OFFSETS if "boundaries" in shifts else np.zeros(len(PARTS))
     for _ in range(_ATTEMPTS):
-        shape = sample_body(rng, build if "builds" in shifts else None).shape(
-            lost_parts(rng) if "missing" in shifts else set()
-        )
+        body = sample_body(rng, build if "builds" in shifts else None)
+        shape = body.shape(lost_parts(rng) if "missing" in shifts else ())
         count = int(rng.integers(*_COUNTS, endpoint=True))
         skin = polygonize(shape)
         if skin is None:
