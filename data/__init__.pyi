@@ -61,8 +61,12 @@ from .labeled import (
 )
 from .options import Preprocessing as Preprocessing, Variants as Variants
 from .pairs.folders import load_pairs as load_pairs, save_pairs as save_pairs
-from .pairs.meshes import PairedMeshes as PairedMeshes, paired_meshes as paired_meshes
-from .pairs.samples import PairSample as PairSample, collate_pairs as collate_pairs
+from .pairs.samples import (
+    PairedMeshes as PairedMeshes,
+    PairSample as PairSample,
+    collate_pairs as collate_pairs,
+    paired_meshes as paired_meshes,
+)
 from .pairs.scoring import PairErrors as PairErrors, pair_errors as pair_errors
 from .pairs.shapes import MeshPairs as MeshPairs, PairShape as PairShape, Truth as Truth
 from .samples import (

@@ -37,7 +37,7 @@ def read_samples_cases(options: Options) -> Iterator[Case]:
             from_cache = [MeshSamples(part, chosen, cache) for part in (files.train, files.test)]
             _read(from_cache)  # fills it
             sizes = np.concatenate([files.train.vertex_counts, files.test.vertex_counts])
-            size = sum(file.stat().st_size for file in folder.glob("*.shard")) / sizes.sum()
+            size = sum(file.stat().st_size for file in folder.glob("*.shard.zip")) / sizes.sum()
             from_shards = [MeshSamples(part, chosen) for part in (shards.train, shards.test)]
             yield Case(
                 {"basis": basis, "k": chosen.k, "vertices": round(float(sizes.mean())), "meshes": len(sizes)},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
 from diffnet.data.labeled import DataError, counted
-from diffnet.data.numbers import check_vertex_numbers
-from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs, named_in_pairs
+from diffnet.data.numbers import check_vertex_numbers, read_lines
 from diffnet.data.pairs.indices import Base, IndexFile, read_indices
-from diffnet.data.pairs.partial import check_whole
-from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
+from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
 from diffnet.geometry import Mesh, SurfacePoints, load_mesh
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.content import check_unpacked
 from diffnet.geometry.mesh.mesh import mesh_stem
 
+RULES = ("all", "within", "across")
 TEMPLATE = "template.npz"  # the triangles and the mirror images of template points
 PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
 _MAPS = (".txt", ".map")
@@ -100,8 +99,9 @@ def load_pairs(
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {own}" for own, root in sources.items()))
     if which not in RULES and all(own.startswith(AT_RANDOM) for own in sources):
         every = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
-        listed = named_in_pairs(every, Path(which))
-        train, test = ([shape for shape in every if (shape.name in listed) == tested] for tested in (False, True))
+        places = {shape.name: i for i, shape in enumerate(every)}
+        listed = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
+        train, test = ([every[i] for i in range(len(every)) if (i in listed) == tested] for tested in (False, True))
         source = f"by {Path(which).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
     if held_out:
@@ -177,23 +177,18 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
-    vts = [_beside(shape, ".vts") for shape in shapes]
-    npz = [_beside(shape, ".npz") for shape in shapes]
-    kinds = [(".vts", vts), (".npz", npz)]
-    present = [kind for kind, files in kinds if any(file is not None for file in files)]
+    files = {kind: [_beside(shape, kind) for shape in shapes] for kind in (".vts", ".npz")}
+    present = [kind for kind, places in files.items() if any(places)]
     if len(present) > 1:
         raise DataError(f"{roots[0]}: there are .vts and .npz files of template points. Keep one kind")
-    for kind, files in kinds:
-        if any(file is not None for file in files) and None in files:
-            missing = shapes[files.index(None)]
-            raise DataError(
-                f"{missing.mesh.name}: there is no {mesh_stem(missing.mesh.name)}{kind}; other meshes have one"
-            )
-    if present == [".vts"]:
-        return _with_vertices(data, [file for file in vts if file is not None], roots, base)
-    if present == [".npz"]:
-        return _with_points(data, [file for file in npz if file is not None], roots)
-    return replace(data, maps=_read_maps(data, base))
+    if not present:
+        return replace(data, maps=_read_maps(data, base))
+    (kind,) = present
+    for shape, file in zip(shapes, files[kind], strict=True):
+        if file is None:
+            raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}{kind}; other meshes have one")
+    places = [file for file in files[kind] if file is not None]
+    return _with_points(data, places, roots) if kind == ".npz" else _with_vertices(data, places, roots, base)
 
 
 def _beside(shape: PairShape, suffix: str) -> Path | None:
@@ -340,31 +335,27 @@ def _pair_rule(given: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[
 
 def _with_pairs(data: MeshPairs, given: Sequence[str | os.PathLike[str]], chosen: str, needs_train: bool) -> MeshPairs:
     is_list = chosen not in RULES
-    parts = []
-    for shapes, others in ((data.train, data.test), (data.test, data.train)):
-        listed = listed_pairs(shapes, others, Path(chosen)) if is_list else []
-        for i, j in listed:
+    parts: dict[str, list[Pair]] = {}
+    for part, shapes, others in (("train", data.train, data.test), ("test", data.test, data.train)):
+        pairs = _listed_pairs(shapes, others, Path(chosen)) if is_list else []
+        for i, j in pairs:
             if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
                 raise DataError(f"{chosen}: there is no map from {shapes[i].name} to {shapes[j].name}")
-        if not is_list or (not listed and shapes is data.train):
-            listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else chosen))
-        parts.append(listed)
-    train, test = parts
-    for name, found, shapes in (("train", train, data.train), ("test", test, data.test)):
-        if not found and (needs_train or name == "test"):
+        if not is_list or (not pairs and part == "train"):
+            pairs = _with_maps(data, shapes, _choose_pairs(shapes, "all" if is_list else chosen))
+        if not pairs and (needs_train or part == "test"):
             raise DataError(
-                f"{given[0]}: there are no pairs ({chosen}) of {name} meshes. This part has "
+                f"{given[0]}: there are no pairs ({chosen}) of {part} meshes. This part has "
                 f"{counted(len(shapes), 'mesh', 'meshes')}; train.txt and test.txt, or folders of these names, set it"
             )
-    for shapes, found in ((data.train, train), (data.test, test)):
-        unlike = next(((shapes[i], shapes[j]) for i, j in found if _count(shapes[i]) != _count(shapes[j])), None)
-        if unlike is not None:
-            first, second = unlike
-            raise DataError(
-                f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has {_count(second)}, "
-                "so they are no pair. Take pairs within folders"
-            )
-    return replace(data, train_pairs=train, test_pairs=test)
+        for first, second in ((shapes[i], shapes[j]) for i, j in pairs):
+            if _count(first) != _count(second):
+                raise DataError(
+                    f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has "
+                    f"{_count(second)}, so they are no pair. Take pairs within folders"
+                )
+        parts[part] = pairs
+    return replace(data, train_pairs=parts["train"], test_pairs=parts["test"])
 
 
 def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:
@@ -374,3 +365,43 @@ def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[
     names = [shape.name for shape in shapes]
     ways = [next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs]
     return [way for way in ways if way is not None]
+
+
+def _choose_pairs(shapes: Sequence[PairShape], rule: str) -> list[Pair]:
+    """The pairs of meshes by one of RULES, each once, the earlier mesh first."""
+    pairs = combinations(range(len(shapes)), 2)
+    return [(i, j) for i, j in pairs if rule == "all" or (shapes[i].folder == shapes[j].folder) == (rule == "within")]
+
+
+def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path: Path) -> list[Pair]:
+    """The pairs of a list file, in its order. others: the meshes of the other part, whose pairs are left out
+
+    Raises DataError for an unknown name, and for a pair of a training and a test mesh. The message names the line.
+    """
+    places, elsewhere = ({shape.name: i for i, shape in enumerate(part)} for part in (shapes, others))
+    pairs = []
+    for number, names in _lines(path):
+        found, away = ([_find(known, name) for name in names] for known in (places, elsewhere))
+        for name, here, there in zip(names, found, away, strict=True):
+            if here is None and there is None:
+                raise DataError(f"{path}, line {number}: there is no mesh {name[:60]!r}")
+        first, second = found
+        if first is not None and second is not None:
+            pairs.append((first, second))
+        elif first is not None or second is not None:
+            raise DataError(f"{path}, line {number}: one of {names[0]} and {names[1]} is for training, one for testing")
+    return pairs
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The two names in each line of a list file, separated by blanks or a comma, with the number of the line from 1."""
+    for number, line in enumerate(read_lines(path), 1):
+        names = line.replace(",", " ").split()
+        if len(names) != 2:
+            raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
+        yield number, names
+
+
+def _find(places: dict[str, int], name: str) -> int | None:
+    """The place of the mesh of a name, or of a name with an extension."""
+    return places.get(name, places.get((Path(name).parent / mesh_stem(name)).as_posix()))

@@ -1,15 +1,43 @@
-"""Two preprocessed meshes as one sample."""
+"""The meshes of a set of pairs as a data set, and two preprocessed meshes as one sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from diffnet.data.labeled import UNLABELED, LabeledMesh, LabeledMeshes
+from diffnet.data.pairs.shapes import MeshPairs, PairShape
 from diffnet.data.samples import Sample, collate_samples
 from diffnet.geometry import Operators, collate
+
+
+@dataclass(frozen=True, repr=False)
+class PairedMeshes(LabeledMeshes):
+    """The meshes of a set of pairs, whose vertices are unlabeled. See `paired_meshes`.
+
+    label_names: the names of the features that a network computes for matching
+    """
+
+    pairs: MeshPairs = field(kw_only=True)
+
+
+def paired_meshes(pairs: MeshPairs, channels: int) -> PairedMeshes:
+    """The data set of a network that computes C features for matching.
+
+    channels: C
+    """
+
+    def unlabeled(shapes: Sequence[PairShape]) -> list[LabeledMesh]:
+        return [LabeledMesh(s.name, s.mesh, np.full(len(s.mesh.verts), UNLABELED, np.int64)) for s in shapes]
+
+    names = [str(i) for i in range(channels)]
+    about: dict[str, Any] = {"source": pairs.source, "left_out": pairs.left_out}
+    return PairedMeshes(unlabeled(pairs.train), unlabeled(pairs.test), names, "vertices", pairs=pairs, **about)
 
 
 @dataclass(frozen=True)

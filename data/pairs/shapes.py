@@ -1,22 +1,29 @@
-"""A set of meshes in pairs, and the true correspondences of a pair."""
+"""A set of meshes in pairs, the true correspondences of a pair, and copies with other proportions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.derived import generator_of
 from diffnet.data.labeled import counted
-from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
+from diffnet.geometry import Mesh, MeshError, SurfacePoints, closest_points, make_mesh
+from diffnet.geometry.discretize.coincident import first_at_position, open_edges
+from diffnet.geometry.elements.elements import face_areas
+from diffnet.geometry.mesh.objects import unit_normals
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[int, int]
 
 MAX_KEPT = 512  # truths of a set, each of 200 KB for 5,000 vertices
+# A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
+# circumference of a leg is about 0.4.
+MAX_DIFFERENCE = 0.25
 
 
 @dataclass(frozen=True)
@@ -148,3 +155,66 @@ class MeshPairs:
             self._memo[key] = closest_points(moved, shape.mesh.verts)
         found: SurfacePoints = self._memo[key]
         return found
+
+
+def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:
+    """The set with a stretched copy of each training mesh. The copies take part in the pairs of their meshes.
+
+    stretch: S > 0. A copy is scaled along three random orthogonal axes, by factors from exp(−S) to exp(S).
+
+    A pair of meshes becomes four. A copy has the faces and the correspondences of its mesh. It depends on the mesh and
+    S alone, so another run finds its operators in the cache.
+    """
+    count = len(data.train)
+    pairs = [(i + a, j + b) for i, j in data.train_pairs for a in (0, count) for b in (0, count)]
+    copies = [_stretched(shape, stretch) for shape in data.train]
+    names = {shape.name: copy.name for shape, copy in zip(data.train, copies, strict=True)}
+    return replace(
+        data, train=data.train + copies, train_pairs=pairs, maps={**data.maps, **dict(_renamed(data.maps, names))}
+    )
+
+
+def _stretched(shape: PairShape, stretch: float) -> PairShape:
+    mesh = shape.mesh
+    rng = generator_of(mesh)
+    axes, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    factors = np.exp(rng.uniform(-stretch, stretch, 3))
+    normals = None if mesh.normals is None else unit_normals(mesh.normals @ (axes / factors) @ axes.T)
+    name = f"{shape.name}, stretched"
+    verts = mesh.verts @ (axes * factors) @ axes.T
+    return replace(shape, name=name, mesh=replace(mesh, verts=verts, normals=normals, name=f"{mesh.name}, stretched"))
+
+
+def _renamed(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
+    """The maps of pairs in which one or both meshes are copies."""
+    for (first, second), own in maps.items():
+        if first in names and second in names:
+            yield (names[first], second), own
+            yield (first, names[second]), own
+            yield (names[first], names[second]), own
+
+
+def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:
+    """Raises MeshError if one of the two meshes of a pair is a part of a shape and the other one a whole.
+
+    Both may have a boundary, as scans of faces have. A shape counts as partial if its boundary is longer than that of
+    the other one by more than MAX_DIFFERENCE √area. Point clouds have no boundary.
+    """
+    meshes = {id(mesh): mesh for pair in pairs for mesh in pair}
+    lengths = {key: boundary_length(mesh) for key, mesh in meshes.items()}
+    for pair in pairs:
+        whole, part = sorted(pair, key=lambda mesh: lengths[id(mesh)])
+        shorter, longer = lengths[id(whole)], lengths[id(part)]
+        if longer - shorter > MAX_DIFFERENCE:
+            raise MeshError(
+                f"{part.name}: partial shapes are not supported; its boundary is {longer:.2f} √area long, that of "
+                f"{whole.name} {shorter:.2f} √area"
+            )
+
+
+def boundary_length(mesh: Mesh) -> float:
+    """The length of all edges that belong to one face only, divided by √area. Vertices at one position are joined."""
+    faces = first_at_position(mesh.verts)[mesh.faces]
+    start, end = mesh.verts[open_edges(faces, len(mesh.verts))].transpose(1, 0, 2)
+    length, area = float(np.linalg.norm(end - start, axis=1).sum()), float(face_areas(mesh).sum())
+    return length / np.sqrt(area) if area > 0 else 0.0

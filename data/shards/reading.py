@@ -7,8 +7,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,9 +17,18 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.options import Preprocessing
+from diffnet.data.shards.archives import (
+    DAMAGE,
+    Place,
+    Table,
+    arrays_at,
+    content_of,
+    is_url,
+    joined,
+    parsed_table,
+    rows_of,
+)
 from diffnet.data.shards.records import Settings, check_mesh, check_options, labeled_mesh
-from diffnet.data.shards.storage import Place, arrays_at, is_url, joined, whole_file
-from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in
 from diffnet.data.stored import SampleFacts, StoredMeshes
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.errors import OptionError
@@ -27,22 +37,10 @@ from diffnet.geometry.preprocessing.group import operators_from
 from diffnet.geometry.store.entry import all_arrays, check_entry
 
 INDEX = "shards.safetensors"
-SUFFIX = ".shard"
+SUFFIX = ".shard.zip"
+SUFFIXES = (SUFFIX, ".shard")  # the latter of shards of earlier versions, which end with a table in another form
 PARTS = ("train", "test", "validation")  # by their numbers in the index
-
-
-class Shards(NamedTuple):
-    """The files of a set, and what its records have in common.
-
-    root: the folder or the URL
-    files: names and sizes in bytes
-    copies: a folder for local copies of records behind a URL, or None
-    """
-
-    root: str
-    files: list[tuple[str, int]]
-    settings: Settings
-    copies: str | None
+LOCAL_BYTES = 64 * 2**30  # of the shards behind a URL of which the cache keeps what is read
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,73 +54,75 @@ class ShardedMeshes(StoredMeshes):
     """
 
     cache_dir: str | None
-    _shards: Shards
-    _records: Records
-    _shard: NDArray[np.int64]  # (N,), the place of the shard of each record in `Shards.files`
+    _root: str  # the folder or the URL
+    _files: list[tuple[str, int, str | None]]  # names, bytes, and the cache folder for what is read behind a URL
+    _settings: Settings
+    _table: Table
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
-        return self._records.vertex_counts
+        return self._table["vertex_counts"]
 
     @property
     def face_counts(self) -> NDArray[np.int64]:  # type: ignore[override]
-        return self._records.face_counts
+        return self._table["face_counts"]
 
     @property
     def names(self) -> list[str]:
-        return [os.fsdecode(name) for name in self._records.names.tolist()]
+        return [os.fsdecode(name) for name in self._table["names"].tolist()]
 
     @cached_property
     def key(self) -> str:
         """A hash of the checksums of the records, and of what they have in common."""
         digest = hashlib.sha256(self.meaning.encode())
-        for array in (self._records.names, self._records.checksums):
-            digest.update(f"{array.dtype}".encode() + array.tobytes())
+        for name in ("names", "checksums"):
+            digest.update(f"{self._table[name].dtype}".encode() + self._table[name].tobytes())
         return digest.hexdigest()
 
     @property
     def contents(self) -> list[list[str]]:
-        rows = zip(self._records.contents.tolist(), self._records.checksums[:, 0].tolist(), strict=True)
+        rows = zip(self._table["contents"].tolist(), self._table["checksums"][:, 0].tolist(), strict=True)
         return [[value.to_bytes(8, "big", signed=True).hex(), str(own)] for value, own in rows]
 
     @property
     def meaning(self) -> str:
-        return json.dumps(asdict(self._shards.settings))
+        return json.dumps(asdict(self._settings))
 
     def take(self, numbers: NDArray[np.int64] | slice) -> ShardedMeshes:
-        return ShardedMeshes(self.cache_dir, self._shards, self._records[numbers], self._shard[numbers])
+        return replace(self, _table=rows_of(self._table, numbers))
 
     def check_options(self, options: Preprocessing) -> None:
-        check_options(self._shards.settings, self._shards.root, options)
+        check_options(self._settings, self._root, options)
 
     def operator_facts(self) -> list[SampleFacts | None]:
-        own = self._records
-        edges = own.label_counts if self._shards.settings.labels_at == "edges" else np.zeros_like(own.label_counts)
-        counts = np.stack([own.vertex_counts, own.face_counts, edges, own.gradient_entries], 1).tolist()
-        return [SampleFacts(name, "", "", *row) for name, row in zip(self.names, counts, strict=True)]
+        columns = [self._table[name] for name in ("vertex_counts", "face_counts", "label_counts", "gradient_entries")]
+        if self._settings.labels_at != "edges":
+            columns[2] = np.zeros_like(columns[2])
+        rows = zip(self.names, *(column.tolist() for column in columns), strict=True)
+        return [SampleFacts(name, "", "", *counts) for name, *counts in rows]
 
     @property
     def mesh_labels(self) -> NDArray[np.int64] | None:
-        known = self._shards.settings.labels_at == "meshes" and not self._shards.settings.has_targets
-        return self._records.classes if known else None
+        has_classes = self._settings.labels_at == "meshes" and not self._settings.has_targets
+        return self._table["classes"] if has_classes else None
 
     def item(self, number: int) -> LabeledMesh:
-        records, settings = self._records, self._shards.settings
-        begin, middle, end = records.ranges[number].tolist()
-        first, second = records.checksums[number].tolist()
-        vertices, faces = int(records.vertex_counts[number]), int(records.face_counts[number])
-        root, files, _, copies = self._shards
-        name, size = files[self._shard[number]]
-        place = Place(root, name, size, begin, middle, first, copies)
-        arrays = arrays_at(place, lambda arrays: check_mesh(arrays, vertices, faces, settings))
-        item = labeled_mesh(arrays, os.fsdecode(records.names[number]), settings.labels_at)
-        rest = place._replace(begin=middle, end=end, checksum=second)
-        return replace(item, prepared=partial(_prepared, item.mesh, rest, settings))
+        row = {name: column[number].tolist() for name, column in self._table.items()}
+        name, size, cache = self._files[row["shard"]]
+        begin, middle, end = row["ranges"]
+        place = Place(joined(self._root, name), size, begin, middle, row["checksums"][0], cache)
+        sizes = row["vertex_counts"], row["face_counts"]
+        arrays = arrays_at(place, lambda own: check_mesh(own, *sizes, self._settings))
+        item = labeled_mesh(arrays, os.fsdecode(row["names"]), self._settings.labels_at)
+        rest = place._replace(begin=middle, end=end, checksum=row["checksums"][1])
+        return replace(item, prepared=partial(_prepared, item.mesh, rest, self._settings, self._root))
 
 
-def _prepared(mesh: Mesh, place: Place, settings: Settings, options: Preprocessing) -> tuple[Mesh, Operators]:
+def _prepared(
+    mesh: Mesh, place: Place, settings: Settings, root: str, options: Preprocessing
+) -> tuple[Mesh, Operators]:
     """See `LabeledMesh.prepared`."""
-    check_options(settings, place.root, options)
+    check_options(settings, root, options)
     mesh = load_normalized(mesh, None, options.normalize)
     checked, own = mesh_for_operators(mesh), settings.operators
     arrays = arrays_at(place, lambda arrays: check_entry(arrays, len(mesh.verts), own))
@@ -149,7 +149,7 @@ def is_shards(path: str | os.PathLike[str]) -> bool:
     folder = Path(path)
     if (folder / INDEX).is_file():
         return True
-    if folder.is_dir() and any(name.endswith(SUFFIX) for name in os.listdir(folder)):
+    if folder.is_dir() and any(name.endswith(SUFFIXES) for name in os.listdir(folder)):
         raise DataError(
             f"{folder}: the shards have no index, {INDEX}. Repeat the `diffnet precompute --write-shards` that wrote "
             "them; it keeps complete shards"
@@ -188,8 +188,7 @@ def load_shards(
 
     path: the folder, or a URL of `fsspec`, such as `s3://bucket/folder`, of which ranges of bytes are read. Packages
         for some kinds of URLs have to be installed, such as s3fs.
-    cache_dir: keeps local copies of what is read behind a URL, up to 64 GiB; those that were not used for the longest
-        time are removed. None keeps none.
+    cache_dir: keeps what is read behind a URL, of the first 64 GiB of the shards. None keeps nothing.
     needs_train: if False, as for an evaluation, the training part is empty. Without a test part, all meshes are the
         test part then.
 
@@ -201,24 +200,11 @@ def load_shards(
     root = os.fspath(path)
     file = joined(root, INDEX)
     try:
-        arrays, about = parsed_table(whole_file(root, INDEX))
+        table, about = parsed_table(content_of(file), "shard", "part")
         files = [(str(name), int(size)) for name, size in about["shards"]]
         settings = Settings.read(about["settings"])
         settings.check()
-        shard, part = arrays["shard"], arrays["part"]
-        if any(name != os.path.basename(name) or not name.endswith(SUFFIX) for name, _ in files):
-            raise ValueError("it names files that are no shards")
-        if any(array.dtype != np.int64 or array.ndim != 1 for array in (shard, part)) or len(shard) != len(part):
-            raise ValueError("shard and part should be rows of int64")
-        if (
-            shard.min(initial=0) < 0
-            or shard.max(initial=-1) >= len(files)
-            or not np.isin(part, range(len(PARTS))).all()
-        ):
-            raise ValueError("there are records in shards or parts that don't exist")
-        records = records_in(arrays, np.array([size for _, size in files], np.int64)[shard])
-        if len(records) != len(shard):
-            raise ValueError(f"it has {len(records)} records in {len(shard)} places")
+        _check_places(table, files)
     except FileNotFoundError as e:
         raise DataError(f"{file}: the index of the shards is missing. Shards are in folders of `write_shards`") from e
     except (*DAMAGE, OptionError) as e:
@@ -228,12 +214,13 @@ def load_shards(
             f"{file}: the index can't be used ({type(e).__name__}: {e}). Copy it again, or repeat the `diffnet "
             "precompute --write-shards` that wrote it, which keeps complete shards"
         ) from e
-    shards = Shards(root, files, settings, None if cache_dir is None else os.path.join(cache_dir, "shards"))
-    rows = [np.flatnonzero(part == i) for i in range(len(PARTS))]
+    rows = [np.flatnonzero(table["part"] == i) for i in range(len(PARTS))]
     if not needs_train:
         rows = [rows[0][:0], rows[1] if len(rows[1]) else rows[0], rows[0][:0]]
-    facts = None if cache_dir is None else os.fspath(cache_dir)
-    train, test, validation = (ShardedMeshes(facts, shards, records[own], shard[own]) for own in rows)
+    cache = None if cache_dir is None else os.fspath(cache_dir)
+    ends = accumulate(size for _, size in files)
+    places = [(*file, cache if end <= LOCAL_BYTES else None) for file, end in zip(files, ends, strict=True)]
+    train, test, validation = (ShardedMeshes(cache, root, places, settings, rows_of(table, own)) for own in rows)
     return ShardedDataset(
         train,
         test,
@@ -244,3 +231,17 @@ def load_shards(
         validation=validation,
         source="as in the shards",
     )
+
+
+def _check_places(table: Table, files: list[tuple[str, int]]) -> None:
+    """Raises ValueError for records that can't be in these files."""
+    if any(name != os.path.basename(name) or not name.endswith(SUFFIXES) for name, _ in files):
+        raise ValueError("it names files that are no shards")
+    if not (np.isin(table["shard"], range(len(files))).all() and np.isin(table["part"], range(len(PARTS))).all()):
+        raise ValueError("there are records in shards or parts that don't exist")
+    sizes = np.array([size for _, size in files], np.int64)[table["shard"], None]
+    ends = np.hstack([np.zeros_like(sizes), table["ranges"], sizes])
+    if (ends[:, 1:] < ends[:, :-1]).any():
+        raise ValueError("ranges are not inside the shards")
+    if table["vertex_counts"].min(initial=1) < 1 or table["face_counts"].min(initial=0) < 0:
+        raise ValueError("there are meshes without vertices")

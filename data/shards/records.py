@@ -56,26 +56,14 @@ class Settings:
         for name, own in (("format", FORMAT), ("entry_format", ENTRY_FORMAT)):
             if getattr(self, name) != own:
                 raise ValueError(f"another version of diffnet wrote it: its {name} is {getattr(self, name)}, not {own}")
-        lists = [(self.arrays, str), (self.label_names, str), (self.label_numbers or [], int)]
-        if not all(isinstance(values, list) and all(isinstance(v, kind) for v in values) for values, kind in lists):
-            raise ValueError("its names are no lists of text")
         if self.labels_at not in ("meshes", "vertices", "faces", "edges"):
             raise ValueError(f"its labels are at {self.labels_at!r}")
-        if self.label_numbers is not None and len(self.label_numbers) != len(self.label_names):
-            raise ValueError(f"it has {len(self.label_numbers)} numbers for {len(self.label_names)} classes")
-        if set(self.options) != set(OPTIONS):
-            raise ValueError(f"its options are {', '.join(self.options)}, not {', '.join(OPTIONS)}")
         Preprocessing(**self.options, features="xyz")
 
     @property
     def operators(self) -> Options:
         """The options of the operators."""
         return Options(**{name: value for name, value in self.options.items() if name != "normalize"})
-
-
-def options_of(options: Preprocessing) -> dict[str, Any]:
-    """The options that decide the operators, by name."""
-    return {name: getattr(options, name) for name in OPTIONS}
 
 
 def check_options(settings: Settings, root: str, options: Preprocessing) -> None:
@@ -155,16 +143,15 @@ def check_mesh(arrays: Arrays, vertices: int, faces: int, settings: Settings) ->
             raise ValueError(f"{name} should be {' or '.join(sorted(dtypes))} {shape}, and it is {found}")
         if name != "labels" and not np.isfinite(arrays[name]).all():
             raise ValueError(f"{name} has numbers that are not finite")
-    _check_range("faces", arrays["faces"], 0, vertices)
+    ranges = {"faces": (0, vertices)}
     if "polygons" in arrays:
-        _check_range("polygons", arrays["polygons"], 0, int(arrays["polygon_count"][0]))
+        ranges["polygons"] = 0, int(arrays["polygon_count"][0])
     if not settings.has_targets:
-        _check_range("labels", labels, UNLABELED, len(names))
-
-
-def _check_range(name: str, values: NDArray[Any], low: int, end: int) -> None:
-    if values.size and not (low <= int(values.min()) and int(values.max()) < end):
-        raise ValueError(f"{name} are not all from {low} to {end - 1}")
+        ranges["labels"] = UNLABELED, len(names)
+    for name, (low, end) in ranges.items():
+        values = arrays[name]
+        if values.size and not (low <= int(values.min()) and int(values.max()) < end):
+            raise ValueError(f"{name} are not all from {low} to {end - 1}")
 
 
 def _exact(values: NDArray[Any]) -> NDArray[Any]:

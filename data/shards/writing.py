@@ -9,10 +9,11 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -25,9 +26,9 @@ from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.options import Preprocessing
-from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX
-from diffnet.data.shards.records import Settings, mesh_arrays, options_of
-from diffnet.data.shards.tables import DAMAGE, Records, parsed_table, records_in, table_blob
+from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
+from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
+from diffnet.data.shards.records import OPTIONS, Settings, mesh_arrays
 from diffnet.data.stored import LazySequence, content_hash, joined, sources_of
 from diffnet.geometry import load_mesh
 from diffnet.geometry.errors import DiffnetError
@@ -37,11 +38,10 @@ from diffnet.geometry.folder_lock import locked
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 from diffnet.geometry.preprocessing.worker import entry_of, operators_path
-from diffnet.geometry.store.codec import ALIGNMENT, Arrays, checksum, safetensors_of
+from diffnet.geometry.store.codec import checksum, safetensors_of
 from diffnet.geometry.store.entry import read_operators
 
 SHARD_BYTES = 2**30  # a shard is complete before it is larger
-MAGIC = b"diffnet\x01"  # the last bytes of a shard, after the length of its table
 WRITING = f".writing{SUFFIX}"  # the name of a shard that isn't complete
 
 
@@ -49,21 +49,21 @@ class MeshFiles(LazySequence[LabeledMesh]):
     """Meshes without labels, which are read from their files when they are needed."""
 
     def __init__(self, paths: Sequence[Path], cache_dir: str | os.PathLike[str]) -> None:
-        self.paths, self.cache_dir = [os.fspath(path) for path in paths], cache_dir
+        self.paths, self.cache_dir = paths, cache_dir
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, i: Any) -> Any:
-        path = self.paths[i]
-        return LabeledMesh(path, load_mesh(path, self.cache_dir), np.array(UNLABELED, np.int64))
+        mesh = load_mesh(self.paths[i], self.cache_dir)
+        return LabeledMesh(self.file(i), mesh, np.array(UNLABELED, np.int64))
 
     def file(self, i: int) -> str:
-        return self.paths[i]
+        return os.fspath(self.paths[i])
 
     @cached_property
     def _contents(self) -> list[str]:
-        return contents_of(list(map(Path, self.paths)), self.cache_dir, jobs=None)
+        return contents_of(self.paths, self.cache_dir, jobs=None)
 
     def digest(self, i: int) -> int:
         return hashed(os.path.abspath(self.paths[i]), self._contents[i])
@@ -103,7 +103,7 @@ def write_shards(
     every = {part: own for part in ("train", "validation", "test") if len(own := getattr(data, part))}
     items = joined([*every.values()])
     settings = Settings(
-        options_of(options),
+        {name: getattr(options, name) for name in OPTIONS},
         array_names(options.features),
         list(data.label_names),
         data.labels_at,
@@ -117,7 +117,7 @@ def write_shards(
     place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
     make_folder(place)
     with locked(place):
-        known = set[int]().union(*(records.digests.tolist() for records in _complete_shards(folder, settings).values()))
+        known = {digest for own in _complete_shards(folder, settings).values() for digest in own["digests"].tolist()}
         missing = [i for i in own if int(digests[i]) not in known]
         for _ in range(len(own) - len(missing)):
             advance()
@@ -167,32 +167,24 @@ def _has_targets(items: Sequence[LabeledMesh]) -> bool:
     return False
 
 
+@dataclass
 class _Writer:
     """Adds records to the file `path`, which becomes a shard in `folder` when it is large enough. Threads may share it.
 
     Operators that this process has stored in the cache are removed when the shard that holds them is complete.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        path: Path,
-        settings: Settings,
-        options: Preprocessing,
-        cache_dir: str | os.PathLike[str],
-    ) -> None:
-        self._folder, self._path = folder, path
-        self._settings, self._options, self._cache_dir = settings, options, cache_dir
-        self._lock = threading.Lock()
-        self._fault: OSError | None = None
-        self._started = time.time() - 1  # clocks of file systems are late by some milliseconds
-        self._begin()
-
-    def _begin(self) -> None:
-        self._file: BinaryIO | None = None
-        self._size = 0
-        self._rows: list[tuple[Any, ...]] = []  # the fields of `Records`
-        self._entries: list[Path] = []
+    folder: Path
+    path: Path
+    settings: Settings
+    options: Preprocessing
+    cache_dir: str | os.PathLike[str]
+    started: float = field(default_factory=lambda: time.time() - 1)  # clocks of file systems are late by milliseconds
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    fault: OSError | None = None
+    archive: ZipFile | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the table of the shard
+    entries: list[Path] = field(default_factory=list)
 
     def __enter__(self) -> _Writer:
         return self
@@ -201,85 +193,90 @@ class _Writer:
         try:
             if kind is None:
                 self._publish()
+        except OSError as e:
+            raise named(e, self.path) from e
         finally:
-            if self._file is not None:
-                self._file.close()
-            self._path.unlink(missing_ok=True)
+            if self.archive is not None:
+                with suppress(OSError):  # the file is not complete, and is removed
+                    self.archive.close()
+            self.path.unlink(missing_ok=True)
 
     def add(self, item: LabeledMesh, digest: int) -> None:
         """Add a mesh whose operators are in the cache. Raises DataError or MeshError for one that can't be used."""
-        own, options = self._settings.operators, self._options
-        mesh = mesh_for_operators(item.mesh, self._cache_dir, normalize=options.normalize)
-        path = operators_path(mesh, own, self._cache_dir)
+        own, options = self.settings.operators, self.options
+        mesh = mesh_for_operators(item.mesh, self.cache_dir, normalize=options.normalize)
+        path = operators_path(mesh, own, self.cache_dir)
         entry = read_operators(path, len(mesh.verts), own)
         if entry is None:  # damaged, or the cache can't be written
             entry = entry_of(mesh, computed_arrays(mesh, own), own)
         first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))
-        checksums = [checksum(first), checksum(entry)]
         digits = content_hash(item.mesh.verts, item.mesh.faces)[:16]
-        content = int.from_bytes(bytes.fromhex(digits), "big", signed=True)
+        vertices, gradient, labels = len(item.mesh.verts), entry.get("gradient_indices"), first["labels"]
+        has_class = self.settings.labels_at == "meshes" and not self.settings.has_targets
+        row = {
+            "names": os.fsencode(item.name),
+            "digests": digest,
+            "checksums": [checksum(first), checksum(entry)],
+            "contents": int.from_bytes(bytes.fromhex(digits), "big", signed=True),
+            "vertex_counts": vertices,
+            "face_counts": len(item.mesh.faces),
+            "label_counts": len(labels),
+            "classes": int(labels[0]) if has_class else 0,
+            "gradient_entries": 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient),
+        }
         blobs = [safetensors_of(arrays, {}) for arrays in (first, entry)]
-        sizes = [-(-len(blob) // ALIGNMENT) * ALIGNMENT for blob in blobs]
-        with self._lock:
-            if self._fault is not None:  # of another thread
-                raise self._fault
-            if self._rows and self._size + sum(sizes) > SHARD_BYTES:
-                self._publish()
-            begin = self._size
-            for blob, size in zip(blobs, sizes, strict=True):
-                self._write(blob.ljust(size, b"\0"))
-            ranges = [begin, begin + sizes[0], begin + sum(sizes)]
-            vertices, gradient = len(item.mesh.verts), entry.get("gradient_indices")
-            nonzeros = 2 * len(entry["gradient_gaps"]) - vertices if gradient is None else len(gradient)
-            settings, labels = self._settings, first["labels"]
-            own_class = int(labels[0]) if settings.labels_at == "meshes" and not settings.has_targets else 0
-            counts = vertices, len(item.mesh.faces), len(labels), own_class, nonzeros
-            self._rows.append((os.fsencode(item.name), digest, ranges, checksums, content, *counts))
-            self._entries.append(path)
+        with self.lock:
+            if self.fault is not None:  # of another thread
+                raise self.fault
+            try:
+                self._write(row, blobs)
+            except OSError as e:
+                self.fault = named(e, self.path)
+                raise self.fault from e
+            self.entries.append(path)
 
-    def _write(self, content: bytes) -> None:
-        try:
-            if self._file is None:
-                self._file = self._path.open("wb")
-            self._file.write(content)
-        except OSError as e:
-            self._fault = named(e, self._path)
-            raise self._fault from e
-        self._size += len(content)
+    def _write(self, row: dict[str, Any], blobs: list[bytes]) -> None:
+        if self.rows and self.rows[-1]["ranges"][2] + sum(map(len, blobs)) > SHARD_BYTES:
+            self._publish()
+        if self.archive is None:
+            self.archive = ZipFile(self.path, "w")
+        number = len(self.rows)
+        begin = add_member(self.archive, f"{number}.mesh.safetensors", blobs[0])
+        middle = add_member(self.archive, f"{number}.operators.safetensors", blobs[1])
+        self.rows.append(row | {"ranges": [begin, middle, middle + len(blobs[1])]})
 
     def _publish(self) -> None:
         """Complete the shard."""
-        if self._file is None:
+        if self.archive is None:
             return
-        names, *numbers = zip(*self._rows, strict=True)
-        records = Records(np.array(names), *(np.array(own, np.int64) for own in numbers))
-        table = table_blob(records.arrays(), {"settings": asdict(self._settings)})
-        self._write(table + len(table).to_bytes(8, "little") + MAGIC)
-        name = f"{hashlib.sha256(table).hexdigest()[:16]}{SUFFIX}"  # another content has another name
-        try:
-            self._file.close()
-            self._path.replace(self._folder / name)
-        except OSError as e:
-            raise named(e, self._path) from e
-        for path in self._entries:
+        table = {name: np.array([row[name] for row in self.rows], np.int64) for name in COLUMNS}
+        table["names"] = np.array([row["names"] for row in self.rows])
+        blob = table_blob(table, {"settings": asdict(self.settings)})
+        add_member(self.archive, TABLE, blob)
+        self.archive.close()
+        name = f"{hashlib.sha256(blob).hexdigest()[:16]}{SUFFIX}"  # another content has another name
+        self.path.replace(self.folder / name)
+        for path in self.entries:
             with suppress(OSError):  # also of another process that writes shards of the same mesh
-                if path.stat().st_mtime >= self._started:
+                if path.stat().st_mtime >= self.started:
                     path.unlink()
-        self._begin()
+        self.archive, self.rows, self.entries = None, [], []
 
 
-def _complete_shards(folder: Path, settings: Settings) -> dict[str, Records]:
-    """The records of the complete shards in a folder, by the name of the shard. Warns of damaged ones.
+def _complete_shards(folder: Path, settings: Settings) -> dict[str, Table]:
+    """The tables of the complete shards in a folder, by the name of the shard. Warns of damaged ones.
 
-    Raises DataError for shards with other settings, naming both values.
+    Raises DataError for shards with other settings, naming both values, and for those of an earlier version.
     """
     found = {}
-    for file in sorted(folder.glob(f"[!.]*{SUFFIX}")):
+    for file in sorted(file for file in folder.glob("[!.]*") if file.name.endswith(SUFFIXES)):
+        if not file.name.endswith(SUFFIX):
+            raise DataError(f"{file}: an earlier version of diffnet wrote this shard. Choose another folder")
         try:
-            arrays, about = parsed_table(_table_of(file))
+            with ZipFile(file) as archive:
+                table, about = parsed_table(archive.read(TABLE))
             stored = Settings.read(about["settings"])
-            records = records_in(arrays, np.array(file.stat().st_size, np.int64))
-        except (OSError, *DAMAGE) as e:
+        except Exception as e:  # zipfile raises many kinds for damaged files
             warnings.warn(f"{file}: the shard is damaged, and its meshes are written again ({e})", stacklevel=3)
             continue
         for name, value in asdict(settings).items():
@@ -287,34 +284,17 @@ def _complete_shards(folder: Path, settings: Settings) -> dict[str, Records]:
                 raise DataError(
                     f"{folder}: its shards have {name} {before}, and this set has {value}. Choose another folder"
                 )
-        found[file.name] = records
+        found[file.name] = table
     return found
-
-
-def _table_of(file: Path) -> bytes:
-    """The blob of the table at the end of a shard. Raises ValueError if there is none."""
-    with file.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(size - 16, 0))
-        end = opened.read(16)
-        length = int.from_bytes(end[:8], "little")
-        if end[8:] != MAGIC or length > size - 16:
-            raise ValueError("it doesn't end as a shard does")
-        opened.seek(size - 16 - length)
-        return opened.read(length)
 
 
 def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], parts: NDArray[np.int64]) -> None:
     """Write the index of the records with these digests, in this order. parts: the number of the part of each"""
     shards = _complete_shards(folder, settings)
-    places = {
-        digest: (shard, row)
-        for shard, records in enumerate(shards.values())
-        for row, digest in enumerate(records.digests.tolist())
-    }
-    chosen = np.array([places[digest] for digest in digests.tolist()], np.int64)
-    firsts = np.cumsum([0, *map(len, shards.values())])[:-1]
-    records = Records.joined([*shards.values()])[firsts[chosen[:, 0]] + chosen[:, 1]]
-    arrays: Arrays = records.arrays() | {"shard": np.ascontiguousarray(chosen[:, 0]), "part": parts}
+    table = {name: np.concatenate([own[name] for own in shards.values()]) for name in ("names", *COLUMNS)}
+    table["shard"] = np.repeat(np.arange(len(shards), dtype=np.int64), [len(own["digests"]) for own in shards.values()])
+    places = {digest: row for row, digest in enumerate(table["digests"].tolist())}
+    chosen = rows_of(table, np.array([places[digest] for digest in digests.tolist()], np.int64))
     files = [(name, (folder / name).stat().st_size) for name in shards]
-    write_atomically(folder / INDEX, table_blob(arrays, {"settings": asdict(settings), "shards": files}))
+    blob = table_blob(chosen | {"part": parts}, {"settings": asdict(settings), "shards": files})
+    write_atomically(folder / INDEX, blob)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from diffnet.data.synthetic.shape import Bone, Floats, Frame, Lost, Plan, Pose, Ranges, Sizes
+from diffnet.data.synthetic.shape import Bone, Floats, Frame, Lost, Plan, Pose, Ranges, Sizes, size_factors
 
 PARTS = ("head", "neck", "torso", "tail", "upper leg", "lower leg", "foot")
 
@@ -79,15 +79,7 @@ def build_of(number: int) -> str:
 
 def build_factors(build: str) -> dict[str, float]:
     """The factors of the sizes of a build, as `sample_body` takes them."""
-    factors: dict[str, float] = {}
-    for name, factor in (_RARE if build == RARE else BUILDS[build]).items():
-        for size in _GROUPS.get(name, (name,)):
-            factors[size] = factors.get(size, 1.0) * factor
-    return factors
-
-
-def _sample_sizes(rng: np.random.Generator) -> Sizes:
-    return {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in _SIZES.items()}
+    return size_factors(_RARE if build == RARE else BUILDS[build], _GROUPS)
 
 
 def _bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
@@ -173,4 +165,4 @@ def _foot(sizes: Sizes, ankle: Frame) -> list[Bone]:
     ]
 
 
-ANIMAL = Plan(PARTS, {name: mean for name, (mean, _) in _SIZES.items()}, _LIMITS, _REST, _sample_sizes, _bones)
+ANIMAL = Plan(PARTS, _SIZES, _LIMITS, _REST, _bones)

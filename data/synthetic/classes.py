@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
-from diffnet.data.synthetic.shape import Floats, Shape, bone_distances
+from diffnet.data.synthetic.shape import Floats, Shape, bone_distances, check_set
 from diffnet.data.synthetic.shift import MESHERS, Shift, remesh, shift_of
-from diffnet.data.synthetic.surface import Surface, polygonize
+from diffnet.data.synthetic.surface import Surface, polygonize, with_faces
 from diffnet.geometry import make_mesh
 
 # A club has a ball at its end, a bead has one in the middle, and a twin has both. A fork has two prongs. A cone gets
@@ -84,11 +84,7 @@ def shapes(
     """
     if not 2 <= classes <= len(_CLASSES):
         raise ValueError(f"classes should be 2 to {len(_CLASSES)}, got {classes}")
-    for name, count in (("train", train), ("test", test)):
-        if count < 1:
-            raise ValueError(f"{name} should be at least 1, got {count}")
-    if seed < 0:
-        raise ValueError(f"seed should be at least 0, got {seed}")
+    check_set(train, test, seed)
     changes = None if shift is None else shift_of(shift, CLASS_SHIFTS)
     return LabeledMeshes(
         train=_part(0, "train", classes, train, seed, None if changes is None else frozenset()),
@@ -110,13 +106,9 @@ def _part(part: int, name: str, classes: int, count: int, seed: int, changes: Sh
 def _mesh(name: str, label: int, rng: np.random.Generator, changes: Shift | None, number: int) -> LabeledMesh:
     """One mesh. changes: None for a set without a shift. number: builds and meshers take turns by it."""
     for _ in range(_ATTEMPTS):
-        if changes is None:
-            shape = _skeleton(_CLASSES[label], _usual(rng), rng).rotated(_any_rotation(rng))
-            surface = polygonize(shape, rng.uniform(*_SPACING))  # None if limbs touch each other
-            if surface is not None and rng.random() < 0.5:
-                surface = _with_holes(surface, rng)
-        else:
-            surface = _of_source(label, rng, changes, number)
+        surface = _surface(label, rng, changes or frozenset(), number)
+        if surface is not None and changes is None and rng.random() < 0.5:
+            surface = _with_holes(surface, rng)
         if surface is None:
             continue
         verts, faces = surface
@@ -125,7 +117,8 @@ def _mesh(name: str, label: int, rng: np.random.Generator, changes: Shift | None
     raise RuntimeError(f"{name}: no shape passed all checks in {_ATTEMPTS} attempts")
 
 
-def _of_source(label: int, rng: np.random.Generator, changes: Shift, number: int) -> Surface | None:
+def _surface(label: int, rng: np.random.Generator, changes: Shift, number: int) -> Surface | None:
+    """None if limbs touch each other."""
     build = _unusual(number, rng) if "builds" in changes else _usual(rng)
     shape = _skeleton(_CLASSES[label], build, rng).rotated(_any_rotation(rng))
     if "mesher" in changes:
@@ -227,5 +220,4 @@ def _without_a_side(surface: Surface, shape: Shape, body: float, rng: np.random.
 def _without(surface: Surface, inside: NDArray[np.bool_]) -> Surface:
     """The surface without some vertices (V,) and their triangles."""
     verts, faces = surface
-    used, compact = np.unique(faces[~inside[faces].any(axis=1)], return_inverse=True)
-    return verts[used], compact.reshape(-1, 3)
+    return with_faces(verts, faces[~inside[faces].any(axis=1)])

@@ -8,17 +8,26 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
-from diffnet.data.synthetic.curvature import skin_curvature
-from diffnet.data.synthetic.shape import PARTS, Floats, Shape, bone_distances, sample_body, sample_shape
+from diffnet.data.synthetic.shape import (
+    BLEND,
+    PARTS,
+    Floats,
+    Shape,
+    bone_distances,
+    check_set,
+    sample_body,
+    sample_shape,
+    size_factors,
+)
 from diffnet.data.synthetic.shift import (
+    BOUNDARY_OFFSETS,
     BUILDS,
     MESHERS,
+    SIZE_GROUPS,
     Shift,
-    boundary_offsets,
     lost_parts,
     remesh,
     shift_of,
-    unusual_body,
 )
 from diffnet.data.synthetic.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.geometry import make_mesh
@@ -59,10 +68,8 @@ def figures(train: int = 48, test: int = 16, seed: int = 0, *, shift: str | None
 
     Raises ValueError for a count below 1 and a negative seed, OptionError for an unknown shift.
     """
-    for name, count in (("train", train), ("test", test)):
-        if count < 1:
-            raise ValueError(f"{name} should be at least 1, got {count}")
-    train_seed, test_seed = _seed_sequence(seed).spawn(2)
+    check_set(train, test, seed)
+    train_seed, test_seed = np.random.SeedSequence(seed).spawn(2)
     changes = None if shift is None else shift_of(shift)
     return LabeledMeshes(
         train=_split("train", train, train_seed, upright=True, changes=None if changes is None else frozenset()),
@@ -87,7 +94,8 @@ def figure(seed: int, *, kind: Kind = "mesh", upright: bool = True) -> LabeledMe
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind should be one of {', '.join(get_args(Kind))}, got {kind!r}")
-    return _figure(np.random.default_rng(_seed_sequence(seed)), f"figure_{seed}", kind, upright)
+    check_set(1, 1, seed)
+    return _figure(np.random.default_rng(seed), f"figure_{seed}", kind, upright)
 
 
 def curved_figure(seed: int, *, vertices: tuple[int, int] = FINE, upright: bool = False) -> LabeledMesh:
@@ -109,7 +117,8 @@ def curved_figure(seed: int, *, vertices: tuple[int, int] = FINE, upright: bool 
     """
     if not 100 <= vertices[0] <= vertices[1]:
         raise ValueError(f"vertices should be a range that begins at 100 or above, got {vertices}")
-    rng = np.random.default_rng(_seed_sequence(seed))
+    check_set(1, 1, seed)
+    rng = np.random.default_rng(seed)
     name = f"figure_{seed:04d}"
     for _ in range(_ATTEMPTS):
         shape = sample_shape(rng)
@@ -124,55 +133,40 @@ def curved_figure(seed: int, *, vertices: tuple[int, int] = FINE, upright: bool 
     raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
 
 
-def _seed_sequence(seed: int) -> np.random.SeedSequence:
-    if seed < 0:
-        raise ValueError(f"seed should be at least 0, got {seed}")
-    return np.random.SeedSequence(seed)
-
-
 def _split(
     name: str, count: int, seed: np.random.SeedSequence, *, upright: bool, changes: Shift | None
 ) -> list[LabeledMesh]:
     found = []
     for i, child in enumerate(seed.spawn(count)):
         rng, own_name = np.random.default_rng(child), f"figure_{name}_{i:03d}"
-        if changes is None:
-            found.append(_figure(rng, own_name, _KINDS[i % len(_KINDS)], upright))
-        else:
-            found.append(_figure_of_source(rng, own_name, i, changes, upright))
+        found.append(_figure(rng, own_name, _KINDS[i % len(_KINDS)], upright, changes, i))
     return found
 
 
-def _figure(rng: np.random.Generator, name: str, kind: Kind, upright: bool) -> LabeledMesh:
-    for _ in range(_ATTEMPTS):
-        shape = sample_shape(rng)
-        surface = _surface(shape, kind, rng)
-        if surface is None:
-            continue
-        verts, faces = surface
-        labels = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
-        if np.bincount(labels, minlength=len(PARTS)).min() >= _MIN_OF_A_LABEL:
-            return LabeledMesh(name, make_mesh(_turn(verts, upright, rng), faces, name=name), labels)
-    raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
+def _figure(
+    rng: np.random.Generator, name: str, kind: Kind, upright: bool, changes: Shift | None = None, number: int = 0
+) -> LabeledMesh:
+    """One figure.
 
-
-def _figure_of_source(rng: np.random.Generator, name: str, number: int, changes: Shift, upright: bool) -> LabeledMesh:
-    """A figure of a shifted set. Builds and meshers take turns along a split."""
-    build = list(BUILDS)[number % len(BUILDS)]
-    mesher = MESHERS[number % len(MESHERS)]
-    offsets = boundary_offsets() if "boundaries" in changes else np.zeros(len(PARTS))
+    changes: None for a set without a shift. One of a shifted set is a mesh, whatever the kind.
+    number: builds and meshers of a shifted set take turns by it
+    """
+    build = size_factors([*BUILDS.values()][number % len(BUILDS)], SIZE_GROUPS)
+    shifts = changes or frozenset()
+    offsets = BOUNDARY_OFFSETS if "boundaries" in shifts else np.zeros(len(PARTS))
     for _ in range(_ATTEMPTS):
-        body = unusual_body(build, rng) if "builds" in changes else sample_body(rng)
-        lost = lost_parts(rng) if "missing" in changes else set()
-        shape = body.shape(lost)
+        body = sample_body(rng, build if "builds" in shifts else None)
+        shape = body.shape(lost_parts(rng) if "missing" in shifts else ())
         count = int(rng.integers(*_COUNTS, endpoint=True))
         skin = polygonize(shape)
         if skin is None:
             continue
-        if "mesher" in changes:
-            surface = remesh(shape, skin, mesher, count, rng)
-        else:
+        if "mesher" in shifts:
+            surface = remesh(shape, skin, MESHERS[number % len(MESHERS)], count, rng)
+        elif changes is not None:
             surface = triangulate(shape, skin, "even", count, rng)
+        else:
+            surface = _surface(shape, skin, kind, count, rng)
         if surface is None:
             continue
         verts, faces = surface
@@ -183,11 +177,7 @@ def _figure_of_source(rng: np.random.Generator, name: str, number: int, changes:
     raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
 
 
-def _surface(shape: Shape, kind: Kind, rng: np.random.Generator) -> Surface | None:
-    count = int(rng.integers(*_COUNTS, endpoint=True))
-    skin = polygonize(shape)
-    if skin is None:
-        return None
+def _surface(shape: Shape, skin: Surface, kind: Kind, count: int, rng: np.random.Generator) -> Surface | None:
     if kind == "cloud":
         return sample_points(shape, skin, count, rng)
     style = STYLES[rng.integers(len(STYLES))]
@@ -199,3 +189,45 @@ def _turn(verts: Floats, upright: bool, rng: np.random.Generator) -> Floats:
     # A normalized quaternion of four normal variates is a uniformly random rotation.
     turn = Rotation.from_euler("z", rng.uniform(-_YAW, _YAW)) if upright else Rotation.from_quat(rng.normal(size=4))
     return np.asarray(turn.apply(verts), np.float64)
+
+
+def skin_curvature(shape: Shape, points: Floats) -> Floats:
+    """The mean curvature (P,) at points (P, 3) of the blended skin, in 1/meter. It is positive where the skin bulges.
+
+    With g and A the gradient and the Hessian of `skin_distance`, it is (tr A − gᵀAg / |g|²) / (2 |g|), see Goldman
+    2005, https://doi.org/10.1016/j.cagd.2005.06.005. At a point off the skin, it is that of the level set there.
+    """
+    weights = np.exp(-bone_distances(shape, points) / BLEND)
+    weights /= weights.sum(axis=1, keepdims=True)
+    gradient, hessian = np.zeros((len(points), 3)), np.zeros((len(points), 3, 3))
+    for bone, weight in enumerate(weights.T):
+        slope, bend = _derivatives(shape, bone, points)
+        gradient += weight[:, None] * slope
+        hessian += weight[:, None, None] * (bend - _outer(slope, slope) / BLEND)
+    hessian += _outer(gradient, gradient) / BLEND
+    square = (gradient**2).sum(axis=1)
+    along = np.einsum("pi,pij,pj->p", gradient, hessian, gradient)
+    return np.asarray((np.einsum("pii->p", hessian) - along / square) / (2 * np.sqrt(square)), np.float64)
+
+
+def _derivatives(shape: Shape, bone: int, points: Floats) -> tuple[Floats, Floats]:
+    """The gradient (P, 3) and the Hessian (P, 3, 3) of `bone_distance`."""
+    axis = shape.ends[bone] - shape.starts[bone]
+    square = axis @ axis
+    along = (points - shape.starts[bone]) @ axis / square
+    beside = (along > 0) & (along < 1)  # elsewhere, an end of the bone is nearest
+    t = np.clip(along, 0.0, 1.0)
+    away = points - shape.starts[bone] - t[:, None] * axis
+    distance = np.linalg.norm(away, axis=1)
+    direction = away / distance[:, None]
+    first, last = shape.radii[bone]
+    bulge = 6.75 * shape.bulge[bone]
+    growth = beside * (last - first + bulge * (1 - t) * (1 - 3 * t)) / square
+    second = beside * bulge * (6 * t - 4) / square**2
+    flat = np.eye(3) - _outer(direction, direction) - beside[:, None, None] * np.outer(axis, axis) / square
+    bend = flat / distance[:, None, None] - second[:, None, None] * np.outer(axis, axis)
+    return direction - growth[:, None] * axis, bend
+
+
+def _outer(a: Floats, b: Floats) -> Floats:
+    return a[:, :, None] * b[:, None, :]

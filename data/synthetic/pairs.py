@@ -6,26 +6,30 @@ import os
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
 from diffnet.data.pairs.shapes import MeshPairs, PairShape
 from diffnet.data.synthetic.animals import ANIMAL, RARE, build_factors, build_of
-from diffnet.data.synthetic.deformation import STEPS, deformed
-from diffnet.data.synthetic.people import PERSON
 from diffnet.data.synthetic.shape import (
+    BLEND,
     FIGURE,
+    PERSON,
+    REACH,
     Body,
     Floats,
+    Shape,
     bone_distances,
+    bone_radius,
+    check_set,
     mean_body,
     sample_body,
     skin_gradient,
     touches_itself_on_the_way,
 )
-from diffnet.data.synthetic.surface import STYLES, Ints, Surface, polygonize, triangulate
+from diffnet.data.synthetic.surface import STYLES, Ints, Surface, face_normals, polygonize, triangulate
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import WorkerPool, available_cores
@@ -42,6 +46,13 @@ _FINE = 0.0095  # spacing of the skin that is triangulated
 _YAW = np.pi / 9
 _PLANS = {"figures": FIGURE, "people": PERSON, "animals": ANIMAL}
 _ATTEMPTS = 100
+
+# The template moves in steps. Points change from one bone to the next over the first distance, and a bone affects
+# points within the second.
+STEPS = 24
+FOLLOW = 0.03
+NOTICE = 6 * FOLLOW
+_LAST_STEPS = 3
 
 # A figure is drawn again if more of the template's triangles than this are folded, if a vertex is farther from the
 # template than this, in meters, or if more of its vertices than this change their part on the way from the template.
@@ -81,11 +92,7 @@ def figure_pairs(
     """
     if bodies not in _PLANS:
         raise OptionError(f"the figures should be one of {', '.join(_PLANS)}, got {bodies!r}")
-    for name, count in (("train", train), ("test", test)):
-        if count < 2:
-            raise ValueError(f"{name} should be at least 2, got {count}")
-    if seed < 0:
-        raise ValueError(f"seed should be at least 0, got {seed}")
+    check_set(train, test, seed, least=2)
     todo = [(bodies, "train", i) for i in range(train)] + [(bodies, "test", i) for i in range(test)]
     found = {one: None if cache_dir is None else _read(_entry(one, seed, cache_dir), one) for one in todo}
     missing = [one for one in todo if found[one] is None]
@@ -164,7 +171,7 @@ def _sample(one: One, rng: np.random.Generator) -> PairShape:
         surface = _surface(body, rng)
         if surface is None:
             continue
-        moved = deformed(standard.verts, start, body)
+        moved = _deformed(standard.verts, start, body)
         mesh = make_mesh(*surface, name=name)
         rare = bodies == "animals" and build_of(number) == RARE
         if _is_sound(start, body, standard, moved, mesh, rare):
@@ -214,5 +221,88 @@ def _is_sound(start: Body, body: Body, standard: Mesh, moved: Floats, mesh: Mesh
 
 def _folded(verts: Floats, faces: Ints, outward: Floats) -> float:
     """The share of triangles whose normals point inward."""
-    a, b, c = verts[faces].transpose(1, 0, 2)
-    return float(((np.cross(b - a, c - a) * outward[faces].sum(axis=1)).sum(axis=1) <= 0).mean())
+    return float(((face_normals(verts, faces) * outward[faces].sum(axis=1)).sum(axis=1) <= 0).mean())
+
+
+class _Near(NamedTuple):
+    """The points near one bone.
+
+    points: (N,) int64, their numbers
+    distance: (N,) to the surface of the bone, see `bone_distance`
+    along: (N,) the place along the axis, from 0 to 1
+    offset: (N, 3) from the axis
+    radius: (N,) at this place
+    gradient: (N, 3) of the distance
+    """
+
+    points: Ints
+    distance: Floats
+    along: Floats
+    offset: Floats
+    radius: Floats
+    gradient: Floats
+
+
+def _deformed(points: Floats, start: Body, end: Body) -> Floats:
+    """Move points (P, 3) on the skin of one body to the skin of another, in small steps from pose to pose.
+
+    In each step, a point follows the bones near it: it keeps its place along each bone and around it. Then it moves
+    onto the skin of the next pose along the gradient. Each step is smooth and one-to-one, so the whole way is, too, if
+    the body does not touch itself on the way.
+    """
+    shape = start.shape()
+    for step in range(1, STEPS + 1):
+        following = start.toward(end, step / STEPS).shape()
+        points = _follow(points, shape, following)
+        for _ in range(_LAST_STEPS if step == STEPS else 1):
+            points = _toward_skin(points, following)
+        shape = following
+    return points
+
+
+def _follow(points: Floats, shape: Shape, following: Shape) -> Floats:
+    bones = [_near(shape, bone, points, NOTICE) for bone in range(len(shape.parts))]
+    closest = np.full(len(points), np.inf)
+    for near in bones:
+        closest[near.points] = np.minimum(closest[near.points], near.distance)
+    total, moved = np.zeros(len(points)), np.zeros_like(points)
+    for bone, near in enumerate(bones):
+        turn = following.turns[bone] @ shape.turns[bone].T
+        axis = following.ends[bone] - following.starts[bone]
+        growth = bone_radius(following, bone, near.along) / near.radius
+        places = following.starts[bone] + near.along[:, None] * axis + growth[:, None] * (near.offset @ turn.T)
+        weights = np.exp((closest[near.points] - near.distance) / FOLLOW)
+        moved[near.points] += weights[:, None] * places
+        total[near.points] += weights
+    return moved / total[:, None]
+
+
+def _toward_skin(points: Floats, shape: Shape) -> Floats:
+    """One step of Newton's method onto the skin. Unlike `skin_gradient`, it computes exact slopes, which is faster."""
+    total, slope = np.full(len(points), 1e-30), np.zeros_like(points)
+    for bone in range(len(shape.parts)):
+        near = _near(shape, bone, points, REACH)
+        share = np.exp(-near.distance / BLEND)
+        total[near.points] += share
+        slope[near.points] += share[:, None] * near.gradient
+    slope /= total[:, None]
+    step = BLEND * np.log(total) / np.maximum((slope**2).sum(axis=1), 0.05)
+    return np.asarray(points + np.clip(step, -BLEND, BLEND)[:, None] * slope, np.float64)
+
+
+def _near(shape: Shape, bone: int, points: Floats, reach: float) -> _Near:
+    """The points within a ball around a bone that holds everything closer than `reach`."""
+    start, axis = shape.starts[bone], shape.ends[bone] - shape.starts[bone]
+    square = axis @ axis
+    ball = np.sqrt(square) / 2 + shape.radii[bone].max() + shape.bulge[bone] + reach
+    numbers = np.flatnonzero(((points - start - axis / 2) ** 2).sum(axis=1) < ball**2)
+    own = points[numbers] - start
+    free = own @ axis / square
+    along = np.clip(free, 0.0, 1.0)
+    offset = own - along[:, None] * axis
+    to_axis = np.sqrt((offset**2).sum(axis=1)) + 1e-12
+    radius = bone_radius(shape, bone, along)
+    first, last = shape.radii[bone]
+    growth = last - first + 6.75 * shape.bulge[bone] * (1 - along) * (1 - 3 * along)
+    gradient = offset / to_axis[:, None] - (np.where(free == along, growth, 0.0) / square)[:, None] * axis
+    return _Near(numbers, to_axis - radius, along, offset, radius, gradient)

@@ -5,7 +5,7 @@ Lengths are in meters. A body stands along z and faces y. Its pelvis is at the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -52,6 +52,17 @@ _SIZES = {
     "knee radius": (0.042, 0.12),
     "ankle radius": (0.030, 0.12),
     "foot": (0.17, 0.15),
+}
+
+# Those of people besides, who have a front: a face, breasts, a belly, buttocks, knees and calves.
+_FRONT_SIZES = {
+    "belly": (0.060, 0.25),
+    "breast": (0.040, 0.25),
+    "buttock": (0.062, 0.15),
+    "nose": (0.012, 0.2),
+    "chin": (0.026, 0.15),
+    "kneecap": (0.030, 0.12),
+    "calf": (0.026, 0.2),
 }
 
 # Limits of the joints in degrees about y (sideways), x (forward) and z (twist), for the left side of the body.
@@ -102,19 +113,27 @@ class Plan:
     """What bodies of one kind have in common.
 
     parts: their names
-    mean: mean sizes, in meters
+    sizes: the mean of each length and radius, in meters, and its relative spread
     limits: of the joints, see `_LIMITS`
     rest: the angles of each joint at rest
-    sample_sizes: random sizes
     bones: those of a body with these sizes and this pose, without some parts, see `Body.shape`
+    groups: sizes that are also multiplied by a common random factor, with its range
     """
 
     parts: tuple[str, ...]
-    mean: Sizes
+    sizes: Mapping[str, tuple[float, float]]
     limits: Mapping[str, Ranges]
     rest: Mapping[str, tuple[float, float, float]]
-    sample_sizes: Callable[[np.random.Generator], Sizes]
     bones: Callable[[Sizes, Pose, Lost], list[Bone]]
+    groups: Sequence[tuple[tuple[float, float], Sequence[str]]] = ()
+
+    def random_sizes(self, rng: np.random.Generator) -> Sizes:
+        sizes = {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in self.sizes.items()}
+        for limits, names in self.groups:
+            factor = rng.uniform(*limits)
+            for name in names:
+                sizes[name] *= factor
+        return sizes
 
     def rest_pose(self) -> Pose:
         return {(name, side): self.rest[name] for name in self.limits for side in (-1, 1)}
@@ -189,7 +208,7 @@ def sample_body(rng: np.random.Generator, factors: Mapping[str, float] | None = 
     plan: by default, that of figures
     """
     plan = FIGURE if plan is None else plan
-    sizes = plan.sample_sizes(rng)
+    sizes = plan.random_sizes(rng)
     for name, factor in (factors or {}).items():
         sizes[name] *= factor
     rest = Body(sizes, plan.rest_pose(), plan)
@@ -201,10 +220,9 @@ def sample_body(rng: np.random.Generator, factors: Mapping[str, float] | None = 
     return rest
 
 
-def mean_body(plan: Plan | None = None) -> Body:
-    """The body of mean proportions at rest, by default of figures. It is its own mirror image in x."""
-    plan = FIGURE if plan is None else plan
-    return Body(dict(plan.mean), plan.rest_pose(), plan)
+def mean_body(plan: Plan) -> Body:
+    """The body of mean proportions at rest. It is its own mirror image in x."""
+    return Body({name: mean for name, (mean, _) in plan.sizes.items()}, plan.rest_pose(), plan)
 
 
 def touches_itself_on_the_way(start: Body, end: Body, steps: int, *, own_rest: bool = False) -> bool:
@@ -235,9 +253,13 @@ def bone_distance(shape: Shape, bone: int, x: Floats, y: Floats, z: Floats) -> F
     along = ((x - sx) * ax + (y - sy) * ay + (z - sz) * az) / (ax * ax + ay * ay + az * az)
     along = np.clip(along, 0.0, 1.0)
     to_axis = np.sqrt((x - sx - along * ax) ** 2 + (y - sy - along * ay) ** 2 + (z - sz - along * az) ** 2)
+    return np.asarray(to_axis - bone_radius(shape, bone, along), np.float64)
+
+
+def bone_radius(shape: Shape, bone: int, along: Floats) -> Floats:
+    """The radius of a bone at places along its axis, from 0 to 1."""
     first, last = shape.radii[bone]
-    bulge = shape.bulge[bone] * 6.75 * along * (1 - along) ** 2
-    return np.asarray(to_axis - (first + (last - first) * along + bulge), np.float64)
+    return np.asarray(first + (last - first) * along + shape.bulge[bone] * 6.75 * along * (1 - along) ** 2, np.float64)
 
 
 def skin_distance(shape: Shape, points: Floats) -> Floats:
@@ -256,17 +278,20 @@ def skin_gradient(shape: Shape, points: Floats, step: float = 1e-4) -> Floats:
     return np.stack(slopes, axis=1) / (2 * step)
 
 
-def _sample_sizes(rng: np.random.Generator) -> Sizes:
-    sizes = {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in _SIZES.items()}
-    build, arms, legs = rng.uniform(0.88, 1.22), rng.uniform(0.85, 1.15), rng.uniform(0.85, 1.15)
-    for name in sizes:
-        if name.endswith("radius"):
-            sizes[name] *= build
-        elif name in ("upper arm", "forearm"):
-            sizes[name] *= arms
-        elif name in ("thigh", "shin"):
-            sizes[name] *= legs
-    return sizes
+def size_factors(build: Mapping[str, float], groups: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """The factor of each size, as `sample_body` takes it, from those of sizes and of groups of sizes."""
+    factors: dict[str, float] = {}
+    for name, factor in build.items():
+        for size in groups.get(name, (name,)):
+            factors[size] = factors.get(size, 1.0) * factor
+    return factors
+
+
+def check_set(train: int, test: int, seed: int, least: int = 1) -> None:
+    """Raises ValueError for parts of fewer than `least`, and for a negative seed."""
+    for name, value, low in (("train", train, least), ("test", test, least), ("seed", seed, 0)):
+        if value < low:
+            raise ValueError(f"{name} should be at least {low}, got {value}")
 
 
 def _sample_pose(rng: np.random.Generator, plan: Plan) -> Pose:
@@ -277,15 +302,15 @@ def _sample_pose(rng: np.random.Generator, plan: Plan) -> Pose:
     }
 
 
-def figure_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
+def _figure_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
     """The bones of a figure."""
-    pelvis, chest, neck = figure_frames(sizes, pose)
+    pelvis, chest, neck = _figure_frames(sizes, pose)
     groups = {0: _trunk(sizes, pelvis, chest) + _head(sizes, neck)}
     groups |= {side: _arm(sizes, pose, chest, side) + _leg(sizes, pose, pelvis, side) for side in (-1, 1)}
     return [bone for side, group in groups.items() for bone in group if (bone.part, side) not in missing]
 
 
-def figure_frames(sizes: Sizes, pose: Pose) -> tuple[Frame, Frame, Frame]:
+def _figure_frames(sizes: Sizes, pose: Pose) -> tuple[Frame, Frame, Frame]:
     """The frames of the pelvis, the chest and the neck."""
     pelvis = Frame(np.zeros(3), Rotation.identity())
     chest = pelvis.joint((0, 0, 0.10), pose["spine", 1])
@@ -357,6 +382,63 @@ def _leg(sizes: Sizes, pose: Pose, pelvis: Frame, side: int) -> list[Bone]:
     ]
 
 
+def _person_bones(sizes: Sizes, pose: Pose, missing: Lost) -> list[Bone]:
+    longer = sizes | {"foot": 1.25 * sizes["foot"]}
+    bones = _figure_bones(longer, pose, missing)
+    pelvis, chest, neck = _figure_frames(longer, pose)
+    return [*bones, *_face(sizes, neck), *_torso(sizes, pelvis, chest), *_knees_and_calves(sizes, bones)]
+
+
+def _face(sizes: Sizes, neck: Frame) -> list[Bone]:
+    size = sizes["head"]
+    low = sizes["neck"] + 0.035
+    middle = low + 0.75 * size
+    front = 0.72 * size + 0.02
+    return [
+        _ball("head", neck, (0, front, low + 0.005), sizes["chin"]),
+        Bone(
+            "head",
+            neck,
+            neck.at(0, front + 0.035, middle),
+            neck.at(0, front + 0.015, middle + 0.045),
+            (sizes["nose"], 0.7 * sizes["nose"]),
+        ),
+    ]
+
+
+def _torso(sizes: Sizes, pelvis: Frame, chest: Frame) -> list[Bone]:
+    top = sizes["chest height"]
+    deep, ribs = sizes["waist radius"], sizes["chest radius"]
+    bones = [_ball("torso", chest, (0, 0.55 * deep + 0.02, 0.0), sizes["belly"])]
+    for side in (-1, 1):
+        bones += [
+            _ball("torso", chest, (side * 0.075, 0.75 * ribs + 0.02, top - 0.13), sizes["breast"]),
+            _ball("torso", pelvis, (side * 0.062, -0.75 * sizes["hip radius"], -0.015), sizes["buttock"]),
+        ]
+    return bones
+
+
+def _knees_and_calves(sizes: Sizes, bones: list[Bone]) -> list[Bone]:
+    """Kneecaps and calves, which hang on the shins."""
+    found = []
+    for bone in bones:
+        if bone.part == "shin":
+            knee, radius = bone.joint, sizes["knee radius"]
+            upper, lower = -0.2 * sizes["shin"], -0.42 * sizes["shin"]
+            back = 0.75 * radius
+            found += [
+                _ball("shin", knee, (0, 0.65 * radius, -0.01), sizes["kneecap"]),
+                Bone("shin", knee, knee.at(0, -back, upper), knee.at(0, -0.6 * back, lower), (sizes["calf"],) * 2),
+            ]
+    return found
+
+
+def _ball(part: str, joint: Frame, place: tuple[float, float, float], radius: float) -> Bone:
+    """A bone so short that it is a ball."""
+    x, y, z = place
+    return Bone(part, joint, joint.at(x, y, z - 0.002), joint.at(x, y, z + 0.002), (radius, radius))
+
+
 def _touches_itself(shape: Shape, gaps: Floats) -> bool:
     """gaps: the gaps of the body at rest"""
     return bool(((gaps > FAR) & (_ball_gaps(shape) < NEAR)).any())
@@ -372,4 +454,10 @@ def _ball_gaps(shape: Shape, per_bone: int = 6) -> Floats:
     return np.asarray(apart - sizes[:, None] - sizes[None], np.float64)
 
 
-FIGURE = Plan(PARTS, {name: mean for name, (mean, _) in _SIZES.items()}, _LIMITS, _REST, _sample_sizes, figure_bones)
+_GROUPS = (
+    ((0.88, 1.22), [name for name in _SIZES if name.endswith("radius")]),
+    ((0.85, 1.15), ("upper arm", "forearm")),
+    ((0.85, 1.15), ("thigh", "shin")),
+)
+FIGURE = Plan(PARTS, _SIZES, _LIMITS, _REST, _figure_bones, _GROUPS)
+PERSON = Plan(PARTS, _FRONT_SIZES | _SIZES, _LIMITS, _REST, _person_bones, _GROUPS)

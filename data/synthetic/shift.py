@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from scipy.sparse.csgraph import connected_components, dijkstra
 
-from diffnet.data.synthetic.shape import PARTS, Body, Floats, Shape, bone_distances, sample_body, skin_gradient
-from diffnet.data.synthetic.surface import Ints, Surface, edge_graph, triangulate
+from diffnet.data.synthetic.shape import PARTS, Floats, Shape, bone_distances
+from diffnet.data.synthetic.surface import Ints, Surface, edge_graph, skin_normals, triangulate, with_faces
 from diffnet.geometry import decimate, make_mesh
 from diffnet.geometry.errors import OptionError
 
@@ -24,7 +24,7 @@ BUILDS: dict[str, dict[str, float]] = {
     "ape": {"arms": 1.4, "legs": 0.62, "shoulder": 1.25, "chest width": 1.25, "hand": 1.3, "arm radius": 1.4},
     "giant hands": {"hand": 1.5, "foot": 1.7, "head": 0.75, "wrist radius": 1.3, "ankle radius": 1.4, "trunk": 1.1},
 }
-_GROUPS = {
+SIZE_GROUPS = {
     "legs": ("thigh", "shin"),
     "arms": ("upper arm", "forearm"),
     "trunk": ("chest height", "chest width", "shoulder", "hip"),
@@ -33,7 +33,7 @@ _GROUPS = {
 }  # fmt: skip
 
 MESHERS = ("adaptive", "decimated", "subdivided", "scan")
-DECIMATED = 750  # vertices
+_DECIMATED = 750  # vertices
 _BEFORE_SUBDIVISION = 300
 _SCAN = (1500, 3000)
 _SCAN_NOISE = (0.003, 0.006)  # standard deviation along the normals, in meters
@@ -42,8 +42,9 @@ _SCAN_RADII = (0.03, 0.09)
 
 # The other annotators: added to the distance of each part's bones, in meters. The nearest bone decides the label, so a
 # part with a negative number reaches farther into its neighbors.
-BOUNDARIES = {"head": -0.04, "torso": 0.0, "upper arm": 0.025, "forearm": 0.0, "hand": -0.03, "thigh": -0.03,
-              "shin": 0.015, "foot": -0.03}  # fmt: skip
+_BOUNDARIES = {"head": -0.04, "torso": 0.0, "upper arm": 0.025, "forearm": 0.0, "hand": -0.03, "thigh": -0.03,
+               "shin": 0.015, "foot": -0.03}  # fmt: skip
+BOUNDARY_OFFSETS = np.array([_BOUNDARIES[part] for part in PARTS])
 
 # What a figure may lack: parts of one limb, or the head.
 _LOSSES = ((("head",), (0,)), (("hand",), (-1, 1)), (("forearm", "hand"), (-1, 1)), (("foot",), (-1, 1)),
@@ -56,15 +57,6 @@ def shift_of(text: str, known: Sequence[str] = SHIFTS) -> Shift:
     if not set(kinds) <= set(known):
         raise OptionError(f"shift should be one or several of {', '.join(known)}, joined by +, got {text!r}")
     return frozenset(kinds)
-
-
-def unusual_body(build: str, rng: np.random.Generator) -> Body:
-    """A body of one of the BUILDS, see `sample_body`."""
-    factors: dict[str, float] = {}
-    for name, factor in BUILDS[build].items():
-        for size in _GROUPS.get(name, (name,)):
-            factors[size] = factors.get(size, 1.0) * factor
-    return sample_body(rng, factors)
 
 
 def lost_parts(rng: np.random.Generator) -> set[tuple[str, int]]:
@@ -95,13 +87,9 @@ def remesh(
         return triangulate(shape, skin, "irregular", count, rng, density=thickness**-2.0)
     if mesher == "scan":
         return _scan(shape, skin, rng, damage)
-    return coarse_mesh(skin, mesher)
-
-
-def coarse_mesh(skin: Surface, mesher: str) -> Surface:
-    """The "decimated" or "subdivided" surface of `remesh`."""
-    small = decimate(make_mesh(*skin), 2 * (DECIMATED if mesher == "decimated" else _BEFORE_SUBDIVISION))
-    if mesher == "decimated":
+    decimated = mesher == "decimated"
+    small = decimate(make_mesh(*skin), 2 * (_DECIMATED if decimated else _BEFORE_SUBDIVISION))
+    if decimated:
         return small.verts, small.faces
     from trimesh.remesh import subdivide
 
@@ -114,11 +102,11 @@ def _scan(shape: Shape, skin: Surface, rng: np.random.Generator, damage: float) 
     scanners = [
         np.array([np.cos(a), np.sin(a), rng.uniform(-0.2, 0.5)]) for a in (angle, angle + rng.uniform(1.5, 2.5))
     ]
-    count, density = int(rng.integers(*_SCAN)), _facing(_normals(shape, skin[0]), scanners)
+    count, density = int(rng.integers(*_SCAN)), _facing(skin_normals(shape, skin[0]), scanners)
     sampled = triangulate(shape, skin, "irregular", count, rng, density=density)
     if sampled is None:
         return None
-    normals = _normals(shape, sampled[0])
+    normals = skin_normals(shape, sampled[0])
     hidden = 1 / _facing(normals, scanners)
     centers = rng.choice(len(hidden), rng.integers(*_SCAN_HOLES), replace=False, p=hidden / hidden.sum())
     return _with_noise_and_holes(sampled, normals, centers, rng, damage)
@@ -140,21 +128,10 @@ def _with_noise_and_holes(
     if len(kept) < 0.95 * len(left):
         return None
     noise = damage * rng.uniform(*_SCAN_NOISE) * rng.normal(size=(len(verts), 1))
-    used, compact = np.unique(kept, return_inverse=True)
-    return (verts + noise * normals)[used], compact.reshape(-1, 3)
-
-
-def _normals(shape: Shape, verts: Floats) -> Floats:
-    slopes = skin_gradient(shape, verts)
-    return np.asarray(slopes / np.linalg.norm(slopes, axis=1, keepdims=True), np.float64)
+    return with_faces(verts + noise * normals, kept)
 
 
 def _facing(normals: Floats, scanners: Sequence[Floats]) -> Floats:
     """How dense a scan is at each vertex (V,), from 0.1 to 1."""
     cosines = np.stack([normals @ (scanner / np.linalg.norm(scanner)) for scanner in scanners])
     return np.asarray(0.1 + 0.9 * cosines.max(axis=0).clip(0) ** 2, np.float64)
-
-
-def boundary_offsets() -> Floats:
-    """The number of each part in BOUNDARIES, (8,)."""
-    return np.array([BOUNDARIES[part] for part in PARTS])

@@ -98,17 +98,28 @@ def cut_holes(shape: Shape, surface: Surface, rng: np.random.Generator) -> Surfa
         holes = int(rng.integers(1, 3))
         away = dijkstra(graph, directed=False, indices=rng.choice(wide, holes, replace=False))
         inside = (away < rng.uniform(*_HOLE_RADII, size=(holes, 1))).any(axis=0)
-        kept = faces[~inside[faces].any(axis=1)]
-        used, compact = np.unique(kept, return_inverse=True)
-        if _is_sphere(len(used), compact.reshape(-1, 3), holes):
-            return verts[used], compact.reshape(-1, 3)
+        cut = with_faces(verts, faces[~inside[faces].any(axis=1)])
+        if _is_sphere(len(cut[0]), cut[1], holes):
+            return cut
     return None
+
+
+def with_faces(verts: Floats, faces: Ints) -> Surface:
+    """The surface of these faces, without vertices that they don't use."""
+    used, compact = np.unique(faces, return_inverse=True)
+    return verts[used], compact.reshape(-1, 3)
+
+
+def skin_normals(shape: Shape, verts: Floats) -> Floats:
+    """Unit normals (V, 3) of the skin."""
+    slopes = skin_gradient(shape, verts)
+    return np.asarray(slopes / np.linalg.norm(slopes, axis=1, keepdims=True), np.float64)
 
 
 def sample_points(shape: Shape, skin: Surface, count: int, rng: np.random.Generator) -> Surface:
     """`count` random points, uniform by area over the skin, and no faces."""
     corners = skin[0][skin[1]]
-    areas = np.linalg.norm(_face_normals(*skin), axis=1)
+    areas = np.linalg.norm(face_normals(*skin), axis=1)
     weights = rng.dirichlet((1, 1, 1), size=count)
     chosen = rng.choice(len(corners), count, p=areas / areas.sum())
     return _onto_skin(shape, np.einsum("pc,pcx->px", weights, corners[chosen])), np.zeros((0, 3), np.int64)
@@ -187,8 +198,7 @@ def _relax(shape: Shape, verts: Floats, faces: Ints, steps: int = 4) -> Floats:
     graph = graph + graph.T
     neighbors = graph.sum(axis=1)[:, None]
     for _ in range(steps):
-        normals = skin_gradient(shape, verts)
-        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        normals = skin_normals(shape, verts)
         move = (graph @ verts) / neighbors - verts
         move -= (move * normals).sum(axis=1, keepdims=True) * normals
         verts = _onto_skin(shape, verts + 0.5 * move, steps=1)
@@ -205,14 +215,14 @@ def _onto_skin(shape: Shape, points: Floats, steps: int = 2) -> Floats:
 
 def _bad_triangles(shape: Shape, verts: Floats, faces: Ints) -> NDArray[np.bool_]:
     """A mask (F,) of triangles that are needles, or that face against the skin's normals at their corners."""
-    normals = _face_normals(verts, faces)
+    normals = face_normals(verts, faces)
     outward = skin_gradient(shape, verts)[faces].sum(axis=1)
     longest = np.linalg.norm(verts[faces] - verts[np.roll(faces, 1, axis=1)], axis=2).max(axis=1)
     folded = (normals * outward).sum(axis=1) <= 0
     return np.asarray(folded | (np.linalg.norm(normals, axis=1) < 0.02 * longest**2), np.bool_)
 
 
-def _face_normals(verts: Floats, faces: Ints) -> Floats:
+def face_normals(verts: Floats, faces: Ints) -> Floats:
     """Normals (F, 3) by the right-hand rule. Their length is twice the area."""
     a, b, c = verts[faces].transpose(1, 0, 2)
     return np.cross(b - a, c - a)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import trimesh
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
 from diffnet.data.synthetic.classes import shapes
@@ -26,31 +25,22 @@ def data() -> LabeledMeshes:
     return figures(7, 14)
 
 
-def of_kind(data: LabeledMeshes, part: str) -> list[LabeledMesh]:
-    """The closed meshes, the meshes with holes, or the clouds of a set."""
-    items = data.train + data.test
-    closed = {id(i): bool((edge_uses(i)[1] == 2).all()) for i in items}
-    return {
-        "mesh": [i for i in items if len(i.mesh.faces) and closed[id(i)]],
-        "holes": [i for i in items if len(i.mesh.faces) and not closed[id(i)]],
-        "cloud": [i for i in items if i.mesh.is_point_cloud],
-    }[part]
+def of_kind(items: list[LabeledMesh], kind: str) -> list[LabeledMesh]:
+    """The closed meshes, the meshes with holes, or the clouds among items."""
+    kinds = ["cloud" if i.mesh.is_point_cloud else "mesh" if (edge_uses(i)[1] == 2).all() else "holes" for i in items]
+    return [item for item, own in zip(items, kinds, strict=True) if own == kind]
+
+
+def surface_of(item: LabeledMesh) -> trimesh.Trimesh:
+    return trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False)
 
 
 def edge_uses(item: LabeledMesh) -> tuple[np.ndarray, np.ndarray]:
-    corners = np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    return np.unique(corners, axis=0, return_counts=True)
+    return np.unique(surface_of(item).edges_sorted, axis=0, return_counts=True)
 
 
 def components(edges: np.ndarray, vertices: np.ndarray) -> int:
-    compact = np.searchsorted(vertices, edges)
-    graph = coo_array((np.ones(len(edges)), compact.T), shape=(len(vertices), len(vertices)))
-    return int(connected_components(graph, directed=False)[0])
-
-
-def volume(item: LabeledMesh) -> float:
-    a, b, c = item.mesh.verts[item.mesh.faces].transpose(1, 0, 2)
-    return float((a * np.cross(b, c)).sum() / 6)
+    return len(trimesh.graph.connected_components(edges, nodes=vertices, min_len=1))
 
 
 def same(one: LabeledMesh, other: LabeledMesh) -> bool:
@@ -73,9 +63,6 @@ def test_set_has_its_splits_names_and_labels(data: LabeledMeshes) -> None:
     assert data.labels_at == "vertices"
     assert [i.name for i in data.train] == [f"figure_train_{n:03d}" for n in range(7)]
     assert [i.name for i in data.test] == [f"figure_test_{n:03d}" for n in range(14)]
-
-
-def test_every_vertex_is_labeled_and_every_label_occurs(data: LabeledMeshes) -> None:
     for item in data.train + data.test:
         assert item.labels.dtype == np.int64
         assert item.labels.shape == (len(item.mesh.verts),)
@@ -83,25 +70,21 @@ def test_every_vertex_is_labeled_and_every_label_occurs(data: LabeledMeshes) -> 
         assert len(counts) == 8, item.name
         assert counts.min() >= 8, item.name
         assert 650 <= len(item.mesh.verts) <= 2900, item.name
+    for items in (data.train, data.test):
+        shares = {kind: len(of_kind(items, kind)) / len(items) for kind in ("mesh", "holes", "cloud")}
+        assert 0.6 < shares["mesh"] < 0.8
+        assert 0.1 < shares["holes"] < 0.2
+        assert 0.1 < shares["cloud"] < 0.2
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_both_splits_mix_the_kinds(data: LabeledMeshes, split: str) -> None:
-    items = getattr(data, split)
-    part = LabeledMeshes(items, [], NAMES, "vertices")
-    shares = {kind: len(of_kind(part, kind)) / len(items) for kind in ("mesh", "holes", "cloud")}
-    assert 0.6 < shares["mesh"] < 0.8
-    assert 0.1 < shares["holes"] < 0.2
-    assert 0.1 < shares["cloud"] < 0.2
-
-
-def test_meshes_are_closed_connected_manifold_and_of_genus_zero(data: LabeledMeshes) -> None:
-    for item in of_kind(data, "mesh"):
-        edges, uses = edge_uses(item)
-        vertices = np.arange(len(item.mesh.verts))
-        assert (uses == 2).all(), item.name
-        assert len(vertices) - len(edges) + len(item.mesh.faces) == 2, item.name
-        assert components(edges, vertices) == 1, item.name
+def test_meshes_are_closed_connected_manifold_oriented_and_of_genus_zero(data: LabeledMeshes) -> None:
+    for item in of_kind(data.train + data.test, "mesh"):
+        surface, vertices = surface_of(item), np.arange(len(item.mesh.verts))
+        assert surface.is_watertight, item.name
+        assert surface.euler_number == 2, item.name
+        assert components(surface.edges, vertices) == 1, item.name
+        assert surface.is_winding_consistent, item.name
+        assert 0.02 < surface.volume < 0.2, item.name  # cubic meters
         # At a manifold vertex, the opposite edges of its triangles form one ring.
         for vertex in vertices[:: len(vertices) // 20]:
             around = item.mesh.faces[(item.mesh.faces == vertex).any(axis=1)]
@@ -109,23 +92,16 @@ def test_meshes_are_closed_connected_manifold_and_of_genus_zero(data: LabeledMes
             assert components(ring, np.unique(ring)) == 1, item.name
 
 
-def test_meshes_are_oriented_outwards(data: LabeledMeshes) -> None:
-    for item in of_kind(data, "mesh"):
-        assert trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False).is_winding_consistent, item.name
-        assert 0.02 < volume(item) < 0.2, item.name  # cubic meters
-
-
 def test_no_triangle_is_degenerate(data: LabeledMeshes) -> None:
-    for item in of_kind(data, "mesh") + of_kind(data, "holes"):
+    for item in (i for i in data.train + data.test if not i.mesh.is_point_cloud):
         corners = item.mesh.verts[item.mesh.faces]
-        areas = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1) / 2
         longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=2).max(axis=1)
-        assert (areas / longest**2).min() > 1e-3, item.name
+        assert (surface_of(item).area_faces / longest**2).min() > 1e-3, item.name
 
 
 def test_holes_are_one_or_two_separate_rings(data: LabeledMeshes) -> None:
     rings = []
-    for item in [*of_kind(data, "holes"), figure(2, kind="holes")]:
+    for item in [*of_kind(data.train + data.test, "holes"), figure(2, kind="holes")]:
         edges, uses = edge_uses(item)
         assert uses.max() == 2, item.name
         border, times = np.unique(edges[uses == 1], return_counts=True)
@@ -138,7 +114,7 @@ def test_holes_are_one_or_two_separate_rings(data: LabeledMeshes) -> None:
 
 
 def test_clouds_have_no_faces_and_no_repeated_points(data: LabeledMeshes) -> None:
-    clouds = of_kind(data, "cloud")
+    clouds = of_kind(data.train + data.test, "cloud")
     assert clouds
     for item in clouds:
         assert item.mesh.faces.shape == (0, 3)
@@ -179,25 +155,29 @@ def test_figure_has_the_requested_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "message"), [(0, 1, "train .* got 0"), (1, -2, "test .* got -2")], ids=["train", "test"]
+    ("error", "call", "message"),
+    [
+        (ValueError, lambda: figures(0, 1), "train .* got 0"),
+        (ValueError, lambda: figures(1, -2), "test .* got -2"),
+        (ValueError, lambda: figures(1, 1, seed=-1), "got -1"),
+        (ValueError, lambda: figure(-1), "got -1"),
+        (ValueError, lambda: figure(0, kind="points"), "'points'"),
+        (
+            OptionError,
+            lambda: figures(1, 1, shift="x"),
+            r"of builds, mesher, boundaries, missing, joined by \+, got 'x'",
+        ),
+        (OptionError, lambda: shapes(2, 1, 1, shift="boundaries"), "one or several of builds, mesher, missing, joined"),
+    ],
 )
-def test_a_count_below_one_is_refused(train: int, test: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        figures(train, test)
+def test_wrong_arguments(error: type[Exception], call: Callable[[], object], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_default_size_of_the_set() -> None:
     defaults = {name: parameter.default for name, parameter in inspect.signature(figures).parameters.items()}
     assert defaults == {"train": 48, "test": 16, "seed": 0, "shift": None}
-
-
-def test_bad_seeds_and_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="got -1"):
-        figures(1, 1, seed=-1)
-    with pytest.raises(ValueError, match="got -1"):
-        figure(-1)
-    with pytest.raises(ValueError, match="'points'"):
-        figure(0, kind="points")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +214,3 @@ def test_a_body_without_some_parts() -> None:
         np.bincount(shape.parts, minlength=8) for shape in (body.shape(), body.shape({("shin", 1), ("head", 0)}))
     )
     assert {NAMES[i]: int(n) for i, n in enumerate(whole - rest) if n} == {"head": 2, "shin": 1}
-
-
-def test_an_unknown_shift_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match=r"one or several of builds, mesher, boundaries, missing, joined by \+, got 'x'"
-    ):
-        figures(1, 1, shift="x")
-    with pytest.raises(OptionError, match="one or several of builds, mesher, missing, joined"):
-        shapes(2, 1, 1, shift="boundaries")

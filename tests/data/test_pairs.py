@@ -1,14 +1,17 @@
-"""Sets of pairs on disk: template vertices, points in faces, maps, choices of pairs, and faults of files."""
+"""Sets of pairs: template vertices, points in faces, maps, choices of pairs, faults of files, stretched copies."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trimesh
+from shapes import ellipsoid
 
-from diffnet.data import DataError, MeshPairs, PairShape, load_pairs, pair_errors, save_pairs
+from diffnet.data import DataError, MeshPairs, PairShape, Truth, load_pairs, pair_errors, save_pairs
+from diffnet.data.pairs.shapes import with_stretched
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, load_mesh, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -16,11 +19,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 VERTICES = 42  # of every mesh below
 
 
+@pytest.fixture
+def four(tmp_path: Path) -> Path:
+    """Four meshes without correspondences, of which m0 and m1 are for training."""
+    write(tmp_path)
+    return tmp_path
+
+
 def write(folder: Path, count: int = 4, split: bool = True) -> list[str]:
     """Spheres with renumbered vertices. Returns their names; half of them are for training."""
     names = [f"m{i}" for i in range(count)]
+    (folder / "off").mkdir(parents=True)
     for i, name in enumerate(names):
-        (folder / "off").mkdir(parents=True, exist_ok=True)
         renumbered(i).export(folder / "off" / f"{name}.off")
     if split:
         (folder / "train.txt").write_text("\n".join(names[: count // 2]))
@@ -40,10 +50,24 @@ def renumbered(seed: int) -> trimesh.Trimesh:
     return trimesh.Trimesh(verts, place[ball.faces], process=False)
 
 
-def write_vts(folder: Path, names: list[str], base: int = 0, place: str = "corres") -> None:
+def write_vts(folder: Path, base: int = 0, place: str = "corres") -> Path:
+    """The vertices at the template points of four meshes."""
     (folder / place).mkdir(exist_ok=True)
-    for i, name in enumerate(names):
-        np.savetxt(folder / place / f"{name}.vts", order(i) + base, fmt="%d")
+    for i in range(4):
+        np.savetxt(folder / place / f"m{i}.vts", order(i) + base, fmt="%d")
+    return folder
+
+
+def truth_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
+    truth = data.truth(first, second)
+    assert truth is not None
+    return truth
+
+
+def mirror_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
+    truth = data.mirrored_truth(first, second)
+    assert truth is not None
+    return truth
 
 
 def names_of(pairs: list[tuple[int, int]], shapes: list[PairShape]) -> list[tuple[str, str]]:
@@ -52,27 +76,27 @@ def names_of(pairs: list[tuple[int, int]], shapes: list[PairShape]) -> list[tupl
 
 @pytest.mark.parametrize("base", [0, 1])
 @pytest.mark.parametrize("place", ["corres", "off"])
-def test_template_vertices(tmp_path: Path, base: int, place: str) -> None:
-    write_vts(tmp_path, write(tmp_path), base, place)
-    data = load_pairs(tmp_path)
+def test_template_vertices(four: Path, base: int, place: str) -> None:
+    data = load_pairs(write_vts(four, base, place))
     assert data.is_supervised
     assert names_of(data.train_pairs, data.train) == [("m0", "m1")]
     assert names_of(data.test_pairs, data.test) == [("m2", "m3")]
-    truth = data.truth(*data.test)
-    assert truth is not None
+    truth = truth_of(data, *data.test)
     np.testing.assert_array_equal(truth.vertices, order(2))
     np.testing.assert_array_equal(truth.points, order(3))
     assert data.mirrored_truth(*data.test) is None
 
 
-def test_a_base_can_be_given(tmp_path: Path) -> None:
-    names = write(tmp_path)
-    for i, name in enumerate(names):
+def test_a_base_can_be_given(four: Path) -> None:
+    write_vts(four)
+    with pytest.raises(DataError, match=r"m0\.vts: entry \d+ is 0, but the vertices of .*m0\.off are .* from 1 to 42"):
+        load_pairs(four, base="1")
+    for i in range(4):
         inner = order(i)[(order(i) > 0) & (order(i) < VERTICES - 1)][:30] + 1  # from 2 to V - 1 fits both
-        (tmp_path / "off" / f"{name}.vts").write_text("\n".join(map(str, inner)))
+        (four / "corres" / f"m{i}.vts").write_text("\n".join(map(str, inner)))
     with pytest.raises(DataError, match=r"m0\.vts: the indices could count from 0 or from 1.*base 0 or 1"):
-        load_pairs(tmp_path)
-    zero, one = (load_pairs(tmp_path, base=base).test[0].template for base in ("0", "1"))
+        load_pairs(four)
+    zero, one = (load_pairs(four, base=base).test[0].template for base in ("0", "1"))
     np.testing.assert_array_equal(zero, np.asarray(one) + 1)
 
 
@@ -88,44 +112,35 @@ def test_a_base_can_be_given(tmp_path: Path) -> None:
         (None, r"m1\.off: there is no m1\.vts; other meshes have one"),
     ],
 )
-def test_faults_of_template_vertices(tmp_path: Path, content: str | None, words: str) -> None:
-    write_vts(tmp_path, write(tmp_path))
-    file = tmp_path / "corres" / "m1.vts"
+def test_faults_of_template_vertices(four: Path, content: str | None, words: str) -> None:
+    file = write_vts(four) / "corres" / "m1.vts"
     file.unlink() if content is None else file.write_text(content)
     with pytest.raises(DataError, match=words) as error:
-        load_pairs(tmp_path)
+        load_pairs(four)
     assert "\n" not in str(error.value)
 
 
-def test_an_index_out_of_a_given_base(tmp_path: Path) -> None:
-    write_vts(tmp_path, write(tmp_path))
-    with pytest.raises(DataError, match=r"m0\.vts: entry \d+ is 0, but the vertices of .*m0\.off are .* from 1 to 42"):
-        load_pairs(tmp_path, base="1")
-
-
 @pytest.mark.parametrize("form", ["{}_{}.txt", "{}-{}.map"])
-def test_maps(tmp_path: Path, form: str) -> None:
-    write(tmp_path)
-    (tmp_path / "maps").mkdir()
+def test_maps(four: Path, form: str) -> None:
+    (four / "maps").mkdir()
     for i, j in ((0, 1), (3, 2)):
         own = np.empty(VERTICES, np.int64)
         own[order(i)] = order(j)
-        np.savetxt(tmp_path / "maps" / form.format(f"m{i}", f"m{j}"), own + 1, fmt="%d")
-    data = load_pairs(tmp_path)
+        np.savetxt(four / "maps" / form.format(f"m{i}", f"m{j}"), own + 1, fmt="%d")
+    data = load_pairs(four)
     assert names_of(data.train_pairs, data.train) == [("m0", "m1")]
     assert names_of(data.test_pairs, data.test) == [("m3", "m2")]
     first, second = data.test[1], data.test[0]
-    truth = data.truth(first, second)
-    assert truth is not None
+    truth = truth_of(data, first, second)
     np.testing.assert_array_equal(truth.vertices, np.arange(VERTICES))
     np.testing.assert_array_equal(np.asarray(truth.points)[order(3)], order(2))
     assert data.truth(second, first) is None
-    (tmp_path / "pairs.txt").write_text("m2 m3")
+    (four / "pairs.txt").write_text("m2 m3")
     with pytest.raises(DataError, match=r"pairs\.txt: there is no map from m2 to m3"):
-        load_pairs(tmp_path)
-    (tmp_path / "maps" / form.format("m0", "m1")).write_text("1\n2")
+        load_pairs(four)
+    (four / "maps" / form.format("m0", "m1")).write_text("1\n2")
     with pytest.raises(DataError, match=r"m0.m1\.\w+: 2 entries, but .*m0\.off has 42 vertices"):
-        load_pairs(tmp_path)
+        load_pairs(four)
 
 
 def test_without_correspondences(tmp_path: Path) -> None:
@@ -149,10 +164,8 @@ def test_few_meshes_have_a_pair_in_each_part(tmp_path: Path, count: int, tests: 
     assert (len(data.train), len(data.test)) == (count - tests, tests)
     assert data.train_pairs
     assert data.test_pairs
-
-
-def test_too_few_meshes(tmp_path: Path) -> None:
-    write(tmp_path, 3, split=False)
+    for i in range(3, count):
+        (tmp_path / "off" / f"m{i}.off").unlink()
     with pytest.raises(DataError, match=r"no pairs \(all\) of test meshes. This part has 1 mesh; train.txt"):
         load_pairs(tmp_path)
 
@@ -176,32 +189,29 @@ def test_pairs_within_and_across_folders(tmp_path: Path) -> None:
 
 def test_folders_with_templates_of_their_own(tmp_path: Path) -> None:
     """They may count from 0 and from 1, and have other numbers of points."""
-    write_vts(tmp_path / "cats", write(tmp_path / "cats"), base=1)
-    write_vts(tmp_path / "dogs", write(tmp_path / "dogs"), base=0)
+    for name, base in (("cats", 1), ("dogs", 0)):
+        write(tmp_path / name)
+        write_vts(tmp_path / name, base)
     assert len(load_pairs(tmp_path).test_pairs) == 6
     for i in range(4):
         (tmp_path / "dogs" / "corres" / f"m{i}.vts").write_text("0\n5\n7")
     data = load_pairs(tmp_path, "within")
-    truth = data.truth(data.test[2], data.test[3])
-    assert truth is not None
-    np.testing.assert_array_equal(truth.points, [0, 5, 7])
+    np.testing.assert_array_equal(truth_of(data, *data.test[2:]).points, [0, 5, 7])
     for rule in ("all", "across"):
         with pytest.raises(DataError, match=r"has 42 template points, but .* has 3, so they are no pair"):
             load_pairs(tmp_path, rule)
 
 
-def test_mirrored_template_points(tmp_path: Path) -> None:
-    write_vts(tmp_path, write(tmp_path))
+def test_mirrored_template_points(four: Path) -> None:
     mirror = np.roll(np.arange(VERTICES), 1)
-    np.savetxt(tmp_path / "mirror.txt", mirror, fmt="%d")
-    data = load_pairs(tmp_path)
-    mirrored = data.mirrored_truth(*data.test)
-    assert mirrored is not None
+    np.savetxt(four / "mirror.txt", mirror, fmt="%d")
+    data = load_pairs(write_vts(four))
+    mirrored = mirror_of(data, *data.test)
     np.testing.assert_array_equal(mirrored.vertices, order(2))
     np.testing.assert_array_equal(mirrored.points, order(3)[mirror])
-    np.savetxt(tmp_path / "mirror.txt", mirror[:9], fmt="%d")
+    np.savetxt(four / "mirror.txt", mirror[:9], fmt="%d")
     with pytest.raises(DataError, match=r"mirror\.txt: 9 mirror images, but there are 42 template points"):
-        load_pairs(tmp_path)
+        load_pairs(four)
 
 
 def test_listed_pairs(tmp_path: Path) -> None:
@@ -237,9 +247,14 @@ def in_faces() -> MeshPairs:
     return MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)], template.faces, mirror)
 
 
-def position(mesh: Mesh, points: SurfacePoints | np.ndarray) -> np.ndarray:
-    assert isinstance(points, SurfacePoints)
-    return points.interpolate(mesh.faces, mesh.verts)
+def points(face: int, count: int, weight: float = 1 / 3) -> dict[str, np.ndarray]:
+    """Template points in one face."""
+    return {"faces": np.full(count, face), "weights": np.full((count, 3), weight)}
+
+
+def position(mesh: Mesh, places: SurfacePoints | np.ndarray) -> np.ndarray:
+    assert isinstance(places, SurfacePoints)
+    return places.interpolate(mesh.faces, mesh.verts)
 
 
 def test_points_in_faces(tmp_path: Path) -> None:
@@ -252,9 +267,7 @@ def test_points_in_faces(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one.mesh.verts, two.mesh.verts)
             np.testing.assert_array_equal(one.mesh.faces, two.mesh.faces)
     for first, second in (again.test, again.test[::-1]):
-        truth, mirrored = again.truth(first, second), again.mirrored_truth(first, second)
-        assert truth is not None
-        assert mirrored is not None
+        truth, mirrored = truth_of(again, first, second), mirror_of(again, first, second)
         scale = second.mesh.verts.max(0) / first.mesh.verts.max(0)
         expected = first.mesh.verts[truth.vertices] * scale
         assert np.abs(position(second.mesh, truth.points) - expected).max() < 0.02
@@ -264,10 +277,7 @@ def test_points_in_faces(tmp_path: Path) -> None:
 def test_errors_and_flips() -> None:
     data = in_faces()
     first, second = data.test
-    truth, mirrored = data.truth(first, second), data.mirrored_truth(first, second)
-    assert truth is not None
-    assert mirrored is not None
-    right, flipped = truth.nearest_vertices(second.mesh), mirrored.nearest_vertices(second.mesh)
+    right, flipped = (truth(data, first, second).nearest_vertices(second.mesh) for truth in (truth_of, mirror_of))
     found = pair_errors(data, [(first, second)] * 2, [right, flipped])
     assert [one.flipped for one in found] == [False, True]
     assert 0 < found[0].floor == found[0].errors.mean() < 0.02
@@ -282,26 +292,10 @@ def test_errors_and_flips() -> None:
     ("file", "arrays", "words"),
     [
         ("points/e1.npz", {"faces": np.array([0])}, r"e1\.npz: expected arrays faces \(T,\) and weights"),
-        (
-            "points/e1.npz",
-            {"faces": np.full(42, -1), "weights": np.full((42, 3), 1 / 3)},
-            r"e1\.npz: template point 0 has no face.*Partial shapes are not supported",
-        ),
-        (
-            "points/e1.npz",
-            {"faces": np.full(42, 9999), "weights": np.full((42, 3), 1 / 3)},
-            r"e1\.npz: faces should be from 0 to 319",
-        ),
-        (
-            "points/e1.npz",
-            {"faces": np.zeros(42, int), "weights": np.ones((42, 3))},
-            r"e1\.npz: weights should be at least 0 with sum 1",
-        ),
-        (
-            "points/e1.npz",
-            {"faces": np.zeros(2, int), "weights": np.full((2, 3), 1 / 3)},
-            r"e1\.npz: 2 template points, but .*e0\.npz has 42",
-        ),
+        ("points/e1.npz", points(-1, 42), r"e1\.npz: template point 0 has no face.*Partial shapes are not supported"),
+        ("points/e1.npz", points(9999, 42), r"e1\.npz: faces should be from 0 to 319"),
+        ("points/e1.npz", points(0, 42, 1.0), r"e1\.npz: weights should be at least 0 with sum 1"),
+        ("points/e1.npz", points(0, 2), r"e1\.npz: 2 template points, but .*e0\.npz has 42"),
         ("template.npz", {"faces": np.array([[0, 1, 42]])}, r"template\.npz: faces should have indices from 0 to 41"),
         ("template.npz", None, r"template\.npz: no such file"),
         ("points/e1.npz", b"rubbish", r"e1\.npz: the file can't be read as an archive"),
@@ -327,23 +321,78 @@ def test_archives_that_expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         load_pairs(tmp_path)
 
 
-def test_point_clouds(tmp_path: Path) -> None:
+def test_point_clouds(four: Path) -> None:
     """Template vertices work; points in faces are refused."""
-    names = write(tmp_path)
-    for name in names:
-        verts = load_mesh(tmp_path / "off" / f"{name}.off").verts
-        trimesh.PointCloud(verts).export(tmp_path / "off" / f"{name}.ply")
-        (tmp_path / "off" / f"{name}.off").unlink()
-    write_vts(tmp_path, names)
-    data = load_pairs(tmp_path)
+    for file in list((four / "off").iterdir()):
+        trimesh.PointCloud(load_mesh(file).verts).export(file.with_suffix(".ply"))
+        file.unlink()
+    data = load_pairs(write_vts(four))
     assert data.test[0].mesh.is_point_cloud
     first, second = data.test
     right = np.empty(VERTICES, np.int64)
     right[order(2)] = order(3)
     assert pair_errors(data, [(first, second)], [right])[0].errors.max() == 0
-    for name in names:
-        (tmp_path / "corres" / f"{name}.vts").unlink()
-        np.savez(tmp_path / "corres" / f"{name}.npz", faces=np.zeros(3, int), weights=np.full((3, 3), 1 / 3))
-    np.savez(tmp_path / "template.npz", faces=np.array([[0, 1, 2]]))
+    for file in list((four / "corres").iterdir()):
+        file.unlink()
+        np.savez(file.with_suffix(".npz"), **points(0, 3))  # type: ignore[arg-type]
+    np.savez(four / "template.npz", faces=np.array([[0, 1, 2]]))
     with pytest.raises(DataError, match=r"m0\.npz: .*m0\.ply is a point cloud, which has no faces"):
-        load_pairs(tmp_path)
+        load_pairs(four)
+
+
+def two_shapes(stretch: float) -> tuple[MeshPairs, MeshPairs]:
+    """Two ellipsoids with normals that differ from those of their triangles, and the set with their copies."""
+    shapes = []
+    for seed in range(2):
+        mesh = ellipsoid(seed, 1)
+        normals = mesh.verts / np.linalg.norm(mesh.verts, axis=1, keepdims=True)
+        normals[0] = 0  # not known
+        shapes.append(PairShape("ab"[seed], replace(mesh, normals=normals), np.arange(len(mesh.verts))))
+    maps = {("a", "b"): np.arange(42), ("c", "d"): np.arange(3)}
+    data = MeshPairs(shapes, [PairShape("c", ellipsoid(2, 1))], [(0, 1)], [], maps=maps)
+    return data, with_stretched(data, stretch)
+
+
+def test_copies_are_linear_images() -> None:
+    data, found = two_shapes(0.3)
+    assert [shape.name for shape in found.train] == ["a", "b", "a, stretched", "b, stretched"]
+    assert found.train[:2] == data.train
+    assert found.test == data.test
+    every = []
+    for shape, copy in zip(data.train, found.train[2:], strict=True):
+        np.testing.assert_array_equal(copy.mesh.faces, shape.mesh.faces)
+        linear, *_ = np.linalg.lstsq(shape.mesh.verts, copy.mesh.verts, rcond=None)
+        np.testing.assert_allclose(shape.mesh.verts @ linear, copy.mesh.verts, atol=1e-12)
+        np.testing.assert_allclose(linear, linear.T, atol=1e-12)  # it scales along orthogonal axes
+        every.append(np.linalg.eigvalsh(linear))
+        # Edges orthogonal to a normal stay so.
+        assert copy.mesh.normals is not None
+        edges = np.cross(shape.mesh.verts[1:], [0.3, -0.2, 0.5])
+        assert np.abs(np.sum(edges @ linear * copy.mesh.normals[1:], axis=1)).max() < 1e-12
+        np.testing.assert_allclose(np.linalg.norm(copy.mesh.normals, axis=1), [0] + [1] * 41)
+    factors = np.log(np.concatenate(every))
+    assert np.abs(factors).max() <= 0.3
+    assert np.abs(factors).max() > 0.15
+    assert not np.allclose(every[0], every[1])
+    again = two_shapes(0.3)[1]
+    np.testing.assert_array_equal(again.train[3].mesh.verts, found.train[3].mesh.verts)
+
+
+def test_copies_take_part_in_pairs_and_correspondences() -> None:
+    data, found = two_shapes(0.3)
+    assert found.train_pairs == [(0, 1), (0, 3), (2, 1), (2, 3)]
+    stretched = ("a", "b, stretched"), ("a, stretched", "b"), ("a, stretched", "b, stretched")
+    assert found.maps.keys() == {*data.maps, *stretched}
+    for i, j in found.train_pairs:
+        np.testing.assert_array_equal(truth_of(found, found.train[i], found.train[j]).points, np.arange(42))
+
+
+def test_points_in_faces_stay_in_their_faces() -> None:
+    mesh = make_mesh(np.eye(3), np.array([[0, 1, 2]]))
+    points = SurfacePoints(np.zeros(2, np.int64), np.array([[0.2, 0.3, 0.5], [1, 0, 0]]))
+    shape = PairShape("a", mesh, points)
+    copy = with_stretched(MeshPairs([shape], [], [], []), 1.0).train[1]
+    assert copy.template is points
+    linear = copy.mesh.verts  # the images of the unit vectors
+    found = points.interpolate(copy.mesh.faces, copy.mesh.verts)
+    np.testing.assert_allclose(found, points.interpolate(mesh.faces, mesh.verts) @ linear)

@@ -36,29 +36,32 @@ def surfaces() -> list[Data]:
     return found
 
 
+@pytest.fixture
+def data() -> list[Data]:
+    """The surfaces with operators."""
+    return [AddOperators(K)(each) for each in surfaces()]
+
+
 def batch_of(data: list[Data], **options: Any) -> Any:
     (batch,) = DataLoader(data, batch_size=len(data), **options)
     return batch
 
 
 @pytest.mark.parametrize("outputs_at", ["vertices", "faces", "edges", "global_mean"])
-def test_a_batch_has_packed_operators(outputs_at: Any) -> None:
+def test_a_batch_has_packed_operators(data: list[Data], outputs_at: Any) -> None:
     """Outputs and gradients of a network are those of `collate`."""
-    meshes = surfaces()
-    batch = batch_of([AddOperators(K)(data) for data in meshes])
-    packed = collate([precompute(data, k=K) for data in meshes])
+    batch, packed = batch_of(data), collate([precompute(each, k=K) for each in data])
     assert_same(batch.operators, packed)
     assert torch.equal(batch.face.T, batch.operators.faces)
     assert torch.equal(batch.ptr, batch.operators.ptr)
     model = DiffusionNet(3, 5, width=8, blocks=2, dropout=0.0, outputs_at=outputs_at)
-    results = [model(x, o) for x, o in ((batch.x, batch.operators), (torch.cat([d.x for d in meshes]), packed))]
+    results = [model(x, o) for x, o in ((batch.x, batch.operators), (torch.cat([each.x for each in data]), packed))]
     assert torch.equal(*results)
     grads = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in results]
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_a_batch_is_taken_apart() -> None:
-    data = [AddOperators(K)(each) for each in surfaces()]
+def test_a_batch_is_taken_apart(data: list[Data]) -> None:
     batch = batch_of(data)
     for unpacked in (True, False):
         for found, expected in zip(batch.to_data_list(), data, strict=True):
@@ -71,29 +74,23 @@ def test_a_batch_is_taken_apart() -> None:
     assert_same(batch_of([batch, batch]).operators, collate([d.operators for d in [*data, *data]]))
 
 
-def test_a_batch_moves() -> None:
+def test_a_batch_moves(data: list[Data]) -> None:
     """Operators move with the tensors, and a pickled batch, as worker processes send it, keeps them."""
-    batch = batch_of([AddOperators(K)(each) for each in surfaces()])
+    batch = batch_of(data)
     again = pickle.loads(pickle.dumps(batch))
     assert_same(again.operators, batch.operators)
     moved = again.to("meta")
     assert moved.x.is_meta
     assert moved.operators.device.type == "meta"
     assert moved.operators.laplacian.pattern.stored_indices.is_meta
+    for pair, own in zip(DataLoader(data, batch_size=2, num_workers=2), (data[:2], data[2:]), strict=True):
+        assert_same(pair.operators, collate([d.operators for d in own]))
 
 
 @pytest.mark.gpu
-def test_a_batch_moves_to_a_gpu() -> None:
-    data = [AddOperators(K)(each) for each in surfaces()]
+def test_a_batch_moves_to_a_gpu(data: list[Data]) -> None:
     batch = batch_of(data, pin_memory=True).to("cuda")
     assert_same(batch.operators, collate([d.operators for d in data]).to("cuda"))
-
-
-def test_worker_processes() -> None:
-    data = [AddOperators(K)(each) for each in surfaces()]
-    batches = list(DataLoader(data, batch_size=2, num_workers=2))
-    for batch, pair in zip(batches, (data[:2], data[2:]), strict=True):
-        assert_same(batch.operators, collate([d.operators for d in pair]))
 
 
 def test_layers_of_both_libraries_in_one_network() -> None:
@@ -125,9 +122,9 @@ def test_layers_of_both_libraries_in_one_network() -> None:
     assert np.mean(losses[-4:]) < np.mean(losses[:4]) / 2
 
 
-def test_edge_weights_are_the_matrices() -> None:
+def test_edge_weights_are_the_matrices(data: list[Data]) -> None:
     """Message passing with them is the product with the Laplacian, and the gradient, which is not symmetric."""
-    batch = batch_of([AddOperators(K)(each) for each in surfaces()])
+    batch = batch_of(data)
     conv = SimpleConv(aggr="sum")
     operators, x = batch.operators, batch.x
     edges, weights = operators.laplacian.to_edges()
@@ -136,10 +133,6 @@ def test_edge_weights_are_the_matrices() -> None:
     assert weights.shape == (edges.shape[1], 2)
     products = torch.stack([conv(x, edges, weight) for weight in weights.T])
     torch.testing.assert_close(products, gradient(x, operators), rtol=1e-5, atol=1e-5)
-
-
-def test_edge_weights_of_stored_rows_in_another_order() -> None:
-    operators = precompute(ellipsoid(0), k=K)
     order = torch.randperm(operators.num_vertices)
     shuffled = operators.gradient.with_row_order(order)
     dense = [torch.zeros(2, *operators.gradient.pattern.shape) for _ in range(2)]
@@ -215,6 +208,10 @@ def test_round_trip() -> None:
     points = to_data(mesh.mesh.verts)
     assert points.face is None
     assert from_data(points).mesh.is_point_cloud
+    for each in (points, to_data(mesh)):
+        each.normal = torch.nn.functional.normalize(each.pos)
+        torch.testing.assert_close(to_data(from_data(each)).normal, each.normal)
+        assert list(from_data(each).arrays) == []
 
 
 @pytest.mark.parametrize(
@@ -236,15 +233,6 @@ def test_labels(y: Any, labels: np.ndarray) -> None:
     found = from_data(data).labels
     np.testing.assert_array_equal(found, labels)
     assert found.dtype == (np.float32 if labels.dtype.kind == "f" else np.int64)
-
-
-def test_normals_go_both_ways() -> None:
-    mesh = ellipsoid(0)
-    data = to_data(mesh)
-    data.normal = torch.nn.functional.normalize(data.pos)
-    again = to_data(from_data(data))
-    torch.testing.assert_close(again.normal, data.normal)
-    assert list(from_data(data).arrays) == []
 
 
 class Numbered(DataWithOperators):

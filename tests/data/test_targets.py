@@ -24,7 +24,7 @@ from diffnet.data import (
     target_statistics,
     with_columns,
 )
-from diffnet.data.synthetic.curvature import skin_curvature
+from diffnet.data.synthetic.dataset import skin_curvature
 from diffnet.data.synthetic.shape import Shape, sample_shape, skin_gradient
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError

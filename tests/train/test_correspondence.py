@@ -32,7 +32,7 @@ from diffnet.data import (
     make_sample,
     paired_meshes,
 )
-from diffnet.data.pairs.partial import boundary_length
+from diffnet.data.pairs.shapes import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.rotation import is_common_orientation, shared_axes

@@ -1,4 +1,4 @@
-"""`diffnet precompute --write-shards`."""
+"""`diffnet precompute --write-shards`, and parts of `diffnet precompute` for array jobs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from diffnet.data import DataError, load_classes, load_dataset, load_shards, loa
 from diffnet.data.shards.reading import INDEX, is_shards
 from diffnet.geometry.preprocessing import recipe
 from diffnet.train.checkpoint import load_checkpoint
+from diffnet.train.commands.mesh_files import part_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -34,22 +35,6 @@ def write_set(root: Path, task: str) -> Path:
     if task == "regression":
         (root / "targets.csv").write_text("\n".join(rows))
     return root
-
-
-@pytest.mark.parametrize("task", ["segmentation", "classification", "regression"])
-def test_labeled_sets(tmp_path: Path, task: str) -> None:
-    root, out, cache = write_set(tmp_path / "set", task), tmp_path / "out", tmp_path / "cache"
-    call = ("precompute", root, "--write-shards", out, "--task", task, "--k", 6, "--jobs", 1, "--cache", cache)
-    assert f"6 of 6 meshes are in {out}" in output(*call)
-    load = {"segmentation": load_dataset, "classification": load_classes, "regression": load_targets}[task]
-    found, expected = load_shards(out), load(root)
-    assert (found.label_names, found.labels_at) == (expected.label_names, expected.labels_at)
-    assert found.label_numbers == expected.label_numbers
-    for part, whole in ((found.train, expected.train), (found.test, expected.test)):
-        for item, other in zip(part, whole, strict=True):
-            assert item.name == other.name
-            np.testing.assert_array_equal(item.labels, other.labels)
-            np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
 
 
 def test_meshes_without_labels(tmp_path: Path) -> None:
@@ -124,7 +109,17 @@ def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypa
     root, shards, cache = write_set(tmp_path / "set", task), tmp_path / "shards", tmp_path / "cache"
     options = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--blocks", 1, "--device", "cpu")
     options = (*options, "--jobs", 1)
-    output("precompute", root, "--write-shards", shards, "--task", task, "--k", 6, "--jobs", 1, "--cache", cache)
+    call = ("precompute", root, "--write-shards", shards, "--task", task, "--k", 6, "--jobs", 1, "--cache", cache)
+    assert f"6 of 6 meshes are in {shards}" in output(*call)
+    load = {"segmentation": load_dataset, "classification": load_classes, "regression": load_targets}[task]
+    data, expected = load_shards(shards), load(root)
+    assert (data.label_names, data.labels_at) == (expected.label_names, expected.labels_at)
+    assert data.label_numbers == expected.label_numbers
+    for part, whole in ((data.train, expected.train), (data.test, expected.test)):
+        for item, other in zip(part, whole, strict=True):
+            assert item.name == other.name
+            np.testing.assert_array_equal(item.labels, other.labels)
+            np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
     output("train", task, "--data", root, "--out", tmp_path / "files", "--cache", tmp_path / "other", *options)
     monkeypatch.setattr(recipe, "discretize", None)
     output("train", task, "--data", shards, "--out", tmp_path / "run", "--cache", cache, *options)
@@ -170,8 +165,53 @@ def test_own_arrays_are_written_again_when_they_change(tmp_path: Path) -> None:
     output(*call)
     data = load_shards(out)
     assert [item.arrays["shade"][0, 0] for item in (*data.test, *data.train)] == [0, 7, 2, 3, 4, 5]
-    (first, second) = sorted(out.glob("*.shard"), key=lambda path: path.stat().st_mtime_ns)
+    (first, second) = sorted(out.glob("*.shard.zip"), key=lambda path: path.stat().st_mtime_ns)
     first.unlink()
     output(*call)
     assert second.is_file()
     assert [item.arrays["shade"][0, 0] for item in load_shards(out).test] == [0, 7]
+
+
+def test_parts_are_balanced_and_do_not_depend_on_the_order(tmp_path: Path) -> None:
+    sizes = np.random.default_rng(0).integers(0, 4000, 40)
+    files = [tmp_path / f"{i}.off" for i in range(41)]  # the last one is missing
+    for file, size in zip(files, sizes, strict=False):
+        file.write_bytes(bytes(int(size)))
+    parts = [part_of(files, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(file for part in parts for file in part) == sorted(files)
+    totals = [sum(file.stat().st_size for file in part if file.exists()) for part in parts]
+    assert max(totals) - min(totals) < 0.02 * sum(totals)
+    for i, part in enumerate(parts, start=1):
+        assert part == [file for file in files if file in part]
+        assert part_of(files[::-1], f"{i}/3") == part[::-1]
+    assert part_of(files, "1/1") == files
+    many = [part_of(files[:2], f"{i}/999999999") for i in (1, 2, 3, 999999999)]
+    assert [len(part) for part in many] == [1, 1, 0, 0]
+
+
+def test_precompute_in_parts(tmp_path: Path) -> None:
+    for i in range(5):
+        ball = trimesh.creation.icosphere(1)
+        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        ball.export(tmp_path / f"{i}.off")
+    cache = tmp_path / "cache"
+    arguments = ["precompute", tmp_path, "--cache", cache, "--k", 4, "--jobs", 1, "--part"]
+    for part in ("0/4", "5/4", "a/b", "1/0", "1", "1/4/2", ""):
+        message = complaint(*arguments, part)
+        assert message == f"--part should be I/N with I from 1 to N, such as 1/4, got {part!r}"
+    assert not cache.exists()
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in cache.rglob("*.operators.*")}
+
+    out = output(*arguments, "1/2").replace("\n", " ")
+    first = written()
+    assert f"{len(first)} of {len(first)} meshes of part 1/2 are in {cache}" in out
+    assert len(first) in (2, 3)
+    next(iter(first)).unlink()
+    kept = written()
+    output(*arguments, "1/2")  # computes what is missing
+    assert written().keys() == first.keys()
+    assert written().items() >= kept.items()
+    output(*arguments, "2/2")
+    assert len(written()) == 5

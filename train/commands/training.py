@@ -54,7 +54,7 @@ def training_command(
 def check_data(path: str | Path, task: TaskName) -> None:
     """Raises DataError if a data set is neither at this path nor the generated one of the task."""
     from diffnet.data import DataError
-    from diffnet.data.shards.storage import is_url
+    from diffnet.data.shards.archives import is_url
 
     options = TASK_OPTIONS[task]
     known = options.generated is None or options.variant(path) is not None

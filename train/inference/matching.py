@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
-from diffnet.data.pairs.partial import check_whole
+from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.options import counts_all
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss

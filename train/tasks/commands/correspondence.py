@@ -97,7 +97,7 @@ def train(
         import torch
 
         from diffnet.data import figure_pairs, load_pairs, paired_meshes
-        from diffnet.data.pairs.stretched import with_stretched
+        from diffnet.data.pairs.shapes import with_stretched
         from diffnet.geometry.positions.rotation import is_common_orientation
         from diffnet.train.orientation import mesh_axes
 
