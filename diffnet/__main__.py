@@ -51,7 +51,7 @@ def bench(
     with ExitAtCtrlC():
         from diffnet.benchmarks.catalog import list_benchmarks
         from diffnet.geometry.errors import OptionError
-        from diffnet.train.commands.console import console
+        from diffnet.train.console import console
 
     if show or not names:
         list_benchmarks(console)
@@ -99,7 +99,7 @@ def robustness(
     """
     with ExitAtCtrlC():
         from diffnet.benchmarks.robustness.measure import run_robustness
-        from diffnet.train.commands.console import console
+        from diffnet.train.console import console
         from diffnet.train.device import pick_device
 
     run_robustness(checkpoint, data, out, pick_device(device), console)

@@ -5,8 +5,8 @@ from .inference.predict import predict_labels, predict_probabilities, predict_va
 from .inference.scoring import run_evaluation
 from .options import TrainOptions
 from .run import run_training
-from .tasks.network import MetadataError, NetworkInput
 from .tasks.segmentation import write_predictions
+from .tasks.task import MetadataError, NetworkInput
 
 __all__ = [
     "Matched",

@@ -30,7 +30,7 @@ from diffnet.train.checkpoint_checks import (
     checked_values,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 __all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 

@@ -33,7 +33,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
-from diffnet.train.commands.console import complain, console, user_message
+from diffnet.train.console import complain, console, user_message
 from diffnet.train.place import Place, place
 
 T = TypeVar("T")

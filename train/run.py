@@ -40,7 +40,7 @@ from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.spool import Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.registry import report_files, task_named
+from diffnet.train.tasks.task import report_files, task_named
 
 
 def run_training(

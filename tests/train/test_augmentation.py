@@ -23,7 +23,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.step import TrainingStep, make_optimizer
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 

@@ -29,8 +29,8 @@ from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
 from diffnet.train.resident import on_device
 from diffnet.train.steps.step import TrainingStep
-from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.segmentation import TASK
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -29,7 +29,7 @@ from diffnet.train.inference.predict import predict_labels
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.step import make_optimizer, restore_optimizer
-from diffnet.train.tasks.network import MetadataError, NetworkInput
+from diffnet.train.tasks.task import MetadataError, NetworkInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -28,12 +28,11 @@ from diffnet.geometry.errors import OptionError
 from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.train.checkpoint import build_model, load_checkpoint
 from diffnet.train.metrics import soft_accuracy
-from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import recipe
+from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 

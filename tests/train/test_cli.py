@@ -775,7 +775,7 @@ def test_info(tmp_path: Path) -> None:
 
 def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = figures(train=1, test=1), []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed, shift: asked.append(seed) or made)
+    monkeypatch.setattr("diffnet.train.tasks.segmentation.figures", lambda seed, shift: asked.append(seed) or made)
     out = tmp_path / "run"
     where = ["--data", "figures", "--out", out, "--cache", tmp_path / "c"]
     text = output("train", "segmentation", *where, *SMALL, "--epochs", 1, "--seed", 3)

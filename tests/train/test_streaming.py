@@ -41,11 +41,11 @@ from diffnet.train import batches, resident
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.checkpoint_checks import Checkpoint
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.task_options import SetOptions
 from diffnet.train.preprocessing import preprocess, with_max_faces
 from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
 from diffnet.train.run import run_training
-from diffnet.train.tasks.network import DataOptions
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -138,8 +138,8 @@ def test_streamed_runs_equal_resident_ones(tmp_path: Path, name: str) -> None:
 )
 def test_sets_to_score_are_read_mesh_by_mesh(tmp_path: Path, task: Any, kind: str) -> None:
     root, where = write_set(tmp_path / "set", kind), tmp_path / "cache"
-    network: Any = None  # its options aren't needed
-    data = task_named(task).load_test(str(root), DataOptions(network, targets="file:height", jobs=1), where)
+    how = SetOptions(cache=where, targets="file:height", needs_train=False, jobs=1)
+    data = task_named(task).load([str(root)], how, TrainOptions(task=task))
     assert isinstance(data.test, StoredMeshes)
     assert sorted(name[-2:] for name in data.test.names) == ["m4", "m5"]
     assert len(data.train) == 0

@@ -12,10 +12,10 @@ from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
 from diffnet.train.commands.many_files import Item, end, work_through
 from diffnet.train.commands.mesh_files import find_meshes, output_files, part_of
 from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.console import console
 
 
 def export(

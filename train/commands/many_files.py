@@ -15,7 +15,7 @@ import typer
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.file_state import FileIdentity, file_identity, hashed
 from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, named, write_atomically
-from diffnet.train.commands.console import complain, console, user_message
+from diffnet.train.console import complain, console, user_message
 
 if TYPE_CHECKING:
     from diffnet.data import Preprocessing

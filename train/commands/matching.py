@@ -16,7 +16,6 @@ from diffnet.data.labeled import DataError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
 from diffnet.train.commands.many_files import (
     Item,
     complete_items,
@@ -26,7 +25,17 @@ from diffnet.train.commands.many_files import (
     work_through,
 )
 from diffnet.train.commands.mesh_files import report_file
-from diffnet.train.commands.options import MESH_FILES, DeviceOption, JobsOption, ResumeManyOption, ZoomOutOption
+from diffnet.train.commands.options import (
+    MESH_FILES,
+    DeviceOption,
+    JobsOption,
+    NoCacheOption,
+    ResumeManyOption,
+    parameters,
+    with_parameters,
+)
+from diffnet.train.console import console
+from diffnet.train.options import TrainOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 COLUMNS = ("first", "second")  # of the report
 
 
+@with_parameters(*parameters(TrainOptions, ["zoomout"]))
 def match(
     checkpoint: Annotated[
         Path,
@@ -62,22 +72,21 @@ def match(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with B and A, where B has the colors and texture of A.")
     ] = None,
-    zoomout: ZoomOutOption = False,
     fine_tune: Annotated[
         int, typer.Option(metavar="N", min=0, help="First train on these two meshes for N steps, without supervision.")
     ] = 0,
     device: DeviceOption = "auto",
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
-    ] = None,
+    cache: NoCacheOption = None,
     resume: ResumeManyOption = False,
     jobs: JobsOption = None,
+    **options: Any,
 ) -> None:
     """Match two meshes: find a vertex of A for each vertex of B.
 
     Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
     with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
     """
+    zoomout: bool = options["zoomout"]
     if pairs is not None:
         if a is not None or html is not None:
             raise OptionError("--pairs is without A, B and --html")

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffnet.data.folders.files import listing
-from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.elements.instances import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
 from diffnet.train.commands.many_files import (
     GrowingTable,
     Item,
@@ -31,21 +29,22 @@ from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_file
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
-    BaseOption,
     CacheOption,
     DeviceOption,
     JobsOption,
-    PairsOption,
+    NoCacheOption,
     ResumeManyOption,
-    TargetsOption,
-    ZoomOutOption,
+    parameters,
+    with_parameters,
 )
 from diffnet.train.commands.training import check_data, print_results
+from diffnet.train.console import console
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
-    from diffnet.train.tasks.network import NetworkInput
-    from diffnet.train.tasks.task import Predicted
+    from diffnet.train.tasks.task import NetworkInput, Predicted
 
 _KINDS = {
     "original": "a checkpoint of the original implementation",
@@ -117,9 +116,7 @@ def predict(
         ),
     ] = None,
     device: DeviceOption = "auto",
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
-    ] = None,
+    cache: NoCacheOption = None,
     class_names: Annotated[
         str | None,
         typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none."),
@@ -151,7 +148,7 @@ def predict(
         from diffnet.train.orientation import is_tilted, warn_of_tilted
         from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import task_named
 
     if not smooth <= MAX_WEIGHT:
         raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
@@ -333,7 +330,7 @@ def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
     """
     from diffnet.train.inference.loading import is_original
     from diffnet.train.inference.network_input import network_input
-    from diffnet.train.tasks.network import MetadataError
+    from diffnet.train.tasks.task import MetadataError
 
     try:
         expected = network_input(network)
@@ -377,6 +374,10 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
+_SET_OPTIONS = "layout", "pairs", "base"
+
+
+@with_parameters(*parameters(SetOptions, _SET_OPTIONS), *parameters(TrainOptions, ("targets", "zoomout")))
 def evaluate(
     checkpoint: Annotated[
         Path,
@@ -393,14 +394,10 @@ def evaluate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
-    layout: Annotated[Layout, typer.Option(help="Layout of a folder for segmentation; auto detects it.")] = "auto",
-    targets: TargetsOption = None,
-    pairs: PairsOption = None,
-    base: BaseOption = "auto",
-    zoomout: ZoomOutOption = False,
     device: DeviceOption = "auto",
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
+    **options: Any,
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
@@ -414,10 +411,9 @@ def evaluate(
         from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.scoring import check_empty, run_evaluation
         from diffnet.train.ranks import connected
-        from diffnet.train.tasks.network import DataOptions
-        from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import task_named
 
+    targets, zoomout = options["targets"], options["zoomout"]
     with connected() as ranks:
         chosen = pick_device(device)
         ranks.shared(lambda: check_empty(out))
@@ -425,22 +421,31 @@ def evaluate(
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
-        if (pairs is not None or base != "auto" or zoomout) and "zoomout" not in own_names:
+        if (options["pairs"] is not None or options["base"] != "auto" or zoomout) and "zoomout" not in own_names:
             raise OptionError(
                 f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
             )
         if targets is not None and "targets" not in own_names:
             raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
         make_folder(cache)
-        check_data(data, task.name)
+        generated = check_data(data, task.name)
         seed = network.metadata.get("seed")
         if not isinstance(seed, int) or seed < 0:
             seed = 0
-            if TASK_OPTIONS[task.name].variant(data) is not None:
+            if generated is not None:
                 unknown = f"{checkpoint} does not record the seed of its training"
                 console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
-        known = DataOptions(expected, layout, targets, pairs, base, seed, jobs)
-        dataset = ranks.after_first(lambda: task.load_test(data, known, cache))
+        how = SetOptions(
+            **{name: options[name] for name in _SET_OPTIONS},
+            cache=cache,
+            targets=targets or expected.options.targets,
+            seed=seed,
+            generated=generated,
+            channels=len(expected.label_names),
+            needs_train=False,
+            jobs=jobs,
+        )
+        dataset = ranks.after_first(lambda: task.load([data], how, expected.options))
         console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)

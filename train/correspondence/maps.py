@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from diffnet import ops
 from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
 from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
-from diffnet.train.tasks.options.correspondence import Method
+from diffnet.train.options.correspondence import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10

@@ -12,8 +12,8 @@ from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import outputs_at_of
 from diffnet.data import TargetsAt
 from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.options import TASK_OPTIONS
+from diffnet.train.tasks.task import task_named
 
 
 def load_network(

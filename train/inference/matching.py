@@ -30,7 +30,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.steps.step import make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
-from diffnet.train.tasks.network import MetadataError
+from diffnet.train.tasks.task import MetadataError
 
 FINE_TUNING_RATE = 1e-4
 

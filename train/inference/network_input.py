@@ -18,10 +18,8 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.checkpoint_checks import fits
-from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.network import MetadataError, NetworkInput
-from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
 OPTIONAL = (

@@ -34,9 +34,7 @@ from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
-from diffnet.train.tasks.network import MetadataError, NetworkInput
-from diffnet.train.tasks.registry import task_named
-from diffnet.train.tasks.task import Predicted, npy_bytes
+from diffnet.train.tasks.task import MetadataError, NetworkInput, Predicted, npy_bytes, task_named
 
 
 def predict_labels(

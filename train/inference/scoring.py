@@ -26,7 +26,7 @@ from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_folder.spool import Spool
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 
 def run_evaluation(

@@ -14,6 +14,8 @@ from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test
+from diffnet.train.options import TrainOptions
+from diffnet.train.options.task_options import SetOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
@@ -22,9 +24,7 @@ from diffnet.train.tasks.labels import (
     class_results,
     matrix_of,
 )
-from diffnet.train.tasks.network import DataOptions, NetworkInput
-from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import Fields, Predicted, Scored, titles_of, write_views
+from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, titles_of, write_views
 
 SHOWN_MESHES = 60  # on the page of predictions
 
@@ -48,16 +48,12 @@ class Classification(LabelTask):
     name = "classification"
     targets_at = ("meshes",)
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        variant = OPTIONS.variant(path)
-        if variant is not None:
-            return shapes(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return index_classes(path, cache_dir, needs_train=False, jobs=known.jobs)
-
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        return index_classes(path, cache_dir, jobs=jobs, group_by=group_by)
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
+        if how.generated is not None:  # the smallest training part where it isn't read
+            return shapes(**({} if how.needs_train else {"train": 1}), seed=how.seed, shift=how.generated or None)
+        return index_classes(
+            data[0], how.cache, seed=how.seed, needs_train=how.needs_train, group_by=how.group_by, jobs=how.jobs
+        )
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probabilities (B, C) float32."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,23 @@ from torch import Tensor, nn
 from diffnet.data import LabeledMeshes, PairedMeshes, PairSample, Sample, figure_pairs, load_pairs, paired_meshes
 from diffnet.data.counts import counted
 from diffnet.data.folders.files import listing
+from diffnet.data.pairs.stretched import with_stretched
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.positions.alignment import is_common_orientation
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.network import DataOptions
-from diffnet.train.tasks.options.correspondence import OPTIONS
+from diffnet.train.options.correspondence import Method
+from diffnet.train.options.task_options import SetOptions
+from diffnet.train.orientation import mesh_axes
 from diffnet.train.tasks.task import PairTask, Part
+
+CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
+TRAINED_PAIRS = 10_000  # in all epochs together, by default
 
 
 class Correspondence(PairTask):
@@ -77,16 +83,41 @@ class Correspondence(PairTask):
         """The number of pairs."""
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> PairedMeshes:
-        bodies = OPTIONS.variant(path)
-        if bodies is not None:
-            made = figure_pairs(
-                2, seed=known.seed, bodies=bodies or "figures", cache_dir=cache_dir
-            )  # the smallest number
-            found = replace(made, train=[], train_pairs=[])
-        else:
-            found = load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
-        return paired_meshes(found, len(known.network.label_names))
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
+        bodies, where = how.generated, {"seed": how.seed, "cache_dir": how.cache}
+        if bodies is None:
+            path = data[0] if len(data) == 1 else list(data)
+            pairs = load_pairs(
+                path, how.pairs, base=how.base, group_by=how.group_by, needs_train=how.needs_train, **where
+            )
+        elif how.needs_train:
+            pairs = figure_pairs(bodies=bodies or "figures", jobs=how.jobs, **where)
+        else:  # with the smallest training part
+            pairs = replace(figure_pairs(2, bodies=bodies or "figures", **where), train=[], train_pairs=[])
+        if options.stretch and how.needs_train:
+            pairs = with_stretched(pairs, options.stretch)
+        return paired_meshes(pairs, how.channels or CHANNELS[options.method])
+
+    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
+        pairs, notes = data.pairs, []
+        if "epochs" not in chosen:
+            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
+        if "align" in chosen or not options.aligns:
+            return options, notes
+        shapes = pairs.train[: len(pairs.train) // 2] if options.stretch else pairs.train  # without the copies
+        if is_common_orientation(torch.stack([mesh_axes(shape.mesh) for shape in shapes])):
+            notes = [
+                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
+                "meshes in other orientations, train with --features wks."
+            ]
+            options = replace(options, align=False, rotate=bool(options.rotate))
+        elif "features" not in chosen and not options.rotate:
+            notes = [
+                "The training meshes show no common orientation, so the network gets no positions. To give it "
+                "positions in the principal axes of each mesh, train with --align."
+            ]
+            options = replace(options, features="wks")
+        return options, notes
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""

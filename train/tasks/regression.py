@@ -35,11 +35,11 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.regression import Loss
+from diffnet.train.options.sides import found_sides
+from diffnet.train.options.task_options import SetOptions
 from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.network import DataOptions, NetworkInput
-from diffnet.train.tasks.options.regression import Loss
-from diffnet.train.tasks.options.sides import found_sides
-from diffnet.train.tasks.task import Fields, MeshTask, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -167,14 +167,16 @@ class Regression(MeshTask):
     def score(self, tally: Tensor) -> float:
         return mean_r2(tally)
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        targets = known.targets or known.network.options.targets
-        return index_targets(path, cache_dir, targets, needs_train=False, jobs=known.jobs)
-
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        return index_targets(path, cache_dir, targets, jobs=jobs, group_by=group_by)
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
+        return index_targets(
+            data[0],
+            how.cache,
+            how.targets,
+            seed=how.seed,
+            needs_train=how.needs_train,
+            group_by=how.group_by,
+            jobs=how.jobs,
+        )
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""

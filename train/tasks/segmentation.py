@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
+from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset, with_labels_at
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
+from diffnet.train.options import TrainOptions
+from diffnet.train.options.task_options import SetOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
@@ -24,9 +26,7 @@ from diffnet.train.tasks.labels import (
     class_results,
     matrix_of,
 )
-from diffnet.train.tasks.network import DataOptions, NetworkInput
-from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import Fields, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions
 
@@ -88,16 +88,21 @@ class Segmentation(LabelTask):
     name = "segmentation"
     targets_at = ("vertices", "faces", "edges")
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        variant = OPTIONS.variant(path)
-        if variant is not None:
-            return figures(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return index_dataset(path, cache_dir, known.layout, needs_train=False, jobs=known.jobs)
-
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        return index_dataset(path, cache_dir, jobs=jobs, group_by=group_by)
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
+        if how.generated is not None:  # the smallest training part where it isn't read
+            parts = {} if how.needs_train else {"train": 1}
+            meshes = figures(**parts, seed=how.seed, shift=how.generated or None)
+        else:
+            meshes = index_dataset(
+                data[0],
+                how.cache,
+                how.layout,
+                seed=how.seed,
+                needs_train=how.needs_train,
+                group_by=how.group_by,
+                jobs=how.jobs,
+            )
+        return meshes if how.outputs_at is None else with_labels_at(meshes, how.outputs_at)
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from diffnet.data import (
+    ArrayStatistics,
     DataError,
     LabeledMesh,
     LabeledMeshes,
@@ -26,6 +28,7 @@ from diffnet.data import (
     PairSample,
     PairShape,
     Sample,
+    Statistics,
     TargetsAt,
     paired_meshes,
     with_labels_at,
@@ -36,16 +39,45 @@ from diffnet.data.counts import counted
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
 from diffnet.geometry.elements.polygons import on_polygons
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.network import DataOptions, MetadataError, NetworkInput
-from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.options.shared import TaskName
+from diffnet.train.options.task_options import SetOptions
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
+
+
+class MetadataError(DiffnetError, ValueError):
+    """The metadata of a network don't say what it takes as input. The message names what is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """The input of a network, and the names of its outputs.
+
+    options: holds those that `network_input` reads; its other values are not used
+    normalize: whether positions are normalized first, by the rule in `options`
+    label_names: the name of each class, or of each column of a regression
+    labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
+    statistics: of the features from files, see `array_statistics`
+    target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
+    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
+    label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
+        else 0, 1, …
+    """
+
+    options: TrainOptions
+    normalize: bool
+    label_names: list[str]
+    labels_at: TargetsAt
+    statistics: Statistics
+    target_statistics: ArrayStatistics | None = None
+    train_meshes: frozenset[str] | None = None
+    label_numbers: tuple[int, ...] = ()
 
 
 class Predicted(NamedTuple):
@@ -169,17 +201,18 @@ class Task(ABC, Generic[D, S]):
     meshes_of_sample: int = 1
 
     @abstractmethod
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> D:
-        """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> D:
+        """The data set in a folder, in a table or with the name of the generated one, whose meshes may be read later.
 
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        """The data set of `diffnet train`, whose meshes are read when they are needed, for `write_shards`.
-
-        targets, group_by: see `load_targets`
+        data: the arguments of --data. Only some tasks take several, see `TaskOptions`.
         """
-        raise OptionError(f"sets for {self.name} can't be written into shards")
+
+    def adapted(self, data: D, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
+        """The options of a new run on a set, and lines that say how they depend on it.
+
+        chosen: the names of the options that the user chose, which stay
+        """
+        return options, []
 
     @abstractmethod
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> D:
@@ -406,3 +439,14 @@ def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[A
         template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
         known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
     return known
+
+
+def task_named(name: TaskName) -> Task[Any, Any]:
+    """The task of this name, which is `TASK` in its file."""
+    task: Task[Any, Any] = import_module(f"diffnet.train.tasks.{name}").TASK
+    return task
+
+
+def report_files() -> tuple[str, ...]:
+    """The files of the reports of all tasks, besides predictions.html."""
+    return tuple(dict.fromkeys(file for name in get_args(TaskName) for file in task_named(name).report_files))
