@@ -23,7 +23,7 @@ from diffnet.checkpoints.training import FORMAT, options_in
 from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import columns
+from diffnet.train.run_folder import columns
 from diffnet.train.tasks.task import Task
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}

@@ -20,7 +20,7 @@ from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import counts_of
-from diffnet.train.run_folder.spool import Spool
+from diffnet.train.run_folder import Spool
 from diffnet.train.tasks.task import Task, npy_bytes
 
 

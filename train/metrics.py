@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -180,3 +180,18 @@ def percent(share: float | None, digits: int = 1) -> str:
     ('87.5 %', '–')
     """
     return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"
+
+
+T = TypeVar("T")
+
+
+def spread_over(items: Sequence[T], limit: int) -> list[T]:
+    """At most `limit` of the items, at equal distances from the first to the last.
+
+    Neighbors in a list of meshes are often alike, so a report shows meshes from all of it.
+
+    >>> spread_over("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    count = min(limit, len(items))
+    return [items[round(i)] for i in np.linspace(0, len(items) - 1, count)]

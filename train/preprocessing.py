@@ -35,9 +35,9 @@ from diffnet.data.stored import StoredMeshes, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.phases import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
+from diffnet.train.console import progress_bar
 from diffnet.train.loop import RunData
 from diffnet.train.options import TrainOptions
-from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import MEMORY, on_device
 from diffnet.train.tasks.task import Task

@@ -36,7 +36,7 @@ from diffnet.data.shards.tables import parsed_table, table_blob
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked
-from diffnet.train.mesh_hash import contents_of, mesh_hash
+from diffnet.train.run_checks import contents_of, mesh_hash
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

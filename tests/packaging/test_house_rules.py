@@ -65,6 +65,35 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
     assert not upward, report(upward)
 
 
+# The files and folders of a room, from top to bottom.
+TOWERS = {
+    "diffnet.train": (
+        "cli commands export inference run set_parts preprocessing loop event_file run_checks epoch checkpoint "
+        "checkpoint_checks evaluate run_folder ranks batches steps tasks orientation device place report "
+        "correspondence resident metrics options console"
+    ).split(),
+}
+
+
+@pytest.mark.parametrize("room", TOWERS)
+def test_a_room_is_a_tower(room: str) -> None:
+    """No file imports a higher one."""
+    floors = {f"{room}.{name}": floor for floor, name in enumerate(TOWERS[room])}
+
+    def floor_of(module: str) -> int | None:
+        return next((floors[f] for f in floors if module == f or module.startswith(f"{f}.")), None)
+
+    inside = {module: path for module, path in modules().items() if module.startswith(f"{room}.")}
+    assert {floor_of(module) for module in inside} == set(floors.values())
+    upward = [
+        f"{place(path, entry.line)} imports {target(entry)}"
+        for module, path in inside.items()
+        for entry in imports_of(module, path)
+        if (other := floor_of(target(entry))) is not None and other < floors[".".join(module.split(".")[:3])]
+    ]
+    assert not upward, report(upward)
+
+
 def test_ops_need_torch_and_triton_only() -> None:
     """Functions may import SciPy when they need it, for its matrices and its k-d tree."""
     for module, path in modules().items():

@@ -23,11 +23,10 @@ from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.inference.loading import load_network
-from diffnet.train.inference.network_input import network_input
+from diffnet.train.inference.network_input import load_network, network_input
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import columns
+from diffnet.train.run_folder import columns
 from diffnet.train.steps.step import make_optimizer, restore_optimizer
 from diffnet.train.tasks.task import MetadataError, NetworkInput
 

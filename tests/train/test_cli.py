@@ -34,7 +34,7 @@ from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
 from diffnet.train.epoch import TrainingError
 from diffnet.train.inference.predict import predict_labels
-from diffnet.train.run_folder.history import Row, as_csv
+from diffnet.train.run_folder import Row, as_csv
 from diffnet.viz.palette import label_colors
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")

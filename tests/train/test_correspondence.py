@@ -39,9 +39,8 @@ from diffnet.geometry.positions.alignment import is_common_orientation, shared_a
 from diffnet.ops import functional_map
 from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train

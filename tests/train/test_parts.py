@@ -9,9 +9,9 @@ import pytest
 from rooms import ROOT
 
 from diffnet.data import MeshBatches
+from diffnet.train.batches import largest_part, own_parts
 from diffnet.train.options import TrainOptions
 from diffnet.train.place import Place
-from diffnet.train.steps.parts import largest_part, own_parts
 
 RESULTS = ROOT / "benchmarks" / "results" / "loops-h200" / "steps" / "train-step.csv"
 

@@ -37,7 +37,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
-from diffnet.train.run_folder.history import columns
+from diffnet.train.run_folder import columns
 from diffnet.train.set_parts import held_out
 from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels

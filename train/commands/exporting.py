@@ -40,7 +40,7 @@ def export(
     check_outputs([out], [checkpoint])
     with ExitAtCtrlC():
         from diffnet.train.export import export_network
-        from diffnet.train.inference.loading import load_any_network
+        from diffnet.train.inference.network_input import load_any_network
 
     network = load_any_network(checkpoint, labels_at)
     make_folder(out.parent)
@@ -66,10 +66,10 @@ def write_inputs(
         import numpy as np
 
         from diffnet.geometry import load_mesh
+        from diffnet.train.console import progress_bar
         from diffnet.train.export import exported_inputs
-        from diffnet.train.inference.loading import load_any_network
+        from diffnet.train.inference.network_input import load_any_network
         from diffnet.train.inference.predict import input_sample
-        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
 
     network = load_any_network(checkpoint)

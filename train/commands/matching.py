@@ -99,9 +99,9 @@ def match(
     with ExitAtCtrlC():
         from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
         from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+        from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.progress import progress_bar
         from diffnet.train.report.transfer import pair_page
         from diffnet.train.tasks.task import npy_bytes
 
@@ -162,9 +162,9 @@ def match_pairs(
     with ExitAtCtrlC():
         from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
         from diffnet.train.commands.predicting import check_outputs, described_input
+        from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
 
     if out.suffix and not out.is_dir():

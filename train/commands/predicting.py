@@ -142,11 +142,11 @@ def predict(
         from diffnet.data.folders.numbers import check_vertex_numbers
         from diffnet.data.folders.target_files import array_files
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
+        from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_network
+        from diffnet.train.inference.network_input import load_network
         from diffnet.train.inference.predict import as_json, from_json, predictor
         from diffnet.train.orientation import is_tilted, warn_of_tilted
-        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named
 
@@ -328,8 +328,7 @@ def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
 
     Raises MetadataError, which names the file, see `network_input`.
     """
-    from diffnet.train.inference.loading import is_original
-    from diffnet.train.inference.network_input import network_input
+    from diffnet.train.inference.network_input import is_original, network_input
     from diffnet.train.tasks.task import MetadataError
 
     try:
@@ -408,7 +407,7 @@ def evaluate(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_scored_network
+        from diffnet.train.inference.network_input import load_scored_network
         from diffnet.train.inference.scoring import check_empty, run_evaluation
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named

@@ -36,7 +36,7 @@ def write_into_shards(
     """Write a set, or meshes without labels, into shards. Raises Exit with code 1 if meshes can't be used."""
     from diffnet.data import LabeledMeshes, write_shards
     from diffnet.data.shards.writing import MeshFiles
-    from diffnet.train.progress import progress_bar
+    from diffnet.train.console import progress_bar
     from diffnet.train.tasks.task import task_named
 
     if os.environ.get("WORLD_SIZE", "1") != "1":

@@ -148,7 +148,7 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
 def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
     """The prediction of a network, and the names of its classes."""
     from diffnet.train.device import pick_device
-    from diffnet.train.inference.loading import load_network
+    from diffnet.train.inference.network_input import load_network
     from diffnet.train.inference.predict import predictor
     from diffnet.train.tasks.task import task_named
 

@@ -19,12 +19,10 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.partial import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.preprocessing.options import counts_all
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
-from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.device import autocast
-from diffnet.train.inference.loading import is_original
-from diffnet.train.inference.network_input import network_input
+from diffnet.train.inference.network_input import is_original, network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import is_tilted, warn_of_tilted

@@ -20,12 +20,12 @@ from diffnet.geometry.files import as_text, check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
-from diffnet.train.mesh_hash import DIGITS, contents_of
 from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
-from diffnet.train.run_folder.spool import Spool
+from diffnet.train.run_checks import DIGITS, contents_of
+from diffnet.train.run_folder import Spool
 from diffnet.train.tasks.task import task_named
 
 

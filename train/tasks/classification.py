@@ -13,10 +13,9 @@ from torch import Tensor
 from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
 from diffnet.data.stored import StoredMeshes
 from diffnet.geometry.files import write_atomically
-from diffnet.train.metrics import confusion_matrix, scores_a_test
+from diffnet.train.metrics import confusion_matrix, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
     accuracies,
@@ -71,30 +70,26 @@ class Classification(LabelTask):
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.charts import confusion_png
-        from diffnet.train.report.report import write_report
-        from diffnet.train.report.shapes import ClassifiedMesh
+        from diffnet.train.report.report import Prediction, write_report
 
         matrix = _matrix(scored)
         confusion = confusion_png(matrix, scored.label_names)
         write_atomically(out / "confusion.png", confusion)
 
-        def row(i: int) -> ClassifiedMesh:
-            item, probabilities = scored.meshes[i], scored.predictions[i].flatten()
-            predicted, truth = int(probabilities.argmax()), int(item.labels.flat[0])
-            probability = float(probabilities[predicted])
-            return ClassifiedMesh(item.name, item.mesh.verts, item.mesh.faces, predicted, truth, probability)
+        def row(i: int) -> Prediction:
+            item = scored.meshes[i]
+            return Prediction(item.name, item.mesh.verts, item.mesh.faces, scored.predictions[i].numpy(), item.labels)
 
         write_report(
             out / "predictions.html",
-            (),
+            (row(i) for i in _shown(scored)),
             {**accuracy_summary(results), **summary},
             matrix=matrix,
             label_names=scored.label_names,
             confusion=confusion,
             curves=curves,
             title=f"Classification of the {'test' if scores_a_test(results) else 'scored'} meshes",
-            shapes=(row(i) for i in _shown(scored)),
-            elements="Meshes",
+            at="meshes",
         )
 
     def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:

@@ -19,10 +19,9 @@ from diffnet.data.pairs.stretched import with_stretched
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.alignment import is_common_orientation
-from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
+from diffnet.train.correspondence.maps import facing_alike, pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method

@@ -33,12 +33,11 @@ from diffnet.geometry import Mesh
 from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
+from diffnet.train.metrics import column_scores, mean_r2, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -217,20 +216,20 @@ class Regression(MeshTask):
         self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
-        from diffnet.train.report.regression import Values, write_values_report
-        from diffnet.train.report.scatter import scatter_png
+        from diffnet.train.report.regression import scatter_png, write_values_report
+        from diffnet.train.report.report import Prediction
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
         shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
-        def row(i: int) -> Values:
+        def row(i: int) -> Prediction:
             item = scored.meshes[i]
             truth, mesh = np.asarray(item.labels, np.float64), item.mesh
             shown = scored.predictions[i].numpy()
             if scored.labels_at != "meshes":
                 shown = on_triangles(mesh, shown, scored.labels_at)
-            return Values(item.name, mesh.verts, mesh.faces, shown, truth)
+            return Prediction(item.name, mesh.verts, mesh.faces, shown, truth)
 
         write_values_report(
             out / "predictions.html",

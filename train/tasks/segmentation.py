@@ -15,10 +15,9 @@ from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures,
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.elements.polygons import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
+from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
     accuracies,
@@ -133,7 +132,7 @@ class Segmentation(LabelTask):
         def row(i: int) -> Prediction:
             item = scored.meshes[i]
             predicted = on_triangles(item.mesh, scored.predictions[i].numpy(), at)
-            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels, at)
+            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels)
 
         write_report(
             out / "predictions.html",
@@ -143,6 +142,7 @@ class Segmentation(LabelTask):
             label_names=scored.label_names,
             confusion=confusion,
             curves=curves,
+            at=at,
             title=f"Segmentation of the {'test' if scores_a_test(results) else 'scored'} meshes",
         )
 

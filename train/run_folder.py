@@ -1,4 +1,4 @@
-"""Tensors that a run needs again at its end, in a file instead of the memory."""
+"""What a run keeps in its folder: the rows of metrics.csv, and predictions in a file without a name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffnet.geometry.files import csv_text
 from diffnet.geometry.transfer import aligned
 
 
@@ -57,3 +58,22 @@ class Spool(Sequence[Tensor]):
         ):
             raise OSError(f"the temporary file of the predictions ends before tensor {i}")
         return aligned(torch.from_numpy(array))
+
+
+Row = dict[str, float | int | None]
+
+
+def columns(score: str) -> tuple[str, ...]:
+    """The columns of metrics.csv of a task with this score, see `Task.score_name`.
+
+    >>> columns("accuracy")[3:6]
+    ('train_accuracy', 'validation_accuracy', 'test_accuracy')
+    """
+    scores = (f"{part}_{score}" for part in ("train", "validation", "test"))
+    return ("epoch", "learning_rate", "train_loss", *scores, "seconds")
+
+
+def as_csv(history: Sequence[Row], score: str) -> str:
+    """The content of metrics.csv."""
+    names = columns(score)
+    return csv_text([names, *([row[name] for name in names] for row in history)])
