@@ -67,11 +67,36 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
 
 # The files and folders of a room, from top to bottom.
 TOWERS = {
-    "diffnet.train": (
-        "cli commands export inference run set_parts preprocessing loop event_file run_checks epoch checkpoint "
-        "checkpoint_checks evaluate run_folder ranks batches steps tasks orientation device place report "
-        "correspondence resident metrics options console"
-    ).split(),
+    "diffnet.train": [
+        "cli",
+        "commands",
+        "export",
+        "inference",
+        "run",
+        "set_parts",
+        "preprocessing",
+        "loop",
+        "event_file",
+        "run_checks",
+        "epoch",
+        "checkpoint",
+        "checkpoint_checks",
+        "evaluate",
+        "run_folder",
+        "ranks",
+        "batches",
+        "steps",
+        "tasks",
+        "orientation",
+        "device",
+        "place",
+        "report",
+        "correspondence",
+        "resident",
+        "metrics",
+        "options",
+        "console",
+    ],
 }
 
 

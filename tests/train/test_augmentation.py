@@ -64,7 +64,7 @@ def options(**given: Any) -> TrainOptions:
             "rotate_about needs features with xyz, normals or vector:NAME",
         ),
         ({"rotate_about": "z", "rotate": False}, "rotate_about should be any where nothing is rotated, got 'z'"),
-        ({"scale_range": 0.5}, "scale_range should be from 1, which is off, to 10, got 0.5"),
+        ({"scale_range": 0.5}, "scale_range should be from 1 to 10, got 0.5"),
         ({"scale_range": float("nan")}, "scale_range should be from 1"),
         ({"jitter": -0.1}, "jitter should be at least 0 and below 1, got -0.1"),
         ({"jitter": 0.1, "features": "normals"}, "jitter needs features with xyz, got 'normals'"),

@@ -16,14 +16,7 @@ from diffnet.data.labeled import DataError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.many_files import (
-    Item,
-    complete_items,
-    end,
-    preprocessed_ahead,
-    settings_of,
-    work_through,
-)
+from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
@@ -160,9 +153,8 @@ def match_pairs(
 ) -> None:
     """Match the pairs in a file, each as in a set of pairs: the first mesh is B of `diffnet match`, the second is A."""
     with ExitAtCtrlC():
-        from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
+        from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
         from diffnet.train.commands.predicting import check_outputs, described_input
-        from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.ranks import connected
@@ -188,29 +180,20 @@ def match_pairs(
             make_folder(written[i].parent)
             write_atomically(written[i], _lines(matched.matches))
 
-        settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
-
-        def complete() -> list[Any]:
-            remove_leftovers([*written, report])
-            return list(complete_items(items, report, settings, COLUMNS).items()) if resume else []
-
-        kept = dict(ranks.shared(complete))
         ahead = None
         if cache is not None and expected.normalize and ranks.is_alone:
-            ahead = preprocessed_ahead(items, expected.options.preprocessing, cache, jobs, ranks)
-        with progress_bar(console) as bar:
-            shown = bar.add_task("matching", total=len(items))
-            failed = work_through(
-                items,
-                work,
-                report,
-                settings,
-                COLUMNS,
-                ranks=ranks,
-                kept=kept,
-                in_turn=ahead,
-                advance=lambda: bar.advance(shown),
-            )
+            ahead = expected.options.preprocessing, cache, jobs
+        failed = work_through(
+            items,
+            work,
+            ranks,
+            "matching",
+            report=report,
+            settings=settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune),
+            columns=COLUMNS,
+            resume=resume,
+            ahead=ahead,
+        )
     end([], report, failed, ranks)
 
 

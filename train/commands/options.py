@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.options import declared, value_kind
@@ -33,6 +34,16 @@ MESH_FILES = f"{', '.join(suffix[1:] for suffix in FORMATS[:-1])} or {FORMATS[-1
 CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps preprocessed meshes between runs.")]
 NoCacheOption = Annotated[
     Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
+]
+CheckpointOption = Annotated[
+    Path,
+    typer.Option(
+        help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original implementation."
+    ),
+]
+LabelsAtOption = Annotated[
+    TargetsAt | None,
+    typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
 ]
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Meshes to preprocess at once. By default, one per core.")

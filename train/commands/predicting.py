@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffnet.data.folders.files import listing
-from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.elements.instances import LEAST_AREA
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import (
     GrowingTable,
     Item,
-    complete_items,
     end,
-    preprocessed_ahead,
     read_rows,
     settings_of,
     work_through,
@@ -30,8 +27,10 @@ from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
     CacheOption,
+    CheckpointOption,
     DeviceOption,
     JobsOption,
+    LabelsAtOption,
     NoCacheOption,
     ResumeManyOption,
     parameters,
@@ -44,7 +43,7 @@ from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
-    from diffnet.train.tasks.task import NetworkInput, Predicted
+    from diffnet.train.tasks.task import NetworkInput, Predicted, Task
 
 _KINDS = {
     "original": "a checkpoint of the original implementation",
@@ -57,13 +56,7 @@ def predict(
     meshes: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help=f"{MESH_FILES} files, or folders to search for them.")
     ],
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original "
-            "implementation."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     out: Annotated[
         Path,
         typer.Option(
@@ -121,10 +114,7 @@ def predict(
         str | None,
         typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none."),
     ] = None,
-    labels_at: Annotated[
-        TargetsAt | None,
-        typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
-    ] = None,
+    labels_at: LabelsAtOption = None,
     resume: ResumeManyOption = False,
     jobs: JobsOption = None,
 ) -> None:
@@ -141,14 +131,14 @@ def predict(
         from diffnet.data.feature_names import array_names
         from diffnet.data.folders.numbers import check_vertex_numbers
         from diffnet.data.folders.target_files import array_files
+        from diffnet.geometry import load_mesh
         from diffnet.geometry.elements.smoothing import MAX_WEIGHT
-        from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.network_input import load_network
-        from diffnet.train.inference.predict import as_json, from_json, predictor
+        from diffnet.train.inference.predict import predictor
         from diffnet.train.orientation import is_tilted, warn_of_tilted
         from diffnet.train.ranks import connected
-        from diffnet.train.tasks.task import task_named
+        from diffnet.train.tasks.task import Predicted, task_named
 
     if not smooth <= MAX_WEIGHT:
         raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
@@ -163,23 +153,9 @@ def predict(
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         report = report_file(out) if is_batch(meshes) else None
         given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
-        for name, is_given in given.items():
-            if is_given and task.standardized:
-                raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-            if is_given and name != "--probabilities" and expected.labels_at == "meshes":
-                raise OptionError(
-                    f"{name} is for networks that label vertices, faces or edges; this one classifies meshes"
-                )
-        if instances and files[0].suffix.lower() in (".txt", ".seg", ".eseg"):
-            raise OptionError(
-                "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
-                f"got {files[0].suffix}"
-            )
-        if least_area != LEAST_AREA and not instances:
-            raise OptionError("--least-area is for --instances; add it")
-        if background is not None and not instances:
-            raise OptionError("--background is for --instances; add it")
-        behind = None if background is None else _class_of(background, expected)
+        _check_classes(given, task, expected)
+        _check_instances(instances, files[0], least_area, background)
+        least, behind = (least_area, background and _class_of(background, expected)) if instances else (None, None)
         views = [path for path in (html, png, probabilities) if path is not None]
         if resume and (report is None or views):
             raise OptionError(
@@ -194,44 +170,30 @@ def predict(
         for folder in {path.parent for path in all_files}:
             check_folder_path(folder)
         chosen = expected.options
-        least = least_area if instances else None
-        settings = settings_of(
-            checkpoint,
-            class_names=class_names,
-            labels_at=labels_at,
-            smooth=smooth,
-            files=files[0].suffix,
-            least_area=least,
-            background=background,
-        )
-        names = array_names(chosen.features)
         one_table = not task.formats(expected.labels_at)
-        results = files * len(sources) if one_table else files
         items = [
-            Item((source,), result, tuple(place for name in names for place in array_files(source, name)))
-            for source, result in zip(sources, results, strict=True)
+            Item(
+                (source,),
+                result,
+                tuple(place for name in array_names(chosen.features) for place in array_files(source, name)),
+            )
+            for source, result in zip(sources, files * len(sources) if one_table else files, strict=True)
         ]
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()
         earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
-
-        def has_result(item: Item) -> bool:
-            return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
-
-        def complete() -> list[Any]:
-            remove_leftovers(all_files)
-            if not resume or report is None:
-                return []
-            return list(complete_items(items, report, settings, has_result=has_result).items())
-
-        kept: dict[int, Sequence[str]] = dict(ranks.shared(complete))
-        table = None
-        if one_table and ranks.is_first:
-            table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
+        table = GrowingTable(files[0], header) if one_table and ranks.is_first else None
         predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least, behind)
         predictions: dict[int, Predicted] = {}
         tilted: list[str] = []
         written: list[Path] = []
+
+        def has_result(item: Item) -> bool:
+            return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
+
+        def again(i: int) -> None:
+            if table is not None:
+                table.rows[i] = earlier[as_text(str(sources[i]))]
 
         def work(i: int) -> Any:
             predicted = predicted_of(sources[i])
@@ -243,37 +205,44 @@ def predict(
                 make_folder(files[i].parent)
                 task.write_file(files[i], predicted, expected)
             tilt = is_tilted(predicted.mesh, chosen.upright)
-            if not views:
-                return row, tilt, None
-            return row, tilt, predicted if ranks.is_alone else as_json(predicted)
+            shown = None if not views else predicted if ranks.is_alone else predicted[1:]  # a mesh is large
+            return row, tilt, shown
 
         def keep(i: int, made: Any) -> None:
-            row, tilt, predicted = made
+            row, tilt, shown = made
             if tilt:
                 tilted.append(str(sources[i]))
             if table is not None:
                 table.add(i, row)
             else:
                 written.append(files[i])
-            if predicted is not None:
-                predictions[i] = predicted if ranks.is_alone else from_json(sources[i], predicted)
+            if shown is not None:
+                predictions[i] = shown if ranks.is_alone else Predicted(load_mesh(sources[i]), *shown)
 
         ahead = None
         if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
-            ahead = preprocessed_ahead(items, chosen.preprocessing, cache, jobs, ranks)
-        with progress_bar(console, disable=len(sources) == 1) as bar:
-            shown = bar.add_task("predicting", total=len(sources))
-            failed = work_through(
-                items,
-                work,
-                report,
-                settings=settings,
-                ranks=ranks,
-                keep=keep,
-                kept=kept,
-                in_turn=ahead,
-                advance=lambda: bar.advance(shown),
-            )
+            ahead = chosen.preprocessing, cache, jobs
+        failed = work_through(
+            items,
+            work,
+            ranks,
+            "predicting",
+            report=report,
+            settings=settings_of(
+                checkpoint,
+                class_names=class_names,
+                labels_at=labels_at,
+                smooth=smooth,
+                files=files[0].suffix,
+                least_area=least,
+                background=background,
+            ),
+            resume=resume,
+            has_result=has_result,
+            keep=keep,
+            again=again,
+            ahead=ahead,
+        )
         warn_of_tilted(tilted)
         if table is not None and table.rows:
             table.write()
@@ -287,6 +256,27 @@ def predict(
             if probabilities is not None:
                 _write_probabilities(probabilities, shown_ones, expected.label_names)
     end(written, report, failed, ranks)
+
+
+def _check_classes(given: dict[str, bool], task: Task[Any, Any], network: NetworkInput) -> None:
+    """Raises OptionError for options that the outputs of a network don't have. given: whether it is, by flag"""
+    for name, is_given in given.items():
+        if is_given and task.standardized:
+            raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
+        if is_given and name != "--probabilities" and network.labels_at == "meshes":
+            raise OptionError(f"{name} is for networks that label vertices, faces or edges; this one classifies meshes")
+
+
+def _check_instances(instances: bool, file: Path, least_area: float, background: str | None) -> None:
+    """Raises OptionError for files without instances, and for options of instances without them."""
+    if instances and file.suffix.lower() in (".txt", ".seg", ".eseg"):
+        raise OptionError(
+            "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
+            f"got {file.suffix}"
+        )
+    for name, is_given in {"--least-area": least_area != LEAST_AREA, "--background": background is not None}.items():
+        if is_given and not instances:
+            raise OptionError(f"{name} is for --instances; add it")
 
 
 def _class_of(text: str, network: NetworkInput) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +32,7 @@ from diffnet.geometry.preprocessing.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
-from diffnet.train.tasks.task import MetadataError, NetworkInput, Predicted, npy_bytes, task_named
+from diffnet.train.tasks.task import MetadataError, NetworkInput, Predicted, task_named
 
 
 def predict_labels(
@@ -184,22 +182,6 @@ def _outputs(
         return mesh, outputs
 
     return outputs_of
-
-
-def as_json(predicted: Predicted) -> list[str | None]:
-    """A prediction without its mesh as values of JSON, for `from_json` in another rank."""
-    arrays = [None if x is None else np.asarray(x) for x in predicted[1:]]
-    return [None if array is None else b64encode(npy_bytes(array)).decode() for array in arrays]
-
-
-def from_json(source: MeshLike, values: Sequence[str | None]) -> Predicted:
-    """The prediction of a mesh from `as_json`."""
-    arrays = [None if text is None else np.load(io.BytesIO(b64decode(text))) for text in values]
-    first, shares, instances = arrays
-    assert first is not None
-    return Predicted(
-        load_mesh(source), torch.from_numpy(first), None if shares is None else torch.from_numpy(shares), instances
-    )
 
 
 def input_sample(
