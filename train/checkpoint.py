@@ -8,12 +8,7 @@ import os
 import torch
 
 from diffnet import DiffusionNet, __version__
-from diffnet.checkpoints.files import (
-    CheckpointError,
-    check_named_tensors,
-    check_names_and_shapes,
-    read_checkpoint_file,
-)
+from diffnet.checkpoints.files import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
 from diffnet.checkpoints.training import FORMAT, metadata_of, outputs_at_of
 from diffnet.data import Statistics, TargetsAt, feature_channels
 from diffnet.geometry.files import write_atomically

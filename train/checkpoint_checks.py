@@ -12,13 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from diffnet.checkpoints.files import (
-    CheckpointError,
-    check_format,
-    check_named_tensors,
-    check_names_and_shapes,
-    shown,
-)
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, check_names_and_shapes, shown
 from diffnet.checkpoints.training import FORMAT, options_in
 from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError

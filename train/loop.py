@@ -18,13 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from diffnet import WeightAverage
 from diffnet.cuda_graphs import graphed
-from diffnet.data import (
-    ArrayStatistics,
-    LabeledMeshes,
-    PairSample,
-    Sample,
-    Statistics,
-)
+from diffnet.data import ArrayStatistics, LabeledMeshes, PairSample, Sample, Statistics
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import largest_part
 from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, save_checkpoint

@@ -17,10 +17,7 @@ import torch
 from rich.console import Console
 
 from diffnet import __version__
-from diffnet.data import (
-    LabeledMeshes,
-    available_cores,
-)
+from diffnet.data import LabeledMeshes, available_cores
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically

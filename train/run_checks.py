@@ -90,11 +90,7 @@ def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
             f"{out / 'last.pt'}: this run was started by diffnet 0.1, and only that version can resume it. Its network "
             "still predicts"
         )
-    for name, difference in (
-        ("label_names", "other labels"),
-        ("labels_at", "other labels"),
-        ("data", "other meshes"),
-    ):
+    for name, difference in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes")):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
 

@@ -59,10 +59,7 @@ def options(**given: Any) -> TrainOptions:
     ("given", "message"),
     [
         ({"rotate_about": "w"}, "rotate_about should be one of any, x, y, z, got 'w'"),
-        (
-            {"rotate_about": "z", "features": "hks"},
-            "rotate_about needs features with xyz, normals or vector:NAME",
-        ),
+        ({"rotate_about": "z", "features": "hks"}, "rotate_about needs features with xyz, normals or vector:NAME"),
         ({"rotate_about": "z", "rotate": False}, "rotate_about should be any where nothing is rotated, got 'z'"),
         ({"scale_range": 0.5}, "scale_range should be from 1 to 10, got 0.5"),
         ({"scale_range": float("nan")}, "scale_range should be from 1"),

@@ -15,14 +15,7 @@ import trimesh
 from command import diffnet, output
 from graph_emulator import EmulatedGraph
 
-from diffnet.data import (
-    LabeledMesh,
-    LabeledMeshes,
-    collate_samples,
-    make_sample,
-    with_labels_at,
-    without_classes,
-)
+from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample, with_labels_at, without_classes
 from diffnet.geometry import element_areas, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss

@@ -178,7 +178,7 @@ def test_help_of_training_has_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", diffnet("train", "segmentation", "--help")[1])
     panels = dict(re.findall(r"╭─ ([^─]+) ─+╮\n(.*?)╰", plain, re.DOTALL))
     assert list(panels) == [
-        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
+        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run")
     ]
     for panel, option in (("Options", "--data"), ("Network", "--width"), ("Training", "--lr"), ("Run", "--resume")):
         assert re.search(rf"^│ .*{option} ", panels[panel], re.MULTILINE)

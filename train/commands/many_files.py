@@ -14,15 +14,7 @@ import typer
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.file_state import FileIdentity, file_identity, hashed
-from diffnet.geometry.files import (
-    as_text,
-    csv_rows,
-    csv_text,
-    make_folder,
-    named,
-    remove_leftovers,
-    write_atomically,
-)
+from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, named, remove_leftovers, write_atomically
 from diffnet.train.console import complain, console, progress_bar, user_message
 
 if TYPE_CHECKING:

@@ -14,14 +14,7 @@ from diffnet.geometry.elements.instances import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.many_files import (
-    GrowingTable,
-    Item,
-    end,
-    read_rows,
-    settings_of,
-    work_through,
-)
+from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
@@ -111,8 +104,7 @@ def predict(
     device: DeviceOption = "auto",
     cache: NoCacheOption = None,
     class_names: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none."),
+        str | None, typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none.")
     ] = None,
     labels_at: LabelsAtOption = None,
     resume: ResumeManyOption = False,

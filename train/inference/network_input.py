@@ -12,12 +12,7 @@ from diffnet.checkpoints.files import CheckpointError, read_checkpoint_file, sho
 from diffnet.checkpoints.kinds import kind_of
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import outputs_at_of
-from diffnet.data import (
-    TargetsAt,
-    check_statistics,
-    check_target_statistics,
-    feature_channels,
-)
+from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule

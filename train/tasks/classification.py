@@ -16,13 +16,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import confusion_matrix, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.labels import (
-    LabelTask,
-    accuracies,
-    accuracy_summary,
-    class_results,
-    matrix_of,
-)
+from diffnet.train.tasks.labels import LabelTask, accuracies, accuracy_summary, class_results, matrix_of
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, titles_of, write_views
 
 SHOWN_MESHES = 60  # on the page of predictions

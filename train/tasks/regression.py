@@ -19,14 +19,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import (
-    LabeledMeshes,
-    LabelsAt,
-    TargetsAt,
-    feature_parts,
-    index_targets,
-    with_columns,
-)
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.folders.files import listing
 from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh

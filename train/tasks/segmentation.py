@@ -18,13 +18,7 @@ from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.labels import (
-    LabelTask,
-    accuracies,
-    accuracy_summary,
-    class_results,
-    matrix_of,
-)
+from diffnet.train.tasks.labels import LabelTask, accuracies, accuracy_summary, class_results, matrix_of
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions
