@@ -77,9 +77,7 @@ def balanced_accuracy(matrix: Any) -> float:
     >>> balanced_accuracy([[3, 1], [0, 4]])
     0.875
     """
-    shares = class_scores(matrix).accuracy
-    occurring = shares[~np.isnan(shares)]
-    return float(occurring.mean()) if len(occurring) else math.nan
+    return _mean(class_scores(matrix).accuracy)
 
 
 def mean_iou(matrix: Any) -> float:
@@ -88,9 +86,13 @@ def mean_iou(matrix: Any) -> float:
     >>> mean_iou([[3, 1], [0, 4]])
     0.775
     """
-    shares = class_scores(matrix).iou
-    occurring = shares[~np.isnan(shares)]
-    return float(occurring.mean()) if len(occurring) else math.nan
+    return _mean(class_scores(matrix).iou)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """The mean of the values that are not NaN. NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,9 @@ def predict_labels(
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
     needed, and for one of a regression or of a correspondence.
     """
-    outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    labels = [(mesh, _where_finite(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
-    return _warned(labels, network)
+    return _of_classes(
+        sources, network, device, cache_dir, lambda outputs: _where_finite(outputs.argmax(-1), outputs).cpu().numpy()
+    )
 
 
 def predict_probabilities(
@@ -71,8 +71,7 @@ def predict_probabilities(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
-    outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return _warned([(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs], network)
+    return _of_classes(sources, network, device, cache_dir, lambda outputs: outputs.float().softmax(-1).cpu().numpy())
 
 
 def predict_values(
@@ -103,17 +102,20 @@ def _warned(found: list[tuple[Mesh, Any]], network: DiffusionNet) -> list[tuple[
     return found
 
 
-def _outputs_of_classes(
+def _of_classes(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
-) -> Iterable[tuple[Mesh, Tensor]]:
+    of: Callable[[Tensor], NDArray[Any]],
+) -> list[tuple[Mesh, NDArray[Any]]]:
+    """The meshes, and a function of the outputs (N, C) for each. Raises MetadataError for a network without classes."""
     reason = task_named(network_input(network).options.task).no_classes
     if reason is not None:
         raise MetadataError(reason)
     check_several(sources)
-    return map(_outputs(network, device, cache_dir), sources)
+    outputs = map(_outputs(network, device, cache_dir), sources)
+    return _warned([(mesh, of(each)) for mesh, each in outputs], network)
 
 
 def predictor(

@@ -31,7 +31,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -39,15 +39,6 @@ MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
-
-def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
-    """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
-    known = ~targets.isnan()
-    truth = targets.double().nan_to_num()
-    errors = torch.where(known, predictions.double() - truth, 0)
-    parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
-    return torch.stack([part.sum(0) for part in parts], 1)
 
 
 def _truths(scored: Scored) -> Iterator[Tensor]:
@@ -107,6 +98,7 @@ class Regression(MeshTask):
     """Numbers for each element of a mesh, or for each mesh."""
 
     name = "regression"
+    heading = "Predicted values"
     targets_at = ("vertices", "faces", "edges", "meshes")
     score_name = "r2"
     report_files = ("scatter.png",)
@@ -178,7 +170,12 @@ class Regression(MeshTask):
         return torch.zeros(channels, 5, dtype=torch.float64, device=device)
 
     def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-        return _tally(predictions, targets)
+        """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
+        known = ~targets.isnan()
+        truth = targets.double().nan_to_num()
+        errors = torch.where(known, predictions.double() - truth, 0)
+        parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
+        return torch.stack([part.sum(0) for part in parts], 1)
 
     def results(self, scored: Scored) -> dict[str, Any]:
         columns = len(scored.label_names)
@@ -186,7 +183,7 @@ class Regression(MeshTask):
         origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in _truths(scored)]).amin(0)
         tally = torch.zeros(columns, 5, dtype=torch.float64)
         for values, prediction in zip(_truths(scored), scored.predictions, strict=True):
-            tally += _tally(prediction - origin, values - origin)
+            tally += self.tally(prediction - origin, values - origin, columns)
         scores = column_scores(tally)
         rows = [
             {"name": name, **{key: None if np.isnan(value) else value for key, value in own.items()}}
@@ -250,16 +247,6 @@ class Regression(MeshTask):
         if at == "meshes":
             values, at = np.repeat(values, len(predicted.mesh.verts), axis=0), "vertices"
         return Fields("scalars", at, dict(zip(network.label_names, values.T, strict=True)))
-
-    def write_views(
-        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
-    ) -> None:
-        """A page, and a picture of the first column."""
-        meshes = [predicted.mesh for predicted in predictions]
-        fields = [self.fields(predicted, network) for predicted in predictions]
-        write_views(
-            meshes, html, png, "Predicted values", [own.values for own in fields], kind="scalars", at=fields[0].at
-        )
 
 
 TASK = Regression()

@@ -146,7 +146,7 @@ def write_views(
     heading: str,
     fields: Sequence[Mapping[str, Any]],
     *,
-    kind: Literal["labels", "scalars"],
+    kind: str,
     titles: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
@@ -324,7 +324,12 @@ class Task(ABC, Generic[D, S]):
 
 
 class MeshTask(Task[LabeledMeshes, Scored]):
-    """A task with a target for each element of a mesh, or for each mesh."""
+    """A task with a target for each element of a mesh, or for each mesh.
+
+    heading: of pages with predictions
+    """
+
+    heading: str
 
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> LabeledMeshes:
         if isinstance(data, (MeshPairs, PairedMeshes)):
@@ -376,11 +381,26 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         """The prediction as values on its mesh. A prediction for the whole mesh is repeated at the vertices."""
 
-    @abstractmethod
+    def titles(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[str] | None:
+        """The titles of meshes on a page and in a picture, see `write_views`."""
+        return None
+
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
     ) -> None:
         """Write a page and a picture."""
+        fields = [self.fields(predicted, network) for predicted in predictions]
+        write_views(
+            [predicted.mesh for predicted in predictions],
+            html,
+            png,
+            self.heading,
+            [own.values for own in fields],
+            kind=fields[0].kind,
+            at=fields[0].at,
+            titles=self.titles(predictions, network),
+            **({} if self.standardized else {"label_names": network.label_names}),
+        )
 
 
 class PairTask(Task[PairedMeshes, ScoredPairs]):
