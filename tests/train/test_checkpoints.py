@@ -97,6 +97,20 @@ def test_a_checkpoint_is_read_back(stored: dict[str, Any], tmp_path: Path) -> No
     assert stored["options"]["join"] == "auto"
 
 
+def test_files_without_a_run(stored: dict[str, Any], tmp_path: Path) -> None:
+    def line(content: object) -> str:
+        torch.save(content, tmp_path / "a.pt")
+        return message(load_checkpoint, tmp_path / "a.pt")
+
+    for content in ({"weights": torch.zeros(3)}, [1, 2, 3], torch.zeros(3)):
+        assert "diffnet train" in line(content)
+    assert "model" in line({"format": stored["format"]})
+    assert "damaged" in line({"format": stored["format"], "path": Path("code")})  # no code is loaded
+    for garbage in (b".", b"garbage", b"\x80\x02.", b"}q\x00h\x05."):
+        (tmp_path / "a.pt").write_bytes(garbage)
+        assert "damaged" in message(load_checkpoint, tmp_path / "a.pt")
+
+
 def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., str]) -> None:
     assert stored["version"]
     line = refused(format=stored["format"] + 1, version="9.8", model=None)
