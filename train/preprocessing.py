@@ -145,7 +145,7 @@ def with_max_faces(
         make_decimated, at=at, max_faces=most, features=options.features, cache_dir=cache_dir, to_score=to_score
     )
     about = ("decimated", at, most, options.features, to_score, array_states(items, options.features))
-    return _derived_with_bar("decimation", items, make, about, cache_dir, jobs, console, is_long=True)
+    return _derived_with_bar("decimation", items, make, *about, console=console, cache_dir=cache_dir, jobs=jobs)
 
 
 def _variants(
@@ -163,25 +163,17 @@ def _variants(
     make = partial(make_all_variants, at=at, variants=wanted, features=options.features)
     about = ("variants", at, asdict(wanted), options.features, array_states(items, options.features))
     # A cut takes less time than sending the mesh to a process, decimation takes more.
-    is_long = wanted.decimate > 0
-    return _derived_with_bar("variants", items, make, about, cache_dir, jobs, console, is_long)
+    where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "is_long": wanted.decimate > 0}
+    return _derived_with_bar("variants", items, make, *about, console=console, **where)
 
 
 def _derived_with_bar(
-    title: str,
-    items: Sequence[LabeledMesh],
-    make: Make,
-    about: Sequence[Any],
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
-    is_long: bool,
+    title: str, items: Sequence[LabeledMesh], make: Make, *about: Any, console: Console, **where: Any
 ) -> DerivedMeshes:
     """`derived` with a progress bar."""
     with progress_bar(console) as bar:
         task = bar.add_task(title, total=len(items))
-        advance = partial(bar.advance, task)
-        return derived(items, make, *about, cache_dir=cache_dir, jobs=jobs, advance=advance, is_long=is_long)
+        return derived(items, make, *about, advance=lambda: bar.advance(task), **where)
 
 
 def preprocess(

@@ -227,7 +227,7 @@ def compared_values(path: Path) -> Iterator[ast.expr]:
 
 def test_tasks_are_told_apart_in_their_folders_only() -> None:
     """The rest of `train` calls the methods of a `Task`, so a new task needs no change there."""
-    names, kinds = get_args(TaskName), {"MeshTask", "PairTask", "PairedMeshes"}
+    names, kinds = get_args(TaskName), {"MeshTask", "PairedMeshes"}
     folders = "diffnet.train.tasks.", "diffnet.train.options"
     others = [p for m, p in modules().items() if room_of(m) == "diffnet.train" and not m.startswith(folders)]
     found = [

@@ -14,6 +14,7 @@ import typer
 from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
 from diffnet.data.labeled import DataError
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
@@ -27,6 +28,7 @@ from diffnet.train.commands.options import (
     parameters,
     with_parameters,
 )
+from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
 from diffnet.train.console import console
 from diffnet.train.options import TrainOptions
 
@@ -90,8 +92,6 @@ def match(
     if resume:
         raise OptionError("--resume is for --pairs")
     with ExitAtCtrlC():
-        from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
-        from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
         from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
@@ -153,8 +153,6 @@ def match_pairs(
 ) -> None:
     """Match the pairs in a file, each as in a set of pairs: the first mesh is B of `diffnet match`, the second is A."""
     with ExitAtCtrlC():
-        from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
-        from diffnet.train.commands.predicting import check_outputs, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.ranks import connected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor, nn
 
-from diffnet.data import LabeledMeshes, PairedMeshes, PairSample, Sample, figure_pairs, load_pairs, paired_meshes
+from diffnet.data import (
+    LabeledMeshes,
+    MeshPairs,
+    PairedMeshes,
+    PairSample,
+    PairShape,
+    Sample,
+    TargetsAt,
+    figure_pairs,
+    load_pairs,
+    paired_meshes,
+)
 from diffnet.data.counts import counted
 from diffnet.data.folders.files import listing
+from diffnet.data.pairs.shapes import Pair
 from diffnet.data.pairs.stretched import with_stretched
-from diffnet.geometry import Operators, area_under_curve, mean_error
+from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.alignment import is_common_orientation
 from diffnet.train.correspondence.maps import facing_alike, pair_maps, unsupervised_loss
@@ -27,22 +41,31 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.orientation import mesh_axes
-from diffnet.train.tasks.task import PairTask, Part
+from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 TRAINED_PAIRS = 10_000  # in all epochs together, by default
 
 
-class Correspondence(PairTask):
-    """Maps between the meshes of a pair."""
+class Correspondence(Task[PairedMeshes, ScoredPairs]):
+    """Maps between the meshes of a pair, from features that the network computes at their vertices.
+
+    `inputs` and `from_network` get the operators of `collate_pairs`. The outputs of `from_network` have a row for each
+    pair, and predictions are functional maps (1, K, K).
+    """
 
     name = "correspondence"
     score_name = "r2"  # of functional maps
     report_files = ("errors.png", "errors.csv")
+    targets_at = ("vertices",)
+    meshes_of_sample = 2
+    captured = False  # functional maps depend on the lengths of both meshes on the host
+    no_classes = "the network computes features for correspondence and no classes; call match_meshes"
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
-        paired, options = super().prepared(data, options)
-        pairs = paired.pairs
+        if not isinstance(data, PairedMeshes):
+            raise OptionError(f"{self.name} needs pairs of meshes")
+        pairs = data.pairs
         if options.method == "supervised" and not pairs.is_supervised:
             folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
             place = f"{listing(folders)}: " if folders else ""
@@ -50,7 +73,7 @@ class Correspondence(PairTask):
         cloud = next((shape.mesh for shape in pairs.train + pairs.test if shape.mesh.is_point_cloud), None)
         if cloud is not None and options.normalize.endswith("area"):
             raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
-        return paired, options
+        return data, options
 
     def described(self, data: PairedMeshes, jobs: int | None) -> list[tuple[str, str]]:
         pairs, known = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
@@ -189,10 +212,50 @@ class Correspondence(PairTask):
 
         write_pairs_report(out, scored, results, summary, curves)
 
+    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
+        if isinstance(data, MeshPairs):
+            return paired_meshes(data, len(network.label_names))
+        if not isinstance(data, PairedMeshes):
+            raise OptionError("the network computes features for correspondence; `diffnet match` uses them")
+        return data
+
+    def size(self, data: PairedMeshes) -> str:
+        return counted(len(data.pairs.test_pairs), "pair", "pairs")
+
+    def pairs(self, data: PairedMeshes) -> bytes:
+        digest, pairs = hashlib.sha256(), data.pairs
+        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
+            digest.update(f"{known.shape}".encode() + known.tobytes())
+        return digest.digest()
+
+    def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
+        """Functional maps need full precision."""
+        return torch.float32
+
+    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
+        return {}
+
+    def on_meshes(self) -> MeshTask:
+        raise OptionError(
+            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
+        )
+
     def scored(
         self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any
     ) -> ScoredPairs:
         return score_pairs(data.pairs, predictions, samples, **where)
+
+
+def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
+    """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
+    partners: list[list[int]] = [[] for _ in shapes]
+    for i, j in pairs:
+        partners[i].append(j)
+    known = []
+    for shape, own in zip(shapes, partners, strict=True):
+        template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
+        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
+    return known
 
 
 TASK = Correspondence()

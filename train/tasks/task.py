@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -26,23 +25,19 @@ from diffnet.data import (
     MeshPairs,
     PairedMeshes,
     PairSample,
-    PairShape,
     Sample,
     Statistics,
     TargetsAt,
-    paired_meshes,
     with_labels_at,
     without_classes,
 )
 from diffnet.data.conversion import labels_on_surface
 from diffnet.data.counts import counted
-from diffnet.data.pairs.shapes import Pair
-from diffnet.geometry import Mesh, Operators, SurfacePoints
+from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.polygons import on_polygons
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
-from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
@@ -177,7 +172,7 @@ S = TypeVar("S")
 
 
 class Task(ABC, Generic[D, S]):
-    """One task, on data sets D and with scored predictions S. `MeshTask` and `PairTask` are its two kinds.
+    """One task, on data sets D and with scored predictions S. Those on single meshes are a `MeshTask`.
 
     N is the number of vertices, faces, edges, meshes or pairs of a batch, and C the number of outputs of the network.
     Methods of tensors run inside CUDA graphs if `captured`, so they never wait for the GPU then.
@@ -401,64 +396,6 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             titles=self.titles(predictions, network),
             **({} if self.standardized else {"label_names": network.label_names}),
         )
-
-
-class PairTask(Task[PairedMeshes, ScoredPairs]):
-    """A task on pairs of meshes. The network computes features at their vertices.
-
-    `inputs` and `from_network` get the operators of `collate_pairs`. The outputs of `from_network` have a row for each
-    pair, and predictions are functional maps (1, K, K).
-    """
-
-    targets_at = ("vertices",)
-    meshes_of_sample = 2
-    captured = False  # functional maps depend on the lengths of both meshes on the host
-    no_classes = "the network computes features for correspondence and no classes; call match_meshes"
-
-    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
-        if isinstance(data, MeshPairs):
-            return paired_meshes(data, len(network.label_names))
-        if not isinstance(data, PairedMeshes):
-            raise OptionError("the network computes features for correspondence; `diffnet match` uses them")
-        return data
-
-    def size(self, data: PairedMeshes) -> str:
-        return counted(len(data.pairs.test_pairs), "pair", "pairs")
-
-    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
-        if not isinstance(data, PairedMeshes):
-            raise OptionError(f"{self.name} needs pairs of meshes")
-        return data, options
-
-    def pairs(self, data: PairedMeshes) -> bytes:
-        digest, pairs = hashlib.sha256(), data.pairs
-        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
-            digest.update(f"{known.shape}".encode() + known.tobytes())
-        return digest.digest()
-
-    def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
-        """Functional maps need full precision."""
-        return torch.float32
-
-    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
-        return {}
-
-    def on_meshes(self) -> MeshTask:
-        raise OptionError(
-            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
-        )
-
-
-def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
-    """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
-    partners: list[list[int]] = [[] for _ in shapes]
-    for i, j in pairs:
-        partners[i].append(j)
-    known = []
-    for shape, own in zip(shapes, partners, strict=True):
-        template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
-        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
-    return known
 
 
 def task_named(name: TaskName) -> Task[Any, Any]:
