@@ -147,7 +147,8 @@ def predict(
         given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
         _check_classes(given, task, expected)
         _check_instances(instances, files[0], least_area, background)
-        least, behind = (least_area, background and _class_of(background, expected)) if instances else (None, None)
+        least = least_area if instances else None
+        behind = None if background is None else _class_of(background, expected)
         views = [path for path in (html, png, probabilities) if path is not None]
         if resume and (report is None or views):
             raise OptionError(

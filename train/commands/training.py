@@ -74,9 +74,9 @@ def train_command(task: TaskName) -> Callable[..., None]:
     chosen = TASK_OPTIONS[task]
     defaults = {**TrainOptions(task=task, **options_of_recipe("default", task)).as_dict(), "laplacian": None}
     names = [field.name for field in fields(chosen.own) if field.name not in chosen.unavailable]
-    kind = Annotated[list[str] if chosen.takes_several else str, typer.Option(help=chosen.data)]
+    kind: Any = list[str] if chosen.takes_several else str
     own = [
-        _parameter("data", kind),
+        _parameter("data", Annotated[kind, typer.Option(help=chosen.data)]),
         _parameter("out", Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]),
         *parameters(SetOptions, chosen.sets),
         *parameters(chosen.own, names, defaults, chosen.changes),
@@ -193,8 +193,9 @@ def _loaded(
     """
     *_, generated = [check_data(path, task.name) for path in data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
+    sets: dict[str, Any] = {name: given[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
     how = SetOptions(
-        **{name: given[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets},
+        **sets,
         cache=given["cache"],
         targets=options.targets,
         group_by=options.group_by,
@@ -203,7 +204,7 @@ def _loaded(
         jobs=given["jobs"],
     )
     dataset = task.load(data, how, options)
-    notes = []
+    notes: list[str] = []
     if before is None:
         options, notes = task.adapted(dataset, options, chosen)
     counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes

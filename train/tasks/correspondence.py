@@ -106,7 +106,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
-        bodies, where = how.generated, {"seed": how.seed, "cache_dir": how.cache}
+        bodies = how.generated
+        where: dict[str, Any] = {"seed": how.seed, "cache_dir": how.cache}
         if bodies is None:
             path = data[0] if len(data) == 1 else list(data)
             pairs = load_pairs(
@@ -121,7 +122,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
     def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
-        pairs, notes = data.pairs, []
+        pairs = data.pairs
+        notes: list[str] = []
         if "epochs" not in chosen:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
         if "align" in chosen or not options.aligns:
