@@ -19,15 +19,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
-from diffnet.train.commands.options import (
-    MESH_FILES,
-    DeviceOption,
-    JobsOption,
-    NoCacheOption,
-    ResumeManyOption,
-    parameters,
-    with_parameters,
-)
+from diffnet.train.commands.options import MESH_FILES, NO_CACHE, RESUME_MANY, RunOptions, parameters, with_parameters
 from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
 from diffnet.train.console import console
 from diffnet.train.options import TrainOptions
@@ -39,7 +31,15 @@ if TYPE_CHECKING:
 COLUMNS = ("first", "second")  # of the report
 
 
-@with_parameters(*parameters(TrainOptions, ["zoomout"]))
+@with_parameters(
+    *parameters(TrainOptions, ["zoomout"]),
+    *parameters(
+        RunOptions,
+        ("device", "cache", "resume", "jobs"),
+        panel=None,
+        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
+    ),
+)
 def match(
     checkpoint: Annotated[
         Path,
@@ -70,10 +70,6 @@ def match(
     fine_tune: Annotated[
         int, typer.Option(metavar="N", min=0, help="First train on these two meshes for N steps, without supervision.")
     ] = 0,
-    device: DeviceOption = "auto",
-    cache: NoCacheOption = None,
-    resume: ResumeManyOption = False,
-    jobs: JobsOption = None,
     **options: Any,
 ) -> None:
     """Match two meshes: find a vertex of A for each vertex of B.
@@ -81,15 +77,15 @@ def match(
     Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
     with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
     """
-    zoomout: bool = options["zoomout"]
+    given = {name: options[name] for name in ("zoomout", "device", "cache", "resume", "jobs")}
     if pairs is not None:
         if a is not None or html is not None:
             raise OptionError("--pairs is without A, B and --html")
-        match_pairs(pairs, checkpoint, out, zoomout, fine_tune, device, cache, resume, jobs)
+        match_pairs(pairs, checkpoint, out, fine_tune=fine_tune, **given)
         return
     if a is None or b is None:
         raise OptionError("give two meshes, A and B, or a file with --pairs")
-    if resume:
+    if given["resume"]:
         raise OptionError("--resume is for --pairs")
     with ExitAtCtrlC():
         from diffnet.train.console import progress_bar
@@ -114,10 +110,10 @@ def match(
             a,
             b,
             network,
-            pick_device(device),
-            zoomout=zoomout,
+            pick_device(given["device"]),
+            zoomout=given["zoomout"],
             fine_tune=fine_tune,
-            cache_dir=cache,
+            cache_dir=given["cache"],
             after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
         )
     for mesh in (found.a, found.b):
@@ -144,6 +140,7 @@ def match_pairs(
     pairs: Path,
     checkpoint: Path,
     out: Path,
+    *,
     zoomout: bool,
     fine_tune: int,
     device: str,

@@ -15,15 +15,7 @@ from diffnet.geometry.phases import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.mesh_files import find_meshes, part_of
-from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
-    MESH_FILES,
-    CacheOption,
-    DeviceOption,
-    JobsOption,
-    parameters,
-    with_parameters,
-)
+from diffnet.train.commands.options import MESH_FILES, RunOptions, parameters, with_parameters
 from diffnet.train.commands.sharding import write_into_shards
 from diffnet.train.console import complain, console
 from diffnet.train.options import TrainOptions
@@ -41,6 +33,7 @@ _PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize"
         panel=None,
         changes={"k": {"least": 1, "help": "Number of eigenpairs of the spectral basis."}},
     ),
+    *parameters(RunOptions, ("cache", "jobs", "device"), panel=None),
     *parameters(
         TrainOptions,
         ("targets", "group_by", "features"),
@@ -56,9 +49,6 @@ _PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize"
 def precompute(
     context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders to search for meshes.")],
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    device: DeviceOption = "auto",
     part: Annotated[
         str | None, typer.Option(metavar="I/N", help="Preprocess part I of N, for array jobs: 1/4, 2/4, 3/4 and 4/4.")
     ] = None,
@@ -109,6 +99,7 @@ def precompute(
         from diffnet.train.preprocessing import fill_cache_with_bar
         from diffnet.train.ranks import RankError, connected
 
+    cache, jobs, device = (options[name] for name in ("cache", "jobs", "device"))
     if npz is not None:
         write_inputs(context, paths, npz, checkpoint, cache, part)
         return

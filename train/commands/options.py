@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
@@ -17,8 +17,8 @@ import typer
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
-from diffnet.options import declared, value_kind
-from diffnet.train.options.shared import NETWORK
+from diffnet.options import declared, option, value_kind
+from diffnet.train.options.shared import NETWORK, RUN
 
 
 def default_cache() -> Path:
@@ -27,14 +27,30 @@ def default_cache() -> Path:
     return Path(tempfile.gettempdir() if folder.startswith("~") else folder) / "diffnet"
 
 
-DEFAULT_CACHE = default_cache()
-
 MESH_FILES = f"{', '.join(suffix[1:] for suffix in FORMATS[:-1])} or {FORMATS[-1][1:]}, also with .gz"
 
-CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps preprocessed meshes between runs.")]
-NoCacheOption = Annotated[
-    Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
-]
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a command works, which a run doesn't store. See `run_training`."""
+
+    device: str = option("auto", RUN, "auto (a GPU if there is one), cpu, cuda or cuda:N.")
+    capture: bool = option(True, RUN, "On a GPU, launch the kernels of a step together as a CUDA graph.")
+    cache: Path = option(default_cache(), RUN, "Folder that keeps preprocessed meshes between runs.")
+    jobs: int | None = option(None, RUN, "Meshes to preprocess at once. By default, one per core.", least=1)
+    memory: float = option(
+        2.0, RUN, "Memory of the host for samples that don't fit on the GPU.", least=0.01, metavar="GIB"
+    )
+    checkpoint_every: int | None = option(
+        None, RUN, "Also write last.pt after every N steps of an epoch, to resume there.", least=1, metavar="N"
+    )
+    resume: bool = option(False, RUN, "Resume the run in --out with its options; --data is repeated.")
+
+
+# Changes for commands on many files.
+NO_CACHE = {"default": None, "help": "Folder that keeps preprocessed meshes. By default, none is kept."}
+RESUME_MANY = {"help": "Keep the results of an earlier call, also of a stopped one, with the same network and options."}
+
 CheckpointOption = Annotated[
     Path,
     typer.Option(
@@ -44,17 +60,6 @@ CheckpointOption = Annotated[
 LabelsAtOption = Annotated[
     TargetsAt | None,
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
-]
-JobsOption = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Meshes to preprocess at once. By default, one per core.")
-]
-DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
-ResumeManyOption = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Keep the results of an earlier call, also of a stopped one, with the same network and options.",
-    ),
 ]
 
 
@@ -94,7 +99,7 @@ def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) ->
     elif default is None and NoneType not in get_args(kind):
         kind = kind | None
     is_switch = value_kind(kind) is bool and default is not False
-    option = typer.Option(
+    shown = typer.Option(
         f"{flag}/--no-{flag[2:]}" if is_switch else flag,
         help=help,
         min=least,
@@ -103,7 +108,7 @@ def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) ->
         callback=None if check is None else lambda value: _checked(check, value),
         rich_help_panel=entries.get("panel", NETWORK),
     )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option], default=default)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:

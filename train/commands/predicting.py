@@ -17,15 +17,12 @@ from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
     MESH_FILES,
-    CacheOption,
+    NO_CACHE,
+    RESUME_MANY,
     CheckpointOption,
-    DeviceOption,
-    JobsOption,
     LabelsAtOption,
-    NoCacheOption,
-    ResumeManyOption,
+    RunOptions,
     parameters,
     with_parameters,
 )
@@ -45,6 +42,14 @@ _KINDS = {
 }
 
 
+@with_parameters(
+    *parameters(
+        RunOptions,
+        ("device", "cache", "resume", "jobs"),
+        panel=None,
+        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
+    )
+)
 def predict(
     meshes: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help=f"{MESH_FILES} files, or folders to search for them.")
@@ -101,14 +106,11 @@ def predict(
             help="With --instances: a class, by name or number, without them. It and debris get 0, instances 1, 2, …",
         ),
     ] = None,
-    device: DeviceOption = "auto",
-    cache: NoCacheOption = None,
     class_names: Annotated[
         str | None, typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none.")
     ] = None,
     labels_at: LabelsAtOption = None,
-    resume: ResumeManyOption = False,
-    jobs: JobsOption = None,
+    **options: Any,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
 
@@ -132,6 +134,7 @@ def predict(
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import Predicted, task_named
 
+    cache, jobs, resume = options["cache"], options["jobs"], options["resume"]
     if not smooth <= MAX_WEIGHT:
         raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
     with connected() as ranks:
@@ -176,7 +179,9 @@ def predict(
         is_resumed = resume and one_table and files[0].is_file()
         earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
         table = GrowingTable(files[0], header) if one_table and ranks.is_first else None
-        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least, behind)
+        predicted_of = predictor(
+            network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind
+        )
         predictions: dict[int, Predicted] = {}
         tilted: list[str] = []
         written: list[Path] = []
@@ -359,7 +364,11 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
 _SET_OPTIONS = "layout", "pairs", "base"
 
 
-@with_parameters(*parameters(SetOptions, _SET_OPTIONS), *parameters(TrainOptions, ("targets", "zoomout")))
+@with_parameters(
+    *parameters(SetOptions, _SET_OPTIONS),
+    *parameters(TrainOptions, ("targets", "zoomout")),
+    *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
+)
 def evaluate(
     checkpoint: Annotated[
         Path,
@@ -376,9 +385,6 @@ def evaluate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
-    device: DeviceOption = "auto",
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
     **options: Any,
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
@@ -395,9 +401,9 @@ def evaluate(
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named
 
-    targets, zoomout = options["targets"], options["zoomout"]
+    targets, zoomout, cache, jobs = (options[name] for name in ("targets", "zoomout", "cache", "jobs"))
     with connected() as ranks:
-        chosen = pick_device(device)
+        chosen = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
         network = load_scored_network(checkpoint)
         expected = described_input(checkpoint, network)

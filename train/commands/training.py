@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Mapping, Set
-from copy import copy
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,18 +13,11 @@ import typer
 
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
-from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
-    CacheOption,
-    DeviceOption,
-    JobsOption,
-    parameters,
-    with_parameters,
-)
+from diffnet.train.commands.options import RunOptions, parameters, with_parameters
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options import recipe as options_of_recipe
-from diffnet.train.options.shared import PANELS, RUN, TaskName
+from diffnet.train.options.shared import PANELS, TaskName
 from diffnet.train.options.task_options import RecipeName, SetOptions
 from diffnet.train.place import place
 
@@ -36,36 +28,6 @@ if TYPE_CHECKING:
     from diffnet.train.tasks.task import Task
 
 
-# How a run is done, which is not stored, in the panel "Run".
-_OF_RUNS: dict[str, tuple[Any, Any]] = {
-    "device": (DeviceOption, "auto"),
-    "capture": (
-        Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")],
-        True,
-    ),
-    "cache": (CacheOption, DEFAULT_CACHE),
-    "jobs": (JobsOption, None),
-    "memory": (
-        Annotated[
-            float,
-            typer.Option(min=0.01, metavar="GIB", help="Memory of the host for samples that don't fit on the GPU."),
-        ],
-        2.0,
-    ),
-    "checkpoint_every": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=1, metavar="N", help="Also write last.pt after every N steps of an epoch, to resume there."
-            ),
-        ],
-        None,
-    ),
-    "resume": (
-        Annotated[bool, typer.Option("--resume", help="Resume the run in --out with its options; --data is repeated.")],
-        False,
-    ),
-}
 _RECIPE = "original: features, network and training of the original implementation. Other options win."
 
 
@@ -81,7 +43,7 @@ def train_command(task: TaskName) -> Callable[..., None]:
         *parameters(SetOptions, chosen.sets),
         *parameters(chosen.own, names, defaults, chosen.changes),
         _parameter("recipe", Annotated[RecipeName, typer.Option(help=_RECIPE)], "default"),
-        *(_parameter(name, _in_panel(kind, RUN), default) for name, (kind, default) in _OF_RUNS.items()),
+        *parameters(RunOptions),
     ]
 
     def command(**given: Any) -> None:
@@ -94,14 +56,6 @@ def train_command(task: TaskName) -> Callable[..., None]:
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-
-
-def _in_panel(kind: Any, panel: str) -> Any:
-    """A copy of an option, in a panel of --help. Commands with few options have no panels."""
-    of, option = get_args(kind)
-    option = copy(option)
-    option.rich_help_panel = panel
-    return Annotated[of, option]
 
 
 def check_data(path: str | Path, task: TaskName) -> str | None:
