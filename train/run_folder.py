@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffnet.geometry.files import csv_text
 from diffnet.geometry.transfer import aligned
+from diffnet.train.tasks.task import npy_bytes
 
 
 class Spool(Sequence[Tensor]):
@@ -24,8 +25,7 @@ class Spool(Sequence[Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as this object exists
-        self._places: dict[int, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
-        self._end = 0
+        self._places: dict[int, int] = {}
 
     def append(self, tensor: Tensor) -> None:
         """Write a tensor. Raises OSError if the disk is full."""
@@ -33,15 +33,12 @@ class Spool(Sequence[Tensor]):
 
     def put(self, number: int, tensor: Tensor) -> None:
         """Write the tensor that gets a number. In the end, there should be one for each number from 0."""
-        array = np.ascontiguousarray(tensor.numpy())
-        self._file.write(array.data)
-        self._places[number] = self._end, array.shape, array.dtype
-        self._end += array.nbytes
+        self._places[number] = self._file.seek(0, os.SEEK_END)
+        self._file.write(npy_bytes(tensor.numpy()))  # `np.save` would hide why a write fails
 
     def clear(self) -> None:
         self._file.truncate(0)
-        self._file.seek(0)
-        self._places, self._end = {}, 0
+        self._places = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -49,15 +46,8 @@ class Spool(Sequence[Tensor]):
     def __getitem__(self, i: Any) -> Any:
         if i not in self._places:
             raise IndexError(i)
-        offset, shape, dtype = self._places[i]
-        self._file.flush()
-        array = np.empty(shape, dtype)
-        if (
-            array.nbytes
-            and os.preadv(self._file.fileno(), [array.reshape(-1).view(np.uint8).data], offset) < array.nbytes
-        ):
-            raise OSError(f"the temporary file of the predictions ends before tensor {i}")
-        return aligned(torch.from_numpy(array))
+        self._file.seek(self._places[i])
+        return aligned(torch.from_numpy(np.load(self._file)))
 
 
 Row = dict[str, float | int | None]

@@ -14,6 +14,7 @@ import pytest
 import torch
 import trimesh
 from graph_emulator import EmulatedGraph
+from shapes import spheres
 
 from diffnet import DiffusionNet, WeightAverage
 from diffnet.cuda_graphs import lane
@@ -35,22 +36,6 @@ from diffnet.train.tasks.task import task_named
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-CLASSES = 4
-
-
-def spheres(at: LabelsAt, sizes: tuple[int, ...]) -> LabeledMeshes:
-    """Stretched spheres labeled by height, with unlabeled elements."""
-    items = []
-    for i, size in enumerate(sizes):
-        ball = trimesh.creation.icosphere(size)
-        verts = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        faces = np.asarray(ball.faces)
-        corners = {"vertices": np.arange(len(verts))[:, None], "faces": faces, "edges": mesh_edges(faces)}[at]
-        height = verts[corners, 2].mean(axis=1)
-        labels = np.searchsorted(np.quantile(height, np.linspace(0, 1, CLASSES + 1)[1:-1]), height)
-        labels[::5] = -1
-        items.append(LabeledMesh(f"ball {i}", make_mesh(verts, faces, name=f"ball {i}"), labels.astype(np.int64)))
-    return LabeledMeshes(items, items[:2], [str(i) for i in range(CLASSES)], at)
 
 
 def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = CPU) -> list[Sample]:

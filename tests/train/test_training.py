@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from diffnet import WeightAverage
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
 from diffnet.data.stored import names_of
-from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
+from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, epoch
@@ -154,24 +154,6 @@ def test_loss_is_the_mean_over_labeled_elements() -> None:
     loss.backward()
     assert loss.item() == 0
     assert logits.grad.tolist() == [[0.0] * 3] * 5
-
-
-def test_each_mesh_has_its_own_rotation() -> None:
-    torch.manual_seed(0)
-    points = torch.randn(600, 3)
-    lengths = (200, 0, 300, 100)
-    turned = rotate(points, random_rotations(4), torch.tensor([0, 200, 200, 500, 600]))
-    found = []
-    for before, after in zip(points.split(lengths), turned.split(lengths), strict=True):
-        if len(before):
-            matrix = torch.linalg.lstsq(before, after).solution
-            torch.testing.assert_close(before @ matrix, after, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(matrix.T @ matrix, torch.eye(3), rtol=0, atol=1e-5)
-            assert torch.det(matrix) == pytest.approx(1, abs=1e-4)
-            found.append(matrix)
-    assert all((a - b).abs().max() > 0.1 for i, a in enumerate(found) for b in found[:i])
-    # The mean of uniformly random rotation matrices is 0.
-    assert random_rotations(1000).mean(0).abs().max() < 0.1
 
 
 def test_bad_options_are_named() -> None:
@@ -540,14 +522,6 @@ def test_a_run_that_ends_between_two_files_can_be_resumed(
                 fit(data, parted, epochs=2)
         fit(data, parted, epochs=2, resume=True)
         same_run(tmp_path / "whole", parted)
-
-
-def test_a_missing_table_is_written_again(
-    data: LabeledMeshes, run: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    (tmp_path / "last.pt").write_bytes((run[0] / "last.pt").read_bytes())
-    fit(data, tmp_path, resume=True)
-    assert (tmp_path / "metrics.csv").read_text() == (run[0] / "metrics.csv").read_text()
 
 
 def test_order_and_dropout_differ_between_epochs_and_seeds(
