@@ -235,7 +235,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> P
     items = [LabeledMesh(f"m{i}", mesh, np.arange(len(mesh.verts)) % 2) for i, mesh in enumerate(meshes)]
     quiet = Console(file=io.StringIO())
     options = TrainOptions(**{**SMALL, **given})
-    scored = with_max_faces(items[:2], "vertices", options, tmp_path, 1, quiet, to_score=True)
+    scored = with_max_faces(items[:2], "vertices", options, to_score=True, cache_dir=tmp_path, jobs=1, console=quiet)
     found = preprocess(joined([scored, items[2:]]), options.preprocessing, {}, "vertices", tmp_path, 1, quiet, CPU)
     found.backward = False
     return found

@@ -57,6 +57,7 @@ def run_evaluation(
     can't be converted, for a label whose name the network lacks, and for a mesh or an own array that can't be used; and
     MetadataError, see `network_input`, and for pairs with a network of another task.
     """
+    where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
     expected = network_input(network)
     ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
@@ -72,7 +73,7 @@ def run_evaluation(
         check_arrays_of_all(items, options.features, statistics, jobs)  # names what is missing
         if not expected.normalize:
             return standardized
-        return with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
+        return with_max_faces(standardized, at, options, to_score=True, **where)
 
     taken = ranks.after_first(read)
     if expected.normalize:
@@ -93,8 +94,7 @@ def run_evaluation(
     def report() -> dict[str, Any]:
         warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets)
-        where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
-        scored = task.scored(tested, predictions, samples, options=options, **where)
+        scored = task.scored(tested, predictions, samples, options=options, device=device, **where)
         known = expected.train_meshes
         hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
         seen = None if known is None else sum(own in known for own in hashes)
