@@ -108,7 +108,9 @@ def match_meshes(
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))
-    pair, swapped = (collate_pairs([PairSample(*sides, _no_target)]) for sides in ((one, other), (other, one)))
+    pair, swapped = (
+        collate_pairs([PairSample(*sides, lambda: unknown_map(1))]) for sides in ((one, other), (other, one))
+    )
     network = copy.deepcopy(network).to(device).eval()
     if fine_tune > 0:
         _fine_tune(network, pair, swapped, options, fine_tune, after_step)
@@ -125,10 +127,6 @@ def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
         given = facing_alike(network, pair.features, pair.operators, options)
         features: Tensor = network(given, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
-
-
-def _no_target() -> Tensor:
-    return unknown_map(1)
 
 
 def _fine_tune(
