@@ -14,12 +14,7 @@ from command import complaint, output
 from shapes import ellipsoid
 
 from diffnet import DiffusionNet, viz
-from diffnet.data import (
-    LabeledMesh,
-    original_targets,
-    standardized_targets,
-    target_statistics,
-)
+from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
 from diffnet.geometry import load_attributes
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
