@@ -77,15 +77,15 @@ def match(
     Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
     with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
     """
-    given = {name: options[name] for name in ("zoomout", "device", "cache", "resume", "jobs")}
+    settings = {name: options[name] for name in ("zoomout", "device", "cache", "resume", "jobs")}
     if pairs is not None:
         if a is not None or html is not None:
             raise OptionError("--pairs is without A, B and --html")
-        match_pairs(pairs, checkpoint, out, fine_tune=fine_tune, **given)
+        match_pairs(pairs, checkpoint, out, fine_tune=fine_tune, **settings)
         return
     if a is None or b is None:
         raise OptionError("give two meshes, A and B, or a file with --pairs")
-    if given["resume"]:
+    if settings["resume"]:
         raise OptionError("--resume is for --pairs")
     with ExitAtCtrlC():
         from diffnet.train.console import progress_bar
@@ -110,10 +110,10 @@ def match(
             a,
             b,
             network,
-            pick_device(given["device"]),
-            zoomout=given["zoomout"],
+            pick_device(settings["device"]),
+            zoomout=settings["zoomout"],
             fine_tune=fine_tune,
-            cache_dir=given["cache"],
+            cache_dir=settings["cache"],
             after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
         )
     for mesh in (found.a, found.b):
@@ -168,8 +168,9 @@ def match_pairs(
 
         def work(i: int) -> None:
             first, second = found[i]
-            given = second, first, network, chosen
-            matched = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache)
+            matched = match_meshes(
+                second, first, network, chosen, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache
+            )
             for mesh in (matched.a, matched.b):
                 check_vertex_numbers(mesh, written[i], "Save it as")
             make_folder(written[i].parent)

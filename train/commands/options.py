@@ -82,13 +82,13 @@ def parameters(
     """
     every = declared(options)
     values = {field.name: field.default for field in fields(options)} | dict(defaults or {})
-    found = []
+    result = []
     for name in every if names is None else names:
         kind, metadata = every[name]
         entries = {"default": values[name], **metadata, **common, **(changes or {}).get(name, {})}
         if "help" in entries:
-            found.append(_parameter(name, kind, **entries))
-    return found
+            result.append(_parameter(name, kind, **entries))
+    return result
 
 
 def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) -> inspect.Parameter:
@@ -99,7 +99,7 @@ def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) ->
     elif default is None and NoneType not in get_args(kind):
         kind = kind | None
     is_switch = value_kind(kind) is bool and default is not False
-    shown = typer.Option(
+    info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if is_switch else flag,
         help=help,
         min=least,
@@ -108,7 +108,7 @@ def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) ->
         callback=None if check is None else lambda value: _checked(check, value),
         rich_help_panel=entries.get("panel", NETWORK),
     )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info], default=default)
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:
@@ -122,9 +122,9 @@ def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], 
     """Give more parameters to a command, which gets them and `context` as `**options`. Errors name flags of options."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        def extended(**given: Any) -> Any:
-            with flags_in_errors(given["context"]):
-                return command(**given)
+        def extended(**arguments: Any) -> Any:
+            with flags_in_errors(arguments["context"]):
+                return command(**arguments)
 
         first = inspect.signature(command, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -46,9 +46,9 @@ def train_command(task: TaskName) -> Callable[..., None]:
         *parameters(RunOptions),
     ]
 
-    def command(**given: Any) -> None:
-        data, out = given.pop("data"), given.pop("out")
-        run_command(task, [data] if isinstance(data, str) else data, out, given)
+    def command(**arguments: Any) -> None:
+        data, out = arguments.pop("data"), arguments.pop("out")
+        run_command(task, [data] if isinstance(data, str) else data, out, arguments)
 
     command.__doc__ = chosen.help
     return with_parameters(*sorted(own, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))(command)
@@ -73,10 +73,10 @@ def check_data(path: str | Path, task: TaskName) -> str | None:
     return variant
 
 
-def run_command(name: TaskName, data: list[str], out: Path, given: dict[str, Any]) -> None:
+def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str, Any]) -> None:
     """Run the training of a task.
 
-    given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
+    arguments: those of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
@@ -89,31 +89,31 @@ def run_command(name: TaskName, data: list[str], out: Path, given: dict[str, Any
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    resume = given["resume"]
+    resume = arguments["resume"]
 
     def trained(ranks: Ranks) -> dict[str, Any]:
-        device = pick_device(given["device"])
+        device = pick_device(arguments["device"])
         if resume:
             ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
-        chosen = _complete(name, given, None if before is None else before["options"], ranks.place.world_size)
+        chosen = _complete(name, arguments, None if before is None else before["options"], ranks.place.world_size)
         names = {field.name for field in fields(TrainOptions)}
-        options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
+        options = TrainOptions(task=name, **{option: value for option, value in arguments.items() if option in names})
         check_divided(options, ranks)  # before the data are read, which can take long
         ranks.shared(lambda: check_folder(out, resume))
-        make_folder(given["cache"])
-        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, given, chosen, before))
+        make_folder(arguments["cache"])
+        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, chosen, before))
         return run_training(
             dataset,
             options,
             out,
             device=device,
-            cache_dir=given["cache"],
-            jobs=given["jobs"],
+            cache_dir=arguments["cache"],
+            jobs=arguments["jobs"],
             resume=resume,
-            capture=given["capture"],
-            memory=given["memory"],
-            checkpoint_every=given["checkpoint_every"],
+            capture=arguments["capture"],
+            memory=arguments["memory"],
+            checkpoint_every=arguments["checkpoint_every"],
             ranks=ranks,
             notes=notes,
             console=console,
@@ -124,10 +124,10 @@ def run_command(name: TaskName, data: list[str], out: Path, given: dict[str, Any
             results = trained(ranks)
     except (KeyboardInterrupt, Terminated) as end:
         if place().rank == 0:
-            console.print(f"Stopped. {_hint(out, given)}".rstrip(), soft_wrap=True)
+            console.print(f"Stopped. {_hint(out, arguments)}".rstrip(), soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
     except RankError as e:
-        raise RankError(f"{e}. {_hint(out, given)}".removesuffix(". ")) from e
+        raise RankError(f"{e}. {_hint(out, arguments)}".removesuffix(". ")) from e
     if ranks.is_first:
         print_results(task, results, out)
 
@@ -136,7 +136,7 @@ def _loaded(
     task: Task[Any, Any],
     data: list[str],
     options: TrainOptions,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     chosen: Set[str],
     before: Checkpoint | None,
 ) -> tuple[LabeledMeshes, TrainOptions, list[str]]:
@@ -147,15 +147,15 @@ def _loaded(
     """
     *_, generated = [check_data(path, task.name) for path in data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
-    sets: dict[str, Any] = {name: given[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
+    sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
     how = SetOptions(
         **sets,
-        cache=given["cache"],
+        cache=arguments["cache"],
         targets=options.targets,
         group_by=options.group_by,
         seed=options.seed,
         generated=generated if len(data) == 1 else None,
-        jobs=given["jobs"],
+        jobs=arguments["jobs"],
     )
     dataset = task.load(data, how, options)
     notes: list[str] = []
@@ -168,9 +168,9 @@ def _loaded(
     return dataset, options, notes
 
 
-def _hint(out: Path, given: Mapping[str, Any]) -> str:
+def _hint(out: Path, arguments: Mapping[str, Any]) -> str:
     """What a run has left."""
-    last, what = out / "last.pt", "complete epoch" if given["checkpoint_every"] is None else "checkpoint"
+    last, what = out / "last.pt", "complete epoch" if arguments["checkpoint_every"] is None else "checkpoint"
     return f"{last} holds the last {what}; --resume continues from it." if last.exists() else ""
 
 
@@ -186,7 +186,7 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     return found
 
 
-def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> set[str]:
+def _complete(task: TaskName, arguments: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> set[str]:
     """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
 
     Returns the names of the others.
@@ -194,19 +194,19 @@ def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] |
     before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch count
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
-    context: typer.Context = given["context"]
-    sources = {name: context.get_parameter_source(name) for name in given}
+    context: typer.Context = arguments["context"]
+    sources = {name: context.get_parameter_source(name) for name in arguments}
     defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
-    chosen = {name: value for name, value in given.items() if name not in defaults}
-    named = options_of_recipe(given["recipe"], task, chosen)
+    chosen = {name: value for name, value in arguments.items() if name not in defaults}
+    named = options_of_recipe(arguments["recipe"], task, chosen)
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
     followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
-    if given["batch_vertices"] is not None:
+    if arguments["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
         names = before if "recipe" in defaults else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
-    given.update({name: value for name, value in followed.items() if name in defaults})
+    arguments.update({name: value for name, value in followed.items() if name in defaults})
     return set(chosen)
 
 
