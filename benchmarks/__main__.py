@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.commands.console import complain, console, user_message
-from diffnet.train.commands.options import DeviceOption
+from diffnet.train.console import complain, console, user_message
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -37,7 +36,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0, help="Time to measure each case for.")] = 1.0,
     flush: Annotated[bool, typer.Option(help="Empty the GPU's L2 cache before each run.")] = True,
     compile: Annotated[bool, typer.Option(help="Also measure each peer under torch.compile.")] = True,
-    device: DeviceOption = "auto",
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Measure speed and memory against peers, side by side in one run.
 

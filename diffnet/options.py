@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral
+from types import NoneType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from diffnet.geometry.errors import OptionError
@@ -20,9 +22,21 @@ InitialTimes: TypeAlias = Literal["zero", "spread"]
 MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 
 
-def about(help: str, *, least: int | None = None, below: float | None = None) -> dict[str, Any]:
-    """The metadata of the field of an option: its explanation, and the range of its values."""
-    return {"help": help, "least": least, "below": below}
+def about(
+    help: str, *, least: float | None = None, below: float | None = None, most: float | None = None, **more: Any
+) -> dict[str, Any]:
+    """The metadata of the field of an option: its explanation, and the range of its values.
+
+    most: the largest value. Beside `below`, only the command line refuses more.
+    more: `check`, a function from a value that may raise OptionError to the one to keep, and what the command line
+        needs besides, see `diffnet.train.commands.options`
+    """
+    return {"help": help, "least": least, "below": below, "most": most, **more}
+
+
+def option(default: Any, panel: str | None, help: str, **more: Any) -> Any:
+    """The field of an option of a command, in a panel of its help. more: see `about`"""
+    return field(default=default, metadata=about(help, panel=panel, **more))
 
 
 class Checked:
@@ -35,23 +49,37 @@ class Checked:
     def __post_init__(self) -> None:
         for name, (kind, metadata) in declared(type(self)).items():
             value = getattr(self, name)
+            if value is None and NoneType in get_args(kind):
+                continue
+            kind = value_kind(kind)
             if get_origin(kind) is Literal and value not in get_args(kind):
                 raise OptionError(f"{name} should be one of {', '.join(get_args(kind))}, got {value!r}")
             if metadata and kind in (int, float, bool):  # such numbers may be of NumPy
-                object.__setattr__(self, name, _plain(name, value, kind, **metadata))
+                value = _plain(name, value, kind, metadata)
+            object.__setattr__(self, name, metadata["check"](value) if "check" in metadata else value)
 
 
-def _plain(name: str, value: Any, kind: type, help: str, least: int | None, below: float | None) -> Any:
+def _plain(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Any:
     """The value as a number of Python."""
     if kind is int and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
     if kind is float and (isinstance(value, bool) or not hasattr(value, "__float__")):
         return value  # the module that uses it says what to write
-    if below is not None and least is not None and not least <= value < below:
+    least, below, most = (metadata[bound] for bound in ("least", "below", "most"))
+    if below is not None and not least <= value < below:
         raise OptionError(f"{name} should be at least {least} and below {below}, got {value}")
-    if least is not None and value < least:
-        raise OptionError(f"{name} should be at least {least}, got {value}")
+    if below is None and most is not None and not least <= value <= most:
+        raise OptionError(f"{name} should be from {least} to {most:g}, got {value}")
+    if least is not None and not least <= value < math.inf:
+        number = "a finite number of " if kind is float else ""
+        raise OptionError(f"{name} should be {number}at least {least}, got {value}")
     return kind(value)
+
+
+def value_kind(kind: Any) -> Any:
+    """The type of an option, without None."""
+    kinds = get_args(kind)
+    return next(each for each in kinds if each is not NoneType) if NoneType in kinds else kind
 
 
 def declared(options: type) -> dict[str, tuple[Any, Mapping[str, Any]]]:

@@ -127,10 +127,7 @@ def small_pictures() -> Iterator[None]:
         empty = png_bytes(np.zeros((2, 2, 3), np.uint8))
         patch.setattr(Figure, "savefig", lambda figure, out, **options: out.write(empty))
         patch.setattr("diffnet.train.report.report.PICTURE_SIZE", (84, 68))
-        patch.setattr("diffnet.train.report.pairs.PICTURE_SIZE", (84, 68))
-        patch.setattr("diffnet.train.report.regression.PICTURE_SIZE", (84, 68))
-        patch.setattr("diffnet.train.report.regression.WHOLE_SIZE", (60, 50))
-        patch.setattr("diffnet.train.report.shapes.PICTURE_SIZE", (60, 50))
+        patch.setattr("diffnet.train.report.report.SMALL_SIZE", (60, 50))
         patch.setattr("diffnet.train.tasks.task.PICTURE_SIZE", (90, 90))
         yield
 

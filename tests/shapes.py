@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import trimesh
 
-from diffnet.geometry import Mesh, make_mesh
+from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.geometry import Mesh, make_mesh, mesh_edges
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -74,3 +75,22 @@ def degraded_sphere(seed: int) -> Arrays:
     moved = rng.random(count) < rng.uniform(0, 0.1)
     target[moved] = rng.integers(0, count, moved.sum())
     return verts, target[faces]
+
+
+def spheres(at: LabelsAt, sizes: tuple[int, ...], classes: int = 4, unlabeled: int | None = 5) -> LabeledMeshes:
+    """Stretched spheres labeled by height. Every so many elements are unlabeled. The first two are the test part.
+
+    sizes: how often an icosahedron is divided
+    """
+    items = []
+    for i, size in enumerate(sizes):
+        ball = trimesh.creation.icosphere(size)
+        verts = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        faces = np.asarray(ball.faces)
+        corners = {"vertices": np.arange(len(verts))[:, None], "faces": faces, "edges": mesh_edges(faces)}[at]
+        height = verts[corners, 2].mean(axis=1)
+        labels = np.searchsorted(np.quantile(height, np.linspace(0, 1, classes + 1)[1:-1]), height)
+        if unlabeled is not None:
+            labels[::unlabeled] = -1
+        items.append(LabeledMesh(f"ball {i}", make_mesh(verts, faces, name=f"ball {i}"), labels.astype(np.int64)))
+    return LabeledMeshes(items, items[:2], [str(i) for i in range(classes)], at)

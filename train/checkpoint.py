@@ -8,29 +8,23 @@ import os
 import torch
 
 from diffnet import DiffusionNet, __version__
-from diffnet.checkpoints.files import (
-    CheckpointError,
-    check_named_tensors,
-    check_names_and_shapes,
-    read_checkpoint_file,
-)
+from diffnet.checkpoints.files import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
 from diffnet.checkpoints.training import FORMAT, metadata_of, outputs_at_of
 from diffnet.data import Statistics, TargetsAt, feature_channels
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint_checks import (
     Checkpoint,
+    check_all_statistics,
     check_history,
     check_optimizer,
     check_sizes,
     checked_averaging,
     checked_options,
     checked_position,
-    checked_statistics,
-    checked_target_statistics,
     checked_values,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 __all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 
@@ -58,8 +52,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     check_history(path, checkpoint, task, options)
     checkpoint["position"] = checked_position(path, checkpoint)
     checkpoint["options"], checkpoint["format"] = options.as_dict(), FORMAT
-    checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
-    checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, task)
+    check_all_statistics(path, checkpoint, options, task)
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory

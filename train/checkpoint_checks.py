@@ -12,18 +12,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from diffnet.checkpoints.files import (
-    CheckpointError,
-    check_format,
-    check_named_tensors,
-    check_names_and_shapes,
-    shown,
-)
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, check_names_and_shapes, shown
 from diffnet.checkpoints.training import FORMAT, options_in
-from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
+from diffnet.data import TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import columns
+from diffnet.train.run_folder import columns
 from diffnet.train.tasks.task import Task
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
@@ -99,20 +93,15 @@ def checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
     return position
 
 
-def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> Statistics:
-    """The statistics of the own arrays among the features. Checkpoints of older versions have neither."""
-    try:
-        return check_statistics(options.features, checkpoint.get("statistics", {}))
-    except OptionError as e:
-        raise CheckpointError(f"{path}: {e}") from e
+def check_all_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions, task: Task[Any, Any]) -> None:
+    """Check those of the own arrays among the features, and of the targets of a regression, which others don't have.
 
-
-def checked_target_statistics(path: Path, checkpoint: Checkpoint, task: Task[Any, Any]) -> ArrayStatistics | None:
-    """Mean and standard deviation of the targets of a regression. None in other tasks."""
-    if not task.standardized:
-        return None
+    Checkpoints of older versions have neither.
+    """
     try:
-        return check_target_statistics(checkpoint.get("target_statistics"), len(checkpoint["label_names"]))
+        checkpoint["statistics"] = check_statistics(options.features, checkpoint.get("statistics", {}))
+        targets, columns = checkpoint.get("target_statistics"), len(checkpoint["label_names"])
+        checkpoint["target_statistics"] = check_target_statistics(targets, columns) if task.standardized else None
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 

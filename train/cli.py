@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable
-from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, get_args
 
@@ -18,16 +16,17 @@ import typer
 
 from diffnet import __version__
 from diffnet.geometry.errors import OptionError
-from diffnet.train.commands.console import complain, user_message
 from diffnet.train.commands.demo import demo
 from diffnet.train.commands.exporting import export
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
 from diffnet.train.commands.robustness import robustness
+from diffnet.train.commands.training import train_command
 from diffnet.train.commands.view import view
+from diffnet.train.console import complain, user_message
+from diffnet.train.options.shared import TaskName
 from diffnet.train.place import place
-from diffnet.train.tasks.options.shared import TaskName
 
 PATIENCE = 5.0  # seconds in which the first rank of a machine prints an error; when any rank ends, torchrun stops all
 
@@ -40,14 +39,8 @@ app = typer.Typer(
 train_app = typer.Typer(help="Train a network on meshes.", no_args_is_help=True)
 
 
-def command_named(name: TaskName) -> Callable[..., None]:
-    """The command `diffnet train NAME`."""
-    command: Callable[..., None] = import_module(f"diffnet.train.tasks.commands.{name}").train
-    return command
-
-
 for name in get_args(TaskName):
-    train_app.command(name)(command_named(name))
+    train_app.command(name)(train_command(name))
 
 
 def _show_version(wanted: bool) -> None:

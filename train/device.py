@@ -6,8 +6,8 @@ import torch
 
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import OptionError
+from diffnet.train.options.shared import Precision
 from diffnet.train.place import place
-from diffnet.train.tasks.options.shared import Precision
 
 
 def pick_device(name: str) -> torch.device:

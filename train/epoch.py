@@ -14,11 +14,10 @@ from torch.distributed import all_reduce
 
 from diffnet.data import MeshBatches, TargetsAt, epoch_seed
 from diffnet.geometry.errors import DiffnetError
-from diffnet.train.batches import packed
+from diffnet.train.batches import own_parts, packed
 from diffnet.train.ranks import Ranks
 from diffnet.train.resident import counts_of, taken
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
-from diffnet.train.steps.parts import own_parts
 from diffnet.train.steps.step import TrainingStep, set_learning_rate
 
 STREAM = 0x9E3779B97F4A7C15  # the distance between the seeds of two streams of random numbers

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +17,8 @@ from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import counts_of
-from diffnet.train.run_folder.spool import Spool
-from diffnet.train.tasks.task import Task, npy_bytes
+from diffnet.train.run_folder import Spool
+from diffnet.train.tasks.task import Task
 
 
 def evaluate(
@@ -46,10 +43,8 @@ def evaluate(
     if not ranks.is_alone:
         own = balanced_shares([int(n) for n in counts_of(samples)], place.world_size)[place.rank]
 
-    def keep(received: tuple[int, Tensor] | list[Any]) -> None:
+    def keep(received: Sequence[Any]) -> None:
         number, tensor = received
-        if isinstance(tensor, str):
-            tensor = torch.from_numpy(np.load(io.BytesIO(b64decode(tensor))))
         if isinstance(predictions, Spool):
             predictions.put(number, tensor)
         elif predictions is not None:
@@ -64,12 +59,11 @@ def evaluate(
         back = sample.interpolation
         tally += task.tally(predicted, sample.labels if back is None else back.labels(sample.labels), channels)
         if predictions is not None:
-            predicted = predicted.cpu()
-            post([number, predicted if ranks.is_first else b64encode(npy_bytes(predicted.numpy())).decode()])
+            post([number, predicted.cpu()])
     tally = tally.cpu()
-    tallies = ranks.gathered(tally.tolist(), meanwhile=post)
+    tallies = ranks.gathered(tally, meanwhile=post)
     post()
-    return tally if ranks.is_alone else torch.stack([torch.tensor(t, dtype=tally.dtype) for t in tallies]).sum(0)
+    return torch.stack(tallies).sum(0)
 
 
 def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:

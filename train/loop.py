@@ -18,26 +18,26 @@ from torch.utils._pytree import tree_map_only
 
 from diffnet import WeightAverage
 from diffnet.cuda_graphs import graphed
-from diffnet.data import (
-    ArrayStatistics,
-    LabeledMeshes,
-    PairSample,
-    Sample,
-    Statistics,
-)
+from diffnet.data import ArrayStatistics, LabeledMeshes, PairSample, Sample, Statistics
 from diffnet.geometry.files import write_atomically
+from diffnet.train.batches import largest_part
 from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.epoch import Epoch
 from diffnet.train.evaluate import evaluate
-from diffnet.train.mesh_hash import DIGITS, contents_of
+from diffnet.train.event_file import EventFile
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import DeviceSamples, counts_of, taken
-from diffnet.train.run_checks import check_alike, check_divided, check_same_data, check_same_options, fingerprint_of
-from diffnet.train.run_folder.event_file import EventFile
-from diffnet.train.run_folder.history import Row, as_csv, columns
-from diffnet.train.run_folder.spool import Spool
-from diffnet.train.steps.parts import largest_part
+from diffnet.train.run_checks import (
+    DIGITS,
+    check_alike,
+    check_divided,
+    check_same_data,
+    check_same_options,
+    contents_of,
+    fingerprint_of,
+)
+from diffnet.train.run_folder import Row, Spool, as_csv, columns
 from diffnet.train.steps.step import TrainingStep, restore_optimizer
 from diffnet.train.tasks.task import Task
 

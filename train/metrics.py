@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -77,9 +77,7 @@ def balanced_accuracy(matrix: Any) -> float:
     >>> balanced_accuracy([[3, 1], [0, 4]])
     0.875
     """
-    shares = class_scores(matrix).accuracy
-    occurring = shares[~np.isnan(shares)]
-    return float(occurring.mean()) if len(occurring) else math.nan
+    return _mean(class_scores(matrix).accuracy)
 
 
 def mean_iou(matrix: Any) -> float:
@@ -88,9 +86,13 @@ def mean_iou(matrix: Any) -> float:
     >>> mean_iou([[3, 1], [0, 4]])
     0.775
     """
-    shares = class_scores(matrix).iou
-    occurring = shares[~np.isnan(shares)]
-    return float(occurring.mean()) if len(occurring) else math.nan
+    return _mean(class_scores(matrix).iou)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """The mean of the values that are not NaN. NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
@@ -180,3 +182,18 @@ def percent(share: float | None, digits: int = 1) -> str:
     ('87.5 %', '–')
     """
     return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"
+
+
+T = TypeVar("T")
+
+
+def spread_over(items: Sequence[T], limit: int) -> list[T]:
+    """At most `limit` of the items, at equal distances from the first to the last.
+
+    Neighbors in a list of meshes are often alike, so a report shows meshes from all of it.
+
+    >>> spread_over("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    count = min(limit, len(items))
+    return [items[round(i)] for i in np.linspace(0, len(items) - 1, count)]

@@ -18,8 +18,8 @@ from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.positions.rotation import principal_axes, shared_axes
+from diffnet.train.metrics import spread_over
 from diffnet.train.options import TrainOptions
-from diffnet.train.report.spread import spread_over
 
 LOOKED_AT = 50
 

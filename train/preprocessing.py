@@ -34,9 +34,9 @@ from diffnet.data.stored import OnDemand, StoredMeshes, joined
 from diffnet.geometry import MeshLike
 from diffnet.geometry.processes import add_phases, take_phases
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
+from diffnet.train.console import progress_bar
 from diffnet.train.loop import RunData
 from diffnet.train.options import TrainOptions
-from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import MEMORY, on_device
 from diffnet.train.tasks.task import Task
@@ -70,9 +70,10 @@ def run_data(
         if stored is not None:
             statistics = of_stored_run(stored, "statistics", statistics, out)
         check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
-        train_items = with_max_faces(fitted, data.labels_at, options, cache_dir, jobs, console)
-        test_items = with_max_faces(tested, data.labels_at, options, cache_dir, jobs, console, to_score=True)
-        variants = _variants(train_items, data.labels_at, options, cache_dir, jobs, console)
+        where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
+        train_items = with_max_faces(fitted, data.labels_at, options, **where)
+        test_items = with_max_faces(tested, data.labels_at, options, to_score=True, **where)
+        variants = _variants(train_items, data.labels_at, options, **where)
         items = joined([train_items, test_items, variants])
         return statistics, targets, train_items, test_items, variants, items
 
@@ -124,36 +125,25 @@ def in_units(predictions: Sequence[torch.Tensor], statistics: ArrayStatistics | 
 
 
 def with_max_faces(
-    items: Sequence[LabeledMesh],
-    at: TargetsAt,
-    options: TrainOptions,
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
-    to_score: bool = False,
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, to_score: bool = False, **where: Any
 ) -> Sequence[LabeledMesh]:
     """The meshes, decimated if some have more than `max_faces` faces. Shows a progress bar then.
 
     to_score: decimate as `decimated_to_score` does, not as `decimated`
+    where: cache_dir, jobs and console
     """
     most = options.max_faces
     faces = items.face_counts if isinstance(items, StoredMeshes) else [len(item.mesh.faces) for item in items]
     if most is None or max(faces, default=0) <= most:
         return items
-    make = partial(
-        make_decimated, at=at, max_faces=most, features=options.features, cache_dir=cache_dir, to_score=to_score
-    )
+    given = {"features": options.features, "cache_dir": where["cache_dir"], "to_score": to_score}
+    make = partial(make_decimated, at=at, max_faces=most, **given)
     about = ("decimated", at, most, options.features, to_score, array_states(items, options.features))
-    return _derived_with_bar("decimation", items, make, about, cache_dir, jobs, console, is_long=True)
+    return _derived_with_bar("decimation", items, make, *about, **where)
 
 
 def _variants(
-    items: Sequence[LabeledMesh],
-    at: TargetsAt,
-    options: TrainOptions,
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, **where: Any
 ) -> Sequence[LabeledMesh]:
     """The variants of all training meshes, those of the first mesh first. Shows a progress bar while they are made."""
     wanted = options.mesh_variants
@@ -162,25 +152,16 @@ def _variants(
     make = partial(make_all_variants, at=at, variants=wanted, features=options.features)
     about = ("variants", at, asdict(wanted), options.features, array_states(items, options.features))
     # A cut takes less time than sending the mesh to a process, decimation takes more.
-    is_long = wanted.decimate > 0
-    return _derived_with_bar("variants", items, make, about, cache_dir, jobs, console, is_long)
+    return _derived_with_bar("variants", items, make, *about, is_long=wanted.decimate > 0, **where)
 
 
 def _derived_with_bar(
-    title: str,
-    items: Sequence[LabeledMesh],
-    make: Make,
-    about: Sequence[Any],
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
-    is_long: bool,
+    title: str, items: Sequence[LabeledMesh], make: Make, *about: Any, console: Console, **where: Any
 ) -> DerivedMeshes:
     """`derived` with a progress bar."""
     with progress_bar(console) as bar:
         task = bar.add_task(title, total=len(items))
-        advance = partial(bar.advance, task)
-        return derived(items, make, *about, cache_dir=cache_dir, jobs=jobs, advance=advance, is_long=is_long)
+        return derived(items, make, *about, advance=lambda: bar.advance(task), **where)
 
 
 def preprocess(

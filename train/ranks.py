@@ -6,6 +6,7 @@ common clock.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -14,12 +15,14 @@ import socket
 import threading
 import time
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -33,7 +36,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import Terminated, ignore_sigterm
-from diffnet.train.commands.console import complain, console, user_message
+from diffnet.train.console import complain, console, user_message
 from diffnet.train.place import Place, place
 
 T = TypeVar("T")
@@ -53,7 +56,7 @@ class Ranks:
     """All ranks, as one of them sees them. `connected` makes it.
 
     All ranks have to call `shared`, `after_first`, `gathered`, `counter`, `handed_out` and `mailbox` in the same order.
-    Values are those of JSON.
+    Values are those of JSON, and tensors and arrays among them.
 
     store: None for one process
     """
@@ -137,7 +140,7 @@ class Ranks:
 
     def _put(self, key: str, value: Any) -> None:
         assert self.store is not None
-        content = zlib.compress(json.dumps(value).encode())
+        content = zlib.compress(json.dumps(value, default=_plain).encode())
         pieces = [content[i : i + PIECE] for i in range(0, len(content), PIECE)]
         for i, piece in enumerate(pieces):
             self.store.set(f"{key}, piece {i}", piece)  # type: ignore[arg-type]  # it takes bytes, too
@@ -155,7 +158,7 @@ class Ranks:
         content = b"".join(map(self.store.get, names))
         for name in (key, *names) if delete else ():
             self.store.delete_key(name)
-        return json.loads(zlib.decompress(content))
+        return json.loads(zlib.decompress(content), object_hook=_restored)
 
     def start(self) -> None:
         """Give signs of life, watch those of others, and wait for all ranks to do so."""
@@ -323,6 +326,23 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
     )
     yield
     distributed.destroy_process_group()  # after an error, `connected` first tells other ranks
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or an array as a value of JSON."""
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        raise TypeError(f"ranks can't send a value of type {type(value).__name__}")
+    content = io.BytesIO()
+    np.save(content, value)
+    return {type(value).__name__: b64encode(content.getvalue()).decode()}
+
+
+def _restored(value: dict[str, Any]) -> Any:
+    kind = next(iter(value)) if len(value) == 1 else ""
+    if kind not in ("Tensor", "ndarray"):
+        return value
+    array = np.load(io.BytesIO(b64decode(value[kind])))
+    return torch.from_numpy(array) if kind == "Tensor" else array
 
 
 def _store(here: Place) -> Store:

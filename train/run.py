@@ -17,30 +17,26 @@ import torch
 from rich.console import Console
 
 from diffnet import __version__
-from diffnet.data import (
-    LabeledMeshes,
-    available_cores,
-)
+from diffnet.data import LabeledMeshes, available_cores
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
+from diffnet.train.console import progress_bar
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import check_own_arrays, upright_axes, warn_of_rotations, warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, run_data
-from diffnet.train.progress import progress_bar
 from diffnet.train.ranks import ALONE, Ranks, process_group
 from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
-from diffnet.train.run_folder.history import Row
-from diffnet.train.run_folder.spool import Spool
+from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.registry import report_files, task_named
+from diffnet.train.tasks.task import report_files, task_named
 
 
 def run_training(

@@ -1,4 +1,4 @@
-"""Whether ranks can train together, and whether a run can be resumed."""
+"""Whether ranks can train together, whether a run can be resumed, and hashes of meshes, by which this is known."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from diffnet import __version__
-from diffnet.data import LabeledMeshes
+from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.data.labeled import counted
-from diffnet.data.stored import StoredMeshes, names_of
+from diffnet.data.stored import StoredMeshes, content_hash, names_of, remembered
+from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
 from diffnet.train.options import TrainOptions
@@ -87,11 +89,7 @@ def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
             f"{out / 'last.pt'}: this run was started by diffnet 0.1, and only that version can resume it. Its network "
             "still predicts"
         )
-    for name, difference in (
-        ("label_names", "other labels"),
-        ("labels_at", "other labels"),
-        ("data", "other meshes"),
-    ):
+    for name, difference in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes")):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
 
@@ -108,3 +106,30 @@ def fingerprint_of(data: LabeledMeshes, content: Sequence[Sequence[Sequence[str]
         for name, hashes in zip(names_of(part), own, strict=True):
             digest.update(name.encode(errors="surrogatepass") + f" {hashes}".encode())  # a name need not be text
     return FINGERPRINT + digest.hexdigest()
+
+
+DIGITS = 16  # of a `mesh_hash`
+
+
+def mesh_hash(mesh: Mesh) -> str:
+    """A hash of the positions and the faces of a mesh: 16 hexadecimal digits. Checkpoints store it.
+
+    >>> from diffnet.geometry import make_mesh
+    >>> corners, faces = [[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]
+    >>> mesh_hash(make_mesh(corners, faces, name="a")) == mesh_hash(make_mesh(corners, faces, name="b"))
+    True
+    """
+    return content_hash(mesh.verts, mesh.faces)[:DIGITS]
+
+
+def contents_of(items: Sequence[LabeledMesh], jobs: int | None = None) -> list[list[str]]:
+    """For each mesh, a hash of which its `mesh_hash` is the beginning, and hashes of its labels.
+
+    They are known of indexed sets. Others are read, see `remembered`.
+    """
+    known = items.contents if isinstance(items, StoredMeshes) else None
+    return remembered(_content_of, items, "content", jobs=jobs) if known is None else known
+
+
+def _content_of(item: LabeledMesh) -> list[str]:
+    return [content_hash(item.mesh.verts, item.mesh.faces), content_hash(np.asarray(item.labels))]

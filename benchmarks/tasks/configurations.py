@@ -6,10 +6,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import recipe
-from diffnet.train.tasks.options.task_options import RecipeName
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.options import TrainOptions, recipe
+from diffnet.train.options.task_options import RecipeName
+from diffnet.train.tasks.task import task_named
 
 # The options of each data set that differ from the recipe of the original.
 SETS: dict[str, dict[str, Any]] = {

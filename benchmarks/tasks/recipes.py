@@ -77,7 +77,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import fill_cache_with_bar
 from diffnet.train.resident import on_device
 from diffnet.train.run import surroundings
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 SHIFTED: dict[str, tuple[Sequence[str], Callable[..., LabeledMeshes], dict[str, int]]] = {
     "figures:shifts": (SHIFTS, figures, {"train": 96, "test": 20}),

@@ -34,7 +34,7 @@ from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.harness.timing import Failure, Measurement, measure
 from diffnet.benchmarks.loops import command, exported, inference, peers, train_step, training_loop, workload
 from diffnet.benchmarks.original.network import original_meshes, original_network
-from diffnet.train.commands.console import console
+from diffnet.train.console import console
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -27,9 +27,8 @@ from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.regression import TARGETS, target_set
 from diffnet.data import LabeledMesh, Preprocessing, figures, fill_cache, make_sample, target_statistics
 from diffnet.geometry import make_mesh
-from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import recipe
-from diffnet.train.tasks.options.task_options import RecipeName
+from diffnet.train.options import TrainOptions, recipe
+from diffnet.train.options.task_options import RecipeName
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

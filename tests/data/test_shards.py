@@ -40,7 +40,7 @@ from diffnet.data.shards.reading import INDEX, SUFFIX, is_shards
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked
-from diffnet.train.mesh_hash import contents_of, mesh_hash
+from diffnet.train.run_checks import contents_of, mesh_hash
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

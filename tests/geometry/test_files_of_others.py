@@ -155,7 +155,7 @@ def test_labels_of_vertices_of_no_face_are_ignored(tmp_path: Path) -> None:
     """In training and in scores: a set with wrong labels there is the set without labels there."""
     from diffnet.train.inference.network_input import network_input
     from diffnet.train.options import TrainOptions
-    from diffnet.train.tasks.registry import task_named
+    from diffnet.train.tasks.task import task_named
 
     mesh = with_strays(ball(), 3)
     item = LabeledMesh("m", mesh, np.ones(len(mesh.verts), np.int64))

@@ -27,7 +27,7 @@ from rooms import (
     target,
 )
 
-from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.options.shared import TaskName
 
 
 def files() -> Iterator[tuple[str, Path]]:
@@ -62,6 +62,35 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
                     and (imported == ABOVE_ALL_ROOMS or room_of(imported) not in {package, *allowed})
                 ):
                     upward.append(f"{place(path, entry.line)} imports {imported}")
+    assert not upward, report(upward)
+
+
+# The files and folders of a room, from top to bottom.
+TOWERS = {
+    "diffnet.train": (
+        "cli commands export inference run set_parts preprocessing loop event_file run_checks epoch checkpoint "
+        "checkpoint_checks evaluate run_folder ranks batches steps tasks orientation device place report "
+        "correspondence resident metrics options console"
+    ),
+}
+
+
+@pytest.mark.parametrize("room", TOWERS)
+def test_a_room_is_a_tower(room: str) -> None:
+    """No file imports a higher one."""
+    floors = {f"{room}.{name}": floor for floor, name in enumerate(TOWERS[room].split())}
+
+    def floor_of(module: str) -> int | None:
+        return next((floors[f] for f in floors if module == f or module.startswith(f"{f}.")), None)
+
+    inside = {module: path for module, path in modules().items() if module.startswith(f"{room}.")}
+    assert {floor_of(module) for module in inside} == set(floors.values())
+    upward = [
+        f"{place(path, entry.line)} imports {target(entry)}"
+        for module, path in inside.items()
+        for entry in imports_of(module, path)
+        if (other := floor_of(target(entry))) is not None and other < floors[".".join(module.split(".")[:3])]
+    ]
     assert not upward, report(upward)
 
 
@@ -196,14 +225,11 @@ def compared_values(path: Path) -> Iterator[ast.expr]:
             yield from (key for key in node.keys if key is not None)
 
 
-def test_tasks_are_told_apart_in_their_folder_only() -> None:
+def test_tasks_are_told_apart_in_their_folders_only() -> None:
     """The rest of `train` calls the methods of a `Task`, so a new task needs no change there."""
-    names, kinds = get_args(TaskName), {"MeshTask", "PairTask", "PairedMeshes"}
-    others = [
-        path
-        for module, path in modules().items()
-        if room_of(module) == "diffnet.train" and not module.startswith("diffnet.train.tasks.")
-    ]
+    names, kinds = get_args(TaskName), {"MeshTask", "PairedMeshes"}
+    folders = "diffnet.train.tasks.", "diffnet.train.options"
+    others = [p for m, p in modules().items() if room_of(m) == "diffnet.train" and not m.startswith(folders)]
     found = [
         f"{place(path, value.lineno)} compares with {leaf.value}"
         for path in others

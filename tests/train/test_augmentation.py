@@ -23,7 +23,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.step import TrainingStep, make_optimizer
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -59,12 +59,9 @@ def options(**given: Any) -> TrainOptions:
     ("given", "message"),
     [
         ({"rotate_about": "w"}, "rotate_about should be one of any, x, y, z, got 'w'"),
-        (
-            {"rotate_about": "z", "features": "hks"},
-            "rotate_about needs features with xyz, normals or vector:NAME",
-        ),
+        ({"rotate_about": "z", "features": "hks"}, "rotate_about needs features with xyz, normals or vector:NAME"),
         ({"rotate_about": "z", "rotate": False}, "rotate_about should be any where nothing is rotated, got 'z'"),
-        ({"scale_range": 0.5}, "scale_range should be from 1, which is off, to 10, got 0.5"),
+        ({"scale_range": 0.5}, "scale_range should be from 1 to 10, got 0.5"),
         ({"scale_range": float("nan")}, "scale_range should be from 1"),
         ({"jitter": -0.1}, "jitter should be at least 0 and below 1, got -0.1"),
         ({"jitter": 0.1, "features": "normals"}, "jitter needs features with xyz, got 'normals'"),

@@ -17,11 +17,12 @@ import pytest
 import torch
 import trimesh
 from graph_emulator import EmulatedGraph
+from shapes import spheres
 
 from diffnet import DiffusionNet, WeightAverage
 from diffnet.cuda_graphs import lane, sizes as graph_sizes
 from diffnet.cuda_graphs.buffers import BatchBuffers
-from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
+from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, TargetsAt, collate_samples, make_sample
 from diffnet.geometry import random_rotations
 from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
 from diffnet.ops.common.cuda_graph import capturable_stream, record
@@ -31,28 +32,12 @@ from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
 from diffnet.train.resident import on_device
 from diffnet.train.steps.step import TrainingStep
-from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.segmentation import TASK
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-CLASSES = 4
-
-
-def spheres(at: LabelsAt, sizes: tuple[int, ...]) -> LabeledMeshes:
-    """Stretched spheres labeled by height, with unlabeled elements."""
-    items = []
-    for i, size in enumerate(sizes):
-        ball = trimesh.creation.icosphere(size)
-        verts = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        faces = np.asarray(ball.faces)
-        corners = {"vertices": np.arange(len(verts))[:, None], "faces": faces, "edges": mesh_edges(faces)}[at]
-        height = verts[corners, 2].mean(axis=1)
-        labels = np.searchsorted(np.quantile(height, np.linspace(0, 1, CLASSES + 1)[1:-1]), height)
-        labels[::5] = -1
-        items.append(LabeledMesh(f"ball {i}", make_mesh(verts, faces, name=f"ball {i}"), labels.astype(np.int64)))
-    return LabeledMeshes(items, items[:2], [str(i) for i in range(CLASSES)], at)
 
 
 def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = CPU) -> list[Sample]:
@@ -68,13 +53,37 @@ def chosen(**given: Any) -> TrainOptions:
     )
 
 
-def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], capture: bool, rotate: bool) -> Any:
-    """The losses of steps on the CPU, and the confusion matrix of all of them."""
+def others(task: str, at: TargetsAt) -> LabeledMeshes:
+    """Meshes of two sizes with classes at whole meshes, or with two columns of targets, some of them missing."""
+    items = []
+    for i in range(7):
+        ball = trimesh.creation.icosphere(1 + i % 2)
+        verts, faces = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3), np.asarray(ball.faces)
+        labels = np.array(i % 2)
+        if task == "regression":
+            counts = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces)), "meshes": 1}
+            labels = np.random.default_rng(i).normal(size=(counts[at], 2)).astype(np.float32)
+            labels[::3, i % 2] = np.nan
+        items.append(LabeledMesh(str(i), make_mesh(verts, faces), labels))
+    return LabeledMeshes(items, items[:2], ["u", "v"], at)
+
+
+def losses(
+    data: LabeledMeshes,
+    options: TrainOptions,
+    batches: list[Sample],
+    capture: bool,
+    rotate: bool,
+    device: torch.device = CPU,
+    meshes: list[Sample] | None = None,
+) -> Any:
+    """The losses of steps, and their tally. meshes: the samples of the batches, by default these."""
     torch.manual_seed(0)
-    model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(task_named(options.task), model, options, CPU)
+    model = build_model(options, data.label_names, data.labels_at).to(device)
+    step = TrainingStep(task_named(options.task), model, options, device)
     if capture:
-        step.capture([s.operators for s in batches], EmulatedGraph)
+        recorder = {"recorder": EmulatedGraph} if device == CPU else {}
+        step.capture([s.operators for s in meshes or batches], **recorder)
     found = [step(batch, random_rotations(len(batch.operators)) if rotate else None) for batch in batches]
     return torch.stack(found), step.tally
 
@@ -113,6 +122,46 @@ def test_recording_steps_does_not_wait_for_pytorch_s_compiler() -> None:
         check=True,
     )
     assert run.stdout.split() == ["1", "False"]
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize(
+    ("task", "at", "given"),
+    [
+        ("segmentation", "vertices", {"label_loss": "focal"}),
+        ("segmentation", "vertices", {"label_loss": "generalized-dice"}),
+        ("segmentation", "vertices", {"class_weights": "1,0.25,4,2"}),
+        ("segmentation", "faces", {"label_loss": "dice"}),
+        ("segmentation", "edges", {"label_loss": "dice+cross-entropy"}),
+        ("classification", "meshes", {}),
+        ("classification", "meshes", {"label_smoothing": 0.2}),
+        ("classification", "meshes", {"label_loss": "dice"}),
+        *(
+            ("regression", at, {"loss": loss})
+            for at in ("vertices", "faces", "edges", "meshes")
+            for loss in ("mse", "huber")
+        ),
+    ],
+    ids=str,
+)
+def test_captured_steps_of_each_task(task: Any, at: Any, given: dict[str, Any], device: torch.device) -> None:
+    """Elements that are added to a batch on buffers have no targets and change nothing. The steps learn."""
+    options = chosen(task=task, batch_meshes=3, learning_rate=0.01, precision="fp32", **given)
+    data = spheres(at, (1, 2, 1, 2, 1, 2)) if task == "segmentation" else others(task, at)
+    samples = [make_sample(item, options.preprocessing).to(device) for item in data.train]
+    batches = [collate_samples([samples[i] for i in batch]) for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
+    (plain, expected), (captured, tally) = (
+        losses(data, options, batches * 4, capture, False, device, samples) for capture in (False, True)
+    )
+    torch.testing.assert_close(captured, plain, rtol=1e-4, atol=1e-6)
+    labels = torch.cat([batch.labels for batch in batches])
+    if task == "regression":
+        torch.testing.assert_close(tally, expected, rtol=1e-4, atol=1e-5)
+        assert expected[:, 0].sum() == 4 * (~labels.isnan()).sum()
+    else:
+        assert (tally - expected).abs().sum() <= (12 if task == "segmentation" else 0)  # ties may fall the other way
+        assert tally.sum() == expected.sum() == 4 * (labels >= 0).sum()
+    assert plain[-3:].sum() < plain[:3].sum()
 
 
 def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
@@ -217,30 +266,46 @@ def test_captured_steps_average_weights() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
 @pytest.mark.parametrize(
-    "given",
+    ("task", "at", "given"),
     [
-        {},
-        {"batch_meshes": 3},
-        {"batch_vertices": 900},
-        {"attention_heads": 2},
-        {"mlp_norm": "rms"},
-        {"average_weights": 0.9},
+        *(
+            ("segmentation", at, given)
+            for at in ("vertices", "faces", "edges")
+            for given in (
+                *({}, {"rotate": True}, {"batch_meshes": 3}, {"batch_vertices": 900}, {"attention_heads": 2}),
+                *({"mlp_norm": "rms"}, {"average_weights": 0.9}),
+            )
+        ),
+        *(
+            ("classification", "meshes", {"label_smoothing": smoothing, **given})
+            for smoothing in (0.0, 0.2)
+            for given in ({}, {"batch_meshes": 3}, {"batch_vertices": 400})
+        ),
+        *(
+            ("regression", at, {"loss": "huber", **given})
+            for at in ("vertices", "faces", "edges", "meshes")
+            for given in ({}, {"batch_meshes": 3}, {"batch_vertices": 400})
+        ),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], precision: str, tmp_path: Path) -> None:
-    data = spheres(at, (2, 3, 2, 3, 4, 3, 2))
-    options = chosen(**{"k": 16, "width": 32, "precision": precision, "epochs": 5, **given})
+def test_captured_runs_equal_plain_ones(
+    task: Any, at: Any, given: dict[str, Any], precision: str, tmp_path: Path
+) -> None:
+    data = spheres(at, (2, 3, 2, 3, 4, 3, 2)) if task == "segmentation" else others(task, at)
+    options = chosen(**{"task": task, "k": 16, "width": 32, "precision": precision, "epochs": 5, **given})
     samples = prepared(data, options, GPU)
+    statistics = {"mean": [0.0, 0.0], "std": [1.0, 1.0]} if task == "regression" else None
     rows = []
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(RunData(TASK, data, samples, samples[:2]), options, out, device=GPU, capture=capture)
-        rows.append([(row["train_loss"], row["train_accuracy"]) for row in run["history"]])
+        run_data = RunData(task_named(task), data, samples, samples[:2], target_statistics=statistics)
+        run = train(run_data, options, out, device=GPU, capture=capture)
+        names = [name for name in run["history"][0] if name.startswith(("train_", "test_"))]
+        rows.append([[row[name] or 0 for name in names] for row in run["history"]])
     tolerance = 1e-4 if precision == "fp32" else 2e-2
     np.testing.assert_allclose(rows[1], rows[0], rtol=tolerance, atol=tolerance)
 

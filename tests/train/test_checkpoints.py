@@ -23,13 +23,12 @@ from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.inference.loading import load_network
-from diffnet.train.inference.network_input import network_input
+from diffnet.train.inference.network_input import load_network, network_input
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import columns
+from diffnet.train.run_folder import columns
 from diffnet.train.steps.step import make_optimizer, restore_optimizer
-from diffnet.train.tasks.network import MetadataError, NetworkInput
+from diffnet.train.tasks.task import MetadataError, NetworkInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,6 +95,20 @@ def test_a_checkpoint_is_read_back(stored: dict[str, Any], tmp_path: Path) -> No
     _, options = restore_model(loaded)
     assert options == replace(OPTIONS, join="never")  # older versions joined no vertices
     assert stored["options"]["join"] == "auto"
+
+
+def test_files_without_a_run(stored: dict[str, Any], tmp_path: Path) -> None:
+    def line(content: object) -> str:
+        torch.save(content, tmp_path / "a.pt")
+        return message(load_checkpoint, tmp_path / "a.pt")
+
+    for content in ({"weights": torch.zeros(3)}, [1, 2, 3], torch.zeros(3)):
+        assert "diffnet train" in line(content)
+    assert "model" in line({"format": stored["format"]})
+    assert "damaged" in line({"format": stored["format"], "path": Path("code")})  # no code is loaded
+    for garbage in (b".", b"garbage", b"\x80\x02.", b"}q\x00h\x05."):
+        (tmp_path / "a.pt").write_bytes(garbage)
+        assert "damaged" in message(load_checkpoint, tmp_path / "a.pt")
 
 
 def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., str]) -> None:

@@ -13,27 +13,16 @@ import pytest
 import torch
 import trimesh
 from command import diffnet, output
-from graph_emulator import EmulatedGraph
 
-from diffnet.data import (
-    LabeledMesh,
-    LabeledMeshes,
-    collate_samples,
-    make_sample,
-    with_labels_at,
-    without_classes,
-)
+from diffnet.data import LabeledMesh, LabeledMeshes, without_classes
 from diffnet.geometry import element_areas, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
-from diffnet.train.checkpoint import build_model, load_checkpoint
+from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.metrics import soft_accuracy
-from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import recipe
-from diffnet.train.steps.step import TrainingStep
+from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
-from diffnet.train.tasks.registry import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -155,65 +144,6 @@ def test_the_loss_is_the_weighted_mean(smoothing: float) -> None:
     torch.testing.assert_close(
         label_loss(logits, labels, options), (rows * weights[labels[kept]]).sum() / weights[labels[kept]].sum()
     )
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_captured_steps_use_the_weights(device: str) -> None:
-    """On the CPU, graphs are emulated: a replay calls the recorded function again."""
-    place = torch.device(device)
-    chosen = TrainOptions(features="xyz", k=8, width=8, blocks=1, dropout=0.0, class_weights="balanced")
-    data, options = with_class_options(three_classes(), chosen)
-    samples = [make_sample(item, options.preprocessing).to(place) for item in data.train]
-    batch = collate_samples(samples)
-    losses = []
-    for capture in (False, True):
-        torch.manual_seed(0)
-        model = build_model(options, data.label_names, data.labels_at).to(place)
-        step = TrainingStep(task_named(options.task), model, options, place)
-        if capture:
-            recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
-            step.capture([s.operators for s in samples], **recorder)
-        losses.append([float(step(batch)) for _ in range(4)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5 if device == "cpu" else 2e-2)
-    plain = replace(options, class_weights=None)
-    unweighted = TrainingStep(task_named(plain.task), model, plain, place)
-    assert abs(float(unweighted(batch)) - float(step(batch))) > 1e-3
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(
-    ("loss", "at"),
-    [
-        ("focal", "vertices"),
-        ("dice", "faces"),
-        ("dice", "meshes"),
-        ("dice+cross-entropy", "edges"),
-        ("generalized-dice", "vertices"),
-    ],
-)
-def test_captured_steps_of_each_loss(loss: str, at: str, device: str) -> None:
-    """Elements that buffers add don't count. A captured step learns, and has the losses of steps without graphs."""
-    place, task = torch.device(device), "classification" if at == "meshes" else "segmentation"
-    chosen = {"features": "xyz", "k": 8, "width": 8, "blocks": 1, "dropout": 0.0, "precision": "fp32"}
-    options = TrainOptions(task=task, label_loss=loss, learning_rate=0.01, batch_meshes=3, **chosen)
-    data = three_classes()
-    if at == "meshes":
-        items = [replace(item, labels=np.array([i - 1])) for i, item in enumerate([*data.train, *data.test])]
-    else:
-        items = with_labels_at(data, at).train
-    samples = [make_sample(item, options.preprocessing).to(place) for item in items]
-    batch = collate_samples(samples)
-    losses = []
-    for capture in (False, True):
-        torch.manual_seed(0)
-        model = build_model(options, data.label_names, at).to(place)
-        step = TrainingStep(task_named(task), model, options, place)
-        if capture:
-            recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
-            step.capture([s.operators for s in samples], **recorder)
-        losses.append([float(step(batch)) for _ in range(8)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert losses[1][-1] < losses[1][0]
 
 
 def test_ignored_classes_count_nowhere(tmp_path: Path) -> None:

@@ -6,25 +6,20 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trimesh
 from command import complaint, diffnet, output
-from graph_emulator import EmulatedGraph
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample
+from diffnet.data import LabeledMesh
 from diffnet.geometry import make_mesh
-from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
+from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
-from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep
-from diffnet.train.tasks.classification import TASK
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -121,11 +116,7 @@ def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path) -> None:
     for data, out, message in (
         (table, tmp_path / "report", "already holds results"),
         (room / "data", room / "run", "already holds results"),
-        (
-            tmp_path / "none",
-            tmp_path / "new",
-            "none: no such file or folder; shapes is the generated set",
-        ),
+        (tmp_path / "none", tmp_path / "new", "none: no such file or folder; shapes is the generated set"),
     ):
         assert message in complaint(*arguments, "--data", data, "--out", out)
     table.write_text(f"{files[0]},cone\n")
@@ -208,50 +199,6 @@ def test_a_checkpoint_names_its_task(room: Path, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "a.pt", stored)
     with pytest.raises(CheckpointError, match=r"a.pt: labels_at is meshes, which is not allowed in segmentation"):
         load_checkpoint(tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_captured_steps_equal_plain_ones(smoothing: float) -> None:
-    """Meshes that are added to a batch on buffers have no label and change nothing."""
-    options = TrainOptions(
-        task="classification", label_smoothing=smoothing, k=6, width=8, blocks=1, dropout=0, batch_meshes=3
-    )
-    items = two_classes(6)
-    data = LabeledMeshes(items, items, ["ball", "rod"], "meshes")
-    samples = [make_sample(item, options.preprocessing) for item in items]
-    found = []
-    for captured in (False, True):
-        torch.manual_seed(0)
-        model = build_model(options, data.label_names, data.labels_at)
-        step = TrainingStep(TASK, model, options, CPU)
-        if captured:
-            step.capture([sample.operators for sample in samples], EmulatedGraph)
-        losses = [step(collate_samples([samples[i] for i in batch])) for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
-        found.append((torch.stack(losses), step.tally.clone()))
-    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[1][1], found[0][1])
-    assert found[0][1].sum() == 9
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 100}], ids=str)
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_captured_runs_equal_plain_ones_on_a_gpu(given: dict[str, Any], smoothing: float, tmp_path: Path) -> None:
-    options = TrainOptions(
-        task="classification", label_smoothing=smoothing, k=12, width=32, blocks=2, dropout=0, epochs=4, **given
-    )
-    options = replace(options, precision="fp32")
-    gpu = torch.device("cuda")
-    data = LabeledMeshes(two_classes(7), two_classes(4), ["ball", "rod"], "meshes")
-    samples, tests = (
-        [make_sample(item, options.preprocessing).to(gpu) for item in part] for part in (data.train, data.test)
-    )
-    found = []
-    for capture in (False, True):
-        (tmp_path / str(capture)).mkdir()
-        run = train(RunData(TASK, data, samples, tests), options, tmp_path / str(capture), device=gpu, capture=capture)
-        found.append([(row["train_loss"], row["train_accuracy"], row["test_accuracy"] or 0) for row in run["history"]])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_options_and_scores() -> None:

@@ -27,14 +27,14 @@ from PIL import Image
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import DataError, Preprocessing, figures, load_dataset, prepare
-from diffnet.geometry import Mesh, load_mesh, mesh_edges
+from diffnet.geometry import load_mesh
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.geometry.folder_lock import locked
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
 from diffnet.train.epoch import TrainingError
 from diffnet.train.inference.predict import predict_labels
-from diffnet.train.run_folder.history import Row, as_csv
+from diffnet.train.run_folder import Row, as_csv
 from diffnet.viz.palette import label_colors
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -58,21 +58,14 @@ def start(
     )
 
 
-def write_balls(folder: Path, count: int = 5, at: str = "vertices") -> Path:
-    """Write a data set in the layout "folder", or "meshcnn" for edges. Labels are the lower and the upper half."""
+def write_balls(folder: Path, count: int = 5) -> Path:
+    """Write a data set in the layout "folder". Labels are the lower and the upper half."""
     for i in range(count):
         ball = trimesh.creation.icosphere(1)
         ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        corners = {"vertices": np.arange(42)[:, None], "faces": ball.faces, "edges": mesh_edges(ball.faces)}[at]
-        labels = (ball.vertices[corners, 2].mean(axis=1) > 0).astype(int)
-        mesh, text = folder / f"m{i}.obj", folder / f"m{i}.txt"
-        if at == "edges":
-            mesh = folder / ("test" if i == 0 else "train") / f"m{i}.obj"
-            text = folder / "seg" / f"m{i}.eseg"
-        for path in (mesh, text):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        ball.export(mesh)
-        np.savetxt(text, labels, fmt="%d")
+        folder.mkdir(parents=True, exist_ok=True)
+        ball.export(folder / f"m{i}.obj")
+        np.savetxt(folder / f"m{i}.txt", (ball.vertices[:, 2] > 0).astype(int), fmt="%d")
     return folder
 
 
@@ -178,7 +171,7 @@ def test_help_of_training_has_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", diffnet("train", "segmentation", "--help")[1])
     panels = dict(re.findall(r"╭─ ([^─]+) ─+╮\n(.*?)╰", plain, re.DOTALL))
     assert list(panels) == [
-        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
+        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run")
     ]
     for panel, option in (("Options", "--data"), ("Network", "--width"), ("Training", "--lr"), ("Run", "--resume")):
         assert re.search(rf"^│ .*{option} ", panels[panel], re.MULTILINE)
@@ -340,16 +333,6 @@ def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
     line = complaint("train", "classification", *train[2:], "--resume")
     assert "this run is one of `diffnet train segmentation`, not of classification" in line
     assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2
-
-
-def test_a_damaged_run_is_not_resumed(room: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    whole = (room / "run" / "last.pt").read_bytes()
-    (out / "last.pt").write_bytes(whole[: len(whole) // 3])
-    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache", *SMALL]
-    assert "damaged" in complaint(*train, "--resume")
-    assert [p.name for p in out.iterdir()] == ["last.pt"]
 
 
 def test_a_bad_mesh_of_a_data_set_is_named(tmp_path: Path) -> None:
@@ -533,11 +516,6 @@ def read_ply(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.
     return np.asarray(loaded.vertices), getattr(loaded, "faces", None), colors, np.asarray(table["label"]).reshape(-1)
 
 
-def expected(room: Path, mesh: Path, run: str = "run") -> tuple[Mesh, np.ndarray]:
-    network = DiffusionNet.load(room / run / "best.pt")
-    return predict_labels([mesh], network, torch.device("cpu"))[0]
-
-
 def test_a_mesh_is_predicted(room: Path, tmp_path: Path) -> None:
     mesh = tmp_path / "in" / "far away.off"
     mesh.parent.mkdir()
@@ -601,41 +579,6 @@ def expected_labels(room: Path, name: str) -> np.ndarray:
     return predict_labels([room / "data" / name], network, torch.device("cpu"))[0][1]
 
 
-def test_several_meshes_are_predicted(room: Path, tmp_path: Path) -> None:
-    meshes = [room / "data" / f"m{i}.obj" for i in range(3)]
-    out = tmp_path / "v1.0"  # the name of an existing folder may have a suffix
-    out.mkdir()
-    code, text, _ = diffnet(
-        "predict", *meshes, "--checkpoint", room / "run" / "best.pt", "--out", out, "--png", tmp_path / "a.png"
-    )
-    assert code == 0
-    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply", "m2.ply", "report.csv"]
-    assert text.count("wrote") == 5
-    for mesh in meshes:
-        np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
-
-
-def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room: Path, tmp_path: Path) -> None:
-    broken, out = tmp_path / "broken.off", tmp_path / "out"
-    broken.write_text("OFF\n5 2 0\n0 0 0\n")
-    good = [Path(shutil.copy(room / "data" / name, tmp_path)) for name in ("m0.obj", "m1.obj")]
-    meshes = [good[0], broken, good[1]]
-    arguments = ("--checkpoint", room / "run" / "best.pt", "--out", out, "--html", tmp_path / "a.html")
-    code, text, err = diffnet("predict", *meshes, *arguments)
-    assert (code, text.count("wrote")) == (1, 4)
-    assert "broken.off: the file can't be read: 5 vertices and 2 faces are declared, but 1 lines follow\n" in err
-    assert err.count("\n") == 1
-    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply", "report.csv"]
-    np.testing.assert_array_equal(read_ply(out / "m1.ply")[3], expected_labels(room, "m1.obj"))
-    # With no usable mesh, each reason is printed, and only the report is written.
-    before = sorted(tmp_path.rglob("*"))
-    code, text, err = diffnet("predict", broken.with_name("missing.off"), broken, *arguments)
-    assert (code, text.count("wrote"), len(err.splitlines())) == (1, 1, 2)
-    assert "missing.off: no such file" in err
-    assert "broken.off: the file can't be read" in err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_point_cloud_is_predicted(room: Path, tmp_path: Path) -> None:
     cloud = tmp_path / "cloud.ply"
     trimesh.PointCloud(trimesh.creation.icosphere(2).vertices).export(cloud)
@@ -645,27 +588,9 @@ def test_a_point_cloud_is_predicted(room: Path, tmp_path: Path) -> None:
     verts, _, _, labels = read_ply(out)
     assert len(verts) == len(labels) == 162
     assert (labels == (verts[:, 2] > 0)).mean() > 0.9
-
-
-@pytest.mark.parametrize("at", ["faces", "edges"])
-def test_labels_at_faces_and_edges(room: Path, tmp_path: Path, at: str) -> None:
-    data = write_balls(tmp_path / "data", 4, at)
-    code, out, err = train_small(data, tmp_path / "run", tmp_path / "c")
-    assert code == 0, err
-    assert f"classes: 2 at the {at}" in out
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["test_accuracy"] > 0.8
-    mesh, ply = room / "data" / "m4.obj", tmp_path / "a.ply"
-    arguments = ["--checkpoint", tmp_path / "run" / "best.pt", "--out", ply, "--html", tmp_path / "a.html"]
-    output("predict", mesh, *arguments, "--png", tmp_path / "a.png")
-    loaded, labels = expected(tmp_path, mesh)
-    verts, _, _, written = read_ply(ply)
-    np.testing.assert_allclose(verts, loaded.verts)
-    if at == "faces":
-        np.testing.assert_array_equal(written, labels)
-    assert len(written) == (80 if at == "faces" else 42)
-    cloud = tmp_path / "cloud.ply"
-    trimesh.PointCloud(loaded.verts).export(cloud)
-    assert at in complaint("predict", cloud, *arguments)
+    DiffusionNet.load(room / "run" / "best.pt", outputs_at="edges").save(tmp_path / "edges.safetensors")
+    line = complaint("predict", cloud, "--checkpoint", tmp_path / "edges.safetensors", "--out", out)
+    assert "the network labels edges, and a point cloud has none" in line
 
 
 # ---- precompute and info ----
@@ -775,7 +700,7 @@ def test_info(tmp_path: Path) -> None:
 
 def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = figures(train=1, test=1), []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed, shift: asked.append(seed) or made)
+    monkeypatch.setattr("diffnet.train.tasks.segmentation.figures", lambda seed, shift: asked.append(seed) or made)
     out = tmp_path / "run"
     where = ["--data", "figures", "--out", out, "--cache", tmp_path / "c"]
     text = output("train", "segmentation", *where, *SMALL, "--epochs", 1, "--seed", 3)
@@ -977,13 +902,6 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_one_cache_entry_per_mesh(room: Path) -> None:
-    """The training run of this module computed each mesh once, with the options in its checkpoint."""
-    assert len(list((room / "cache").rglob("*.operators.*"))) == 5
-    stored = load_checkpoint(room / "run" / "last.pt")["options"]
-    assert Preprocessing(stored["k"], stored["laplacian"], stored["features"]) == Preprocessing(8, "robust", "xyz")
 
 
 def precompute_with(script: Path) -> None:

@@ -39,9 +39,8 @@ from diffnet.geometry.positions.rotation import is_common_orientation, shared_ax
 from diffnet.ops import functional_map
 from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
@@ -49,7 +48,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import is_tilted, mesh_axes
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.correspondence import TASK
-from diffnet.train.tasks.network import MetadataError
+from diffnet.train.tasks.task import MetadataError
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -392,7 +391,7 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
     # A large set decides so itself.
-    monkeypatch.setattr("diffnet.geometry.positions.rotation.is_common_orientation", lambda axes: len(axes) == 4)
+    monkeypatch.setattr("diffnet.train.tasks.correspondence.is_common_orientation", lambda axes: len(axes) == 4)
     monkeypatch.setattr(run, "upright_axes", lambda items, options: (0.0, 0.0, 1.0))
     with pytest.warns(UserWarning, match="b4, b5, b6: a principal axis"):  # the test meshes lie
         assert "stand and look the same way" in output(
@@ -404,7 +403,7 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert options["upright"] == [0, 0, 1]
     assert options["features"] == "xyz+normals+wks"
     # Positions that are asked for are given.
-    monkeypatch.setattr("diffnet.geometry.positions.rotation.is_common_orientation", lambda axes: False)
+    monkeypatch.setattr("diffnet.train.tasks.correspondence.is_common_orientation", lambda axes: False)
     for name, given in (("d", ["--align"]), ("e", ["--features", "xyz"]), ("f", ["--rotate"])):
         asked = [*arguments[:-1], 1, *given]
         output("train", "correspondence", *asked, "--out", tmp_path / name, "--method", "unsupervised")

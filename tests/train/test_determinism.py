@@ -11,16 +11,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
-import trimesh
+from shapes import spheres
 
-from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, make_sample
-from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.data import LabeledMeshes, LabelsAt, Sample, make_sample
 from diffnet.train.checkpoint import Checkpoint
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
@@ -38,18 +37,10 @@ Labeled = tuple[LabeledMeshes, list[Sample]]
 
 
 def ellipsoids(at: LabelsAt) -> Labeled:
-    """Two meshes labeled by height, and their samples. Their sizes are large enough for PyTorch to use threads."""
-    items = []
-    for i in range(2):
-        ball = trimesh.creation.icosphere(4)
-        verts = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        faces = np.asarray(ball.faces)
-        corners = {"vertices": np.arange(len(verts))[:, None], "faces": faces, "edges": mesh_edges(faces)}[at]
-        height = verts[corners, 2].mean(axis=1)
-        labels = np.searchsorted(np.quantile(height, np.linspace(0, 1, CLASSES + 1)[1:-1]), height)
-        items.append(LabeledMesh(f"ball {i}", make_mesh(verts, faces, name=f"ball {i}"), labels.astype(np.int64)))
-    data = LabeledMeshes(items, items[:1], [str(i) for i in range(CLASSES)], at)
-    return data, [make_sample(item, OPTIONS.preprocessing) for item in items]
+    """Two meshes and their samples. Their sizes are large enough for PyTorch to use threads."""
+    data = spheres(at, (4, 4), CLASSES, unlabeled=None)
+    data = replace(data, test=data.train[:1])
+    return data, [make_sample(item, OPTIONS.preprocessing) for item in data.train]
 
 
 def train_once(labeled: Labeled, out: Path, device: torch.device, **given: bool) -> Checkpoint:

@@ -20,8 +20,7 @@ from diffnet.geometry import with_k_ring
 from diffnet.ops import Pattern, sddmm, sparse_softmax, spmm
 from diffnet.ops.sparse.decompositions import decompositions
 from diffnet.train import export_network, exported_inputs
-from diffnet.train.inference.loading import load_network
-from diffnet.train.inference.network_input import network_input
+from diffnet.train.inference.network_input import load_network, network_input
 from diffnet.train.inference.predict import input_sample, load_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,30 +1,40 @@
-"""The orientation of training meshes: what a run rotates, and targets that turn with the mesh."""
+"""The orientation of meshes and of own vectors: what a run rotates, targets that turn, and tilted meshes."""
 
 from __future__ import annotations
 
+import csv
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command import diffnet
+import trimesh
+from command import complaint, diffnet, output
 from jaws import jaw, write_bodies
 from shapes import ellipsoid
 
+from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, figures, load_targets
 from diffnet.data.feature_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.rotation import shared_axes
+from diffnet.train import predict_labels
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import mesh_axes, rotations_of, warn_of_rotations
+from diffnet.train.orientation import is_tilted, mesh_axes, rotations_of, upright_axes, warn_of_rotations
 from diffnet.train.tasks.regression import TASK as REGRESSION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 UPRIGHT = [make_mesh(one.verts, one.faces) for one in (jaw(seed, lower=seed % 2 == 1) for seed in range(9))]
+SHORT = ["--epochs", 1, "--k", 8, "--width", 8, "--blocks", 1, "--device", "cpu", "--jobs", 1]
+EYE, LYING = np.eye(3), np.eye(3)[[1, 2, 0]]
+LOSS = ["--loss", "dice"]
+TILTED = "a principal axis is more than 60° from that of the training meshes. The network expects"
 
 
 def turned(meshes: list[Mesh], axis: int | None) -> list[Mesh]:
@@ -149,3 +159,123 @@ def test_the_command_line(more: list[str], status: int, tmp_path: Path) -> None:
     assert err.startswith("diffnet: the columns wind_0, wind_1, wind_2 look like a vector") == (status == 1)
     assert ("xyz rotated at random" in out) == (more == ["--scalar-targets"])
     assert (tmp_path / "run").exists() == (status == 0)
+
+
+def write_set(root: Path, turn: np.ndarray = EYE) -> Path:
+    """14 bodies that stand upright, or turned ones, with a wind and labels of the upper half. Two are for tests."""
+    write_bodies(root, 14)
+    for i in range(14):
+        mesh, wind = root / f"body{i}.ply", root / f"body{i}.wind.npy"
+        solid = trimesh.load(mesh, process=False)
+        part = root / ("train" if i < 12 else "test")
+        part.mkdir(exist_ok=True)
+        (part / f"body{i}.txt").write_text("".join(f"{int(z > 0.2)}\n" for z in solid.vertices[:, 2]))
+        np.save(part / wind.name, np.load(wind) @ turn)
+        trimesh.Trimesh(solid.vertices @ turn, solid.faces, process=False).export(part / mesh.name)
+        mesh.unlink()
+        wind.unlink()
+    return root
+
+
+@pytest.fixture(scope="module")
+def upright(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on upright bodies without rotations, and bodies that lie."""
+    room = tmp_path_factory.mktemp("upright")
+    write_set(room / "standing")
+    write_set(room / "lying", LYING)
+    train = ["train", "segmentation", "--data", room / "standing", "--features", "xyz", "--no-rotate", *SHORT]
+    for further in ([], ["--resume"]):
+        output(*train, "--out", room / "run", "--cache", room / "cache", *further)
+    return room
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """The texts of the warnings about orientations."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(each.message) for each in caught if TILTED in str(each.message)]
+
+
+def test_meshes_in_another_orientation_are_named(upright: Path, tmp_path: Path) -> None:
+    """Once for all, in `predict`, `evaluate` and training, and by the Python functions. Upright meshes are not."""
+    common = ["--checkpoint", upright / "run" / "last.pt", "--device", "cpu"]
+    for place in ("standing", "lying"):
+        test = upright / place / "test"
+        evaluate = ["evaluate", *common, "--data", upright / place, "--out", tmp_path / f"e {place}", "--jobs", 1]
+        with heard() as texts:
+            output("predict", test, *common, "--out", tmp_path / f"p {place}")
+            output(*evaluate, "--cache", tmp_path / "cache")
+            predict_labels(sorted(test.glob("*.ply")), DiffusionNet.load(upright / "run" / "last.pt"), "cpu")
+        both = f"{test / 'body12.ply'}, {test / 'body13.ply'}: {TILTED}"
+        assert [both in text for text in texts] == ([] if place == "standing" else [True, False, True])
+        assert place == "standing" or texts[1].startswith(f"body12, body13: {TILTED}")
+    (upright / "lying" / "train").rename(upright / "lying" / "none")
+    (upright / "standing" / "train").rename(upright / "lying" / "train")
+    train = ["train", "segmentation", "--data", upright / "lying", "--features", "xyz", *SHORT]
+    with heard() as texts:
+        output(*train, "--no-rotate", "--out", tmp_path / "run", "--cache", tmp_path / "cache")
+        output(*train, "--rotate", "--out", tmp_path / "turned", "--cache", tmp_path / "cache")
+    assert len(texts) == 1
+
+
+def upright_of(meshes: list[Mesh], **options: Any) -> tuple[float, ...]:
+    items = [LabeledMesh("", mesh, np.zeros(len(mesh.verts), np.int64)) for mesh in meshes]
+    return upright_axes(items, TrainOptions(features=options.pop("features", "xyz"), **options))
+
+
+def test_which_orientation_is_expected() -> None:
+    """Axes of jaws have no reliable signs. Rotations about an axis leave this axis, and others leave none."""
+    jaws = [make_mesh(one.verts, one.faces) for one in map(jaw, range(12))]
+    quarter = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1.0]])
+    turned, tipped = (make_mesh(jaws[0].verts @ turn, jaws[0].faces) for turn in (quarter, LYING))
+    plain = upright_of(jaws, rotate=False)
+    assert [is_tilted(mesh, plain) for mesh in (*jaws, turned, tipped)] == [False] * 12 + [True] * 2
+    about = upright_of(jaws, rotate_about="z")
+    assert [is_tilted(mesh, about) for mesh in (*jaws, turned, tipped)] == [False] * 13 + [True]
+    for given in ({}, {"features": "hks"}, {"task": "correspondence", "align": True}):
+        assert upright_of(jaws, **given) == ()
+    assert upright_of(jaws[:3], rotate=False) == ()  # too few to tell
+
+
+def test_a_network_on_own_vectors_labels_turned_meshes_alike(upright: Path, tmp_path: Path) -> None:
+    """In the principal axes of a mesh, positions and vectors don't depend on its orientation."""
+    train = ["train", "segmentation", "--data", upright / "lying", *SHORT, "--cache", tmp_path / "cache"]
+    said = output(*train, "--features", "vector:wind+wks", "--out", tmp_path / "run", "--epochs", 2)
+    assert "vector:wind rotated at random about any axis" in said
+    refused = complaint(*train, "--features", "xyz+file:wind", "--out", tmp_path / "none")
+    assert refused.startswith("file:wind has three columns, and meshes are turned or mirrored.")
+    checkpoint = tmp_path / "run" / "last.pt"
+    output(
+        "predict", upright / "lying" / "test", "--checkpoint", checkpoint, "--out", tmp_path / "p", "--device", "cpu"
+    )
+    assert (tmp_path / "p" / "body12.ply").is_file()
+
+
+def losses(folder: Path) -> list[float]:
+    return [float(row["train_loss"]) for row in csv.DictReader((folder / "metrics.csv").open())]
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["--batch-meshes", 3], ["--batch-meshes", 3, "--accumulate", 2], ["--loss", "dice"]]
+)
+def test_the_logged_loss_is_the_mean_over_what_has_labels(tmp_path: Path, given: list[Any]) -> None:
+    """A mesh without labels does not change the loss of the two others."""
+    found = []
+    for name in ("with", "without"):
+        root = write_set(tmp_path / name)
+        for i in range(2, 12):
+            for file in (root / "train").glob(f"body{i}.*"):
+                file.unlink()
+        if name == "with":
+            (root / "train" / "body5.txt").write_text("-1\n" * 162)
+            (root / "test" / "body12.ply").rename(root / "train" / "body5.ply")
+            (root / "test" / "body12.txt").unlink()
+        # Nothing is learned, so both see the network at its start.
+        train = ["train", "segmentation", "--data", root, *SHORT, "--features", "wks", "--lr", 1e-30, *given]
+        output(*train, "--dropout", 0, "--out", tmp_path / f"run {name}", "--cache", tmp_path / "cache")
+        found += losses(tmp_path / f"run {name}")
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert 0.1 < found[0] < 1

@@ -210,12 +210,16 @@ def test_folders_keep_their_tree(tmp_path: Path) -> None:
     assert failed["gone.obj"] == f"{scans / 'b' / 'gone.obj'}: no such file"
     assert all(float(row["seconds"]) >= 0 for row in rows)
     # Files from several folders keep their paths below the folder that they have in common.
-    code, _, _ = diffnet("predict", good[0], good[1], "--checkpoint", checkpoint, "--out", tmp_path / "two")
-    assert code == 0
-    assert {str(path.relative_to(tmp_path / "two")) for path in (tmp_path / "two").rglob("*.ply")} == {
-        "a/m.ply",
-        "b/c/m.ply",
-    }
+    two = tmp_path / "v1.0"  # the name of an existing folder may have a suffix
+    two.mkdir()
+    output("predict", good[0], good[1], "--checkpoint", checkpoint, "--out", two, "--png", tmp_path / "a.png")
+    assert {str(path.relative_to(two)) for path in two.rglob("*.ply")} == {"a/m.ply", "b/c/m.ply"}
+    assert (tmp_path / "a.png").is_file()
+    # With no usable mesh, each reason is printed, and only the report is written.
+    bad, none = [scans / "b" / name for name in ("gone.obj", "broken.off")], tmp_path / "none"
+    code, text, err = diffnet("predict", *bad, "--checkpoint", checkpoint, "--out", none, "--html", none / "a.html")
+    assert (code, text.count("wrote"), len(err.splitlines())) == (1, 1, 2)
+    assert [path.name for path in none.iterdir()] == ["report.csv"]
 
 
 def test_a_table_of_meshes_in_folders(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ import os, sys, threading, time
 {short}
 from diffnet.geometry.errors import OptionError
 from diffnet.interrupts import raise_at_sigterm
-from diffnet.train.commands.console import complain
+from diffnet.train.console import complain
 if __name__ == "__main__":
     raise_at_sigterm()
     rank = int(os.environ["RANK"])

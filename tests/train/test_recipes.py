@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from diffnet.checkpoints.training import OLDER_DEFAULTS
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairShape
 from diffnet.geometry import make_mesh
-from diffnet.train.cli import command_named, train_app
-from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import recipe
-from diffnet.train.tasks.options.shared import TaskName
-from diffnet.train.tasks.options.task_options import RecipeName
+from diffnet.train.cli import train_app
+from diffnet.train.commands.training import train_command
+from diffnet.train.options import TrainOptions, recipe
+from diffnet.train.options.shared import TaskName
+from diffnet.train.options.task_options import RecipeName
 
 TASKS = get_args(TaskName)
 
@@ -32,11 +32,12 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
         raise Stop
 
     monkeypatch.setattr("diffnet.train.run.run_training", run)
-    for loader in ("figures", "shapes", "index_targets"):
-        monkeypatch.setattr(f"diffnet.data.{loader}", lambda *_, **__: LabeledMeshes([], [], ["a"], "vertices"))
+    for loader in ("segmentation.figures", "classification.shapes", "regression.index_targets"):
+        data = LabeledMeshes([], [], ["a"], "vertices")
+        monkeypatch.setattr(f"diffnet.train.tasks.{loader}", lambda *_, data=data, **__: data)
     shape = PairShape("a", make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     pairs = MeshPairs([shape, shape], [], [(0, 1)] * 100, [])  # as many as give the default number of epochs
-    monkeypatch.setattr("diffnet.data.figure_pairs", lambda *_, **__: pairs)
+    monkeypatch.setattr("diffnet.train.tasks.correspondence.figure_pairs", lambda *_, **__: pairs)
     data = "shapes" if task == "classification" else "figures"
     result = CliRunner().invoke(train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments])
     assert isinstance(result.exception, Stop), result.output
@@ -54,10 +55,10 @@ def test_commands_follow_recipes(monkeypatch: pytest.MonkeyPatch, name: RecipeNa
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
-    command = command_named(task)
+    command = train_command(task)
     options = TrainOptions(task=task, **recipe("default", task)).as_dict()
     shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
-    unset = {"laplacian": None, "ignore": None}  # decided by --operators, and an empty list
+    unset = {"laplacian": None}  # decided by --operators
     if task == "correspondence":
         unset |= {"epochs": None, "align": None, "features": None}  # decided by the training set
     assert shown == {name: value for name, value in (options | unset).items() if name in shown}
@@ -101,7 +102,7 @@ def test_many_classes_on_fine_meshes_are_told_of_less_dropout(monkeypatch: pytes
 
     def shown(classes: int, *arguments: str) -> str:
         data = LabeledMeshes(Meshes(), [], [str(i) for i in range(classes)], "vertices")
-        monkeypatch.setattr("diffnet.data.figures", lambda *_, **__: data)
+        monkeypatch.setattr("diffnet.train.tasks.segmentation.figures", lambda *_, **__: data)
         command = ["segmentation", "--data", "figures", "--out", "nowhere", "--cache", ".", *arguments]
         return CliRunner().invoke(train_app, command).output
 

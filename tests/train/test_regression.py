@@ -11,29 +11,16 @@ import pytest
 import torch
 import trimesh
 from command import complaint, output
-from graph_emulator import EmulatedGraph
 from shapes import ellipsoid
 
 from diffnet import DiffusionNet, viz
-from diffnet.data import (
-    LabeledMesh,
-    LabeledMeshes,
-    Sample,
-    TargetsAt,
-    collate_samples,
-    make_sample,
-    original_targets,
-    standardized_targets,
-    target_statistics,
-)
-from diffnet.geometry import load_attributes, make_mesh, mesh_edges
+from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
+from diffnet.geometry import load_attributes
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
-from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
-from diffnet.train.loop import RunData, train
+from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.regression import TASK
 from diffnet.train.tasks.task import Scored
 
@@ -269,69 +256,3 @@ def test_scores_of_targets_far_from_0(offset: float) -> None:
     assert 0.73 < expected < 0.77
     assert results["columns"][0]["r2"] == pytest.approx(expected, rel=1e-4) == results["test_r2"]
     assert (results["columns"][0]["count"], results["columns"][1]["r2"]) == (4000, None)
-
-
-def with_targets(at: TargetsAt, count: int) -> LabeledMeshes:
-    """Meshes with two columns of standardized targets, some of them missing."""
-    items = []
-    for i in range(count):
-        mesh = trimesh.creation.icosphere(1 + i % 2)
-        sizes = {"vertices": len(mesh.vertices), "faces": len(mesh.faces), "edges": len(mesh_edges(mesh.faces))}
-        targets = np.random.default_rng(i).normal(size=(sizes.get(at, 1), 2)).astype(np.float32)
-        targets[::3, i % 2] = np.nan
-        items.append(LabeledMesh(str(i), make_mesh(mesh.vertices, mesh.faces), targets))
-    return LabeledMeshes(items, items[:2], ["u", "v"], at)
-
-
-@pytest.mark.parametrize("loss", ["mse", "huber"])
-@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])
-def test_captured_steps_equal_plain_ones(at: str, loss: str) -> None:
-    """Elements that are added to a batch on buffers have no targets and change nothing."""
-    options = TrainOptions(
-        task="regression", loss=loss, features="xyz", k=6, width=8, blocks=1, dropout=0, batch_meshes=3
-    )
-    data = with_targets(at, 6)
-    samples = [make_sample(item, options.preprocessing) for item in data.train]
-    batches = [[samples[i] for i in batch] for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
-    found = []
-    for captured in (False, True):
-        torch.manual_seed(0)
-        model = build_model(options, data.label_names, data.labels_at)
-        step = TrainingStep(TASK, model, options, CPU)
-        if captured:
-            step.capture([sample.operators for sample in samples], EmulatedGraph)
-        losses = [step(collate_samples(batch)) for batch in batches]
-        found.append((torch.stack(losses), step.tally.clone()))
-    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-5, atol=1e-6)
-    assert found[0][1][:, 0].sum() == sum(int((~s.labels.isnan()).sum()) for batch in batches for s in batch)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 300}], ids=str)
-@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])
-def test_captured_runs_equal_plain_ones_on_a_gpu(at: str, given: dict[str, int], tmp_path: Path) -> None:
-    options = TrainOptions(
-        task="regression",
-        loss="huber",
-        features="xyz",
-        k=12,
-        width=32,
-        blocks=2,
-        dropout=0,
-        epochs=4,
-        precision="fp32",
-        **given,
-    )
-    gpu = torch.device("cuda")
-    data = with_targets(at, 7)
-    samples: list[Sample] = [make_sample(item, options.preprocessing).to(gpu) for item in data.train]
-    statistics = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
-    found = []
-    for capture in (False, True):
-        out = tmp_path / str(capture)
-        out.mkdir()
-        run_data = RunData(TASK, data, samples, samples[:2], target_statistics=statistics)
-        run = train(run_data, options, out, device=gpu, capture=capture)
-        found.append([(row["train_loss"], row["train_r2"], row["test_r2"] or 0) for row in run["history"]])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

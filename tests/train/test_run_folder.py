@@ -19,7 +19,7 @@ import pytest
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
-from diffnet.train.run_folder.event_file import EventFile
+from diffnet.train.event_file import EventFile
 
 HOLD = """
 import sys, time

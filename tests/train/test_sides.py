@@ -15,9 +15,9 @@ from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.sides import found_sides
 from diffnet.train.steps.augmentation import draw_changes
 from diffnet.train.tasks.classes import check_sides, with_class_options
-from diffnet.train.tasks.options.sides import found_sides
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 

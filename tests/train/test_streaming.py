@@ -41,11 +41,11 @@ from diffnet.train import batches, resident
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.checkpoint_checks import Checkpoint
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.task_options import SetOptions
 from diffnet.train.preprocessing import preprocess, with_max_faces
 from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
 from diffnet.train.run import run_training
-from diffnet.train.tasks.network import DataOptions
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -138,8 +138,8 @@ def test_streamed_runs_equal_resident_ones(tmp_path: Path, name: str) -> None:
 )
 def test_sets_to_score_are_read_mesh_by_mesh(tmp_path: Path, task: Any, kind: str) -> None:
     root, where = write_set(tmp_path / "set", kind), tmp_path / "cache"
-    network: Any = None  # its options aren't needed
-    data = task_named(task).load_test(str(root), DataOptions(network, targets="file:height", jobs=1), where)
+    how = SetOptions(cache=where, targets="file:height", needs_train=False, jobs=1)
+    data = task_named(task).load([str(root)], how, TrainOptions(task=task))
     assert isinstance(data.test, StoredMeshes)
     assert sorted(name[-2:] for name in data.test.names) == ["m4", "m5"]
     assert len(data.train) == 0
@@ -235,7 +235,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> P
     items = [LabeledMesh(f"m{i}", mesh, np.arange(len(mesh.verts)) % 2) for i, mesh in enumerate(meshes)]
     quiet = Console(file=io.StringIO())
     options = TrainOptions(**{**SMALL, **given})
-    scored = with_max_faces(items[:2], "vertices", options, tmp_path, 1, quiet, to_score=True)
+    scored = with_max_faces(items[:2], "vertices", options, to_score=True, cache_dir=tmp_path, jobs=1, console=quiet)
     found = preprocess(joined([scored, items[2:]]), options.preprocessing, {}, "vertices", tmp_path, 1, quiet, CPU)
     found.backward = False
     return found

@@ -1,4 +1,4 @@
-"""A new task needs no change outside `train/tasks/`.
+"""A new task needs no change outside `train/tasks/` and `train/options/`.
 
 The first test copies a task under another name. The second one adds a task with its own options, command and score.
 """
@@ -28,9 +28,9 @@ from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, Paire
 from diffnet.geometry import Mesh, SurfacePoints, make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import TrainOptions, predict_values, run_evaluation, run_training
-from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-from diffnet.train.tasks.options.shared import TaskName
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.options import TASK_OPTIONS
+from diffnet.train.options.shared import TaskName
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -47,7 +47,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Any:
         copy.name = "other"  # type: ignore[assignment]
         monkeypatch.setitem(sys.modules, "diffnet.train.tasks.other", SimpleNamespace(TASK=copy))
         monkeypatch.setitem(TASK_OPTIONS, "other", TASK_OPTIONS[name])
-        monkeypatch.setattr("diffnet.train.tasks.options.shared.TaskName", Literal[(*get_args(TaskName), "other")])
+        monkeypatch.setattr("diffnet.train.options.shared.TaskName", Literal[(*get_args(TaskName), "other")])
         return "other"
 
     return register
@@ -125,51 +125,24 @@ def compared(results: dict[str, Any]) -> dict[str, Any]:
 OPTIONS = """
 from dataclasses import dataclass
 
-from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.options.shared import SharedOptions
-from diffnet.train.tasks.options.task_options import TaskOptions
+from diffnet.options import option
+from diffnet.train.options.shared import SharedOptions
+from diffnet.train.options.task_options import TaskOptions
 
 
 @dataclass(frozen=True)
 class HeightOptions(SharedOptions):
-    tolerance: float = 0.0
-    remarks: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tolerance < 0:
-            raise OptionError(f"tolerance should be at least 0, got {self.tolerance}")
-        object.__setattr__(self, "remarks", tuple(self.remarks))
+    tolerance: float = option(0.0, None, "Errors up to this don't count.", least=0)
+    remarks: tuple[str, ...] = option((), None, "What to remember.", flag="--remark")
 
 
-OPTIONS = TaskOptions(own=HeightOptions, prediction=("tolerance",), recipe={"tolerance": 0.25, "epochs": 2})
-"""
-COMMAND = """
-from typing import Annotated, Any
-
-import typer
-
-from diffnet.train.commands.options import RunOption
-from diffnet.train.commands.training import Loaded, run_command, training_command
-from diffnet.train.options import TrainOptions
-
-
-@training_command("heights")
-def train(
-    data: Annotated[str, typer.Option(help="Folder of meshes.")],
-    out: RunOption,
-    tolerance: Annotated[float, typer.Option(help="Errors up to this don't count.")] = 0.25,
-    remark: Annotated[list[str] | None, typer.Option()] = None,
-    **shared: Any,
-) -> None:
-    "Train a network that predicts heights."
-
-    def load(options: TrainOptions, before: Any) -> Loaded:
-        from diffnet.data import load_targets
-
-        return Loaded(load_targets(data, "file:height", seed=options.seed, cache_dir=shared["cache"]), options)
-
-    run_command("heights", load, out, {"tolerance": tolerance, "remarks": tuple(remark or ()), **shared})
+OPTIONS = TaskOptions(
+    help="Train a network that predicts heights.",
+    data="Folder of meshes.",
+    own=HeightOptions,
+    prediction=("tolerance",),
+    recipe={"tolerance": 0.25, "epochs": 2},
+)
 """
 TASK = """
 import torch
@@ -185,9 +158,9 @@ class Heights(Regression):
     def loss(self, outputs, targets, options):
         return ((outputs - targets).abs() - options.tolerance).clamp(min=0).mean()
 
-    def load_test(self, path, known, cache):
-        print("trained with tolerance", known.network.options.tolerance)
-        return load_targets(path, "file:height", cache_dir=cache, needs_train=False)
+    def load(self, data, how, options):
+        print("a set for tolerance", options.tolerance, how.needs_train)
+        return load_targets(data[0], "file:height", seed=how.seed, cache_dir=how.cache, needs_train=how.needs_train)
 
     def new_tally(self, columns, device):
         return torch.zeros(2, dtype=torch.int64, device=device)
@@ -223,21 +196,17 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
     """The files are added to a copy of the room, and the name of the task and its options to the list of tasks."""
     monkeypatch.setenv("COLUMNS", "120")
     room = shutil.copytree(ROOT / "train", tmp_path / "copy" / "train")
-    tasks = room / "tasks"
-    for name, text in {"options/heights.py": OPTIONS, "commands/heights.py": COMMAND, "heights.py": TASK}.items():
-        (tasks / name).write_text(text)
+    for name, text in {"options/heights.py": OPTIONS, "tasks/heights.py": TASK}.items():
+        (room / name).write_text(text)
     for file, old, new in (
-        (
-            "all_tasks",
-            "\n\n@dataclass",
-            "\nfrom diffnet.train.tasks.options.heights import *\n\n@dataclass",
-        ),
+        ("__init__", "import correspondence, labels", "import correspondence, heights, labels"),
+        ("__init__", "class TrainOptions(", "class TrainOptions(heights.HeightOptions, "),
+        ("__init__", "TaskOptions] = {", 'TaskOptions] = {"heights": heights.OPTIONS, '),
         ("shared", "TaskName: TypeAlias = Literal[", 'TaskName: TypeAlias = Literal["heights", '),
-        ("all_tasks", "class OptionsOfTasks(", "class OptionsOfTasks(HeightOptions, "),
     ):
-        listed = (tasks / "options" / f"{file}.py").read_text()
+        listed = (room / "options" / f"{file}.py").read_text()
         assert listed.count(old) == 1
-        (tasks / "options" / f"{file}.py").write_text(listed.replace(old, new))
+        (room / "options" / f"{file}.py").write_text(listed.replace(old, new))
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     for i in range(4):
@@ -258,7 +227,7 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
     assert ends_of_copies(run_with_new_task, [(room, commands)]) == [0]
     printed = capfd.readouterr().out
     assert "Errors up to this don't count." in printed
-    assert "trained with tolerance 0.25" in printed
+    assert "a set for tolerance 0.25 False" in printed
     results = json.loads((run / "results.json").read_text())
     assert (results["task"], results["judged_epoch"]) == ("heights", 3)
     assert (results["options"]["tolerance"], results["options"]["remarks"]) == (0.25, ["a"])

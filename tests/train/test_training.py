@@ -22,12 +22,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from diffnet import WeightAverage
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
 from diffnet.data.stored import names_of
-from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
+from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, epoch, evaluate as evaluate_module
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.device import autocast, matmul_dtype, pick_device
+from diffnet.train.device import autocast, pick_device
 from diffnet.train.epoch import TrainingError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, train
@@ -36,7 +36,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import on_device
 from diffnet.train.run import run_training
-from diffnet.train.run_folder.history import columns
+from diffnet.train.run_folder import columns
 from diffnet.train.set_parts import held_out
 from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels
@@ -153,24 +153,6 @@ def test_loss_is_the_mean_over_labeled_elements() -> None:
     loss.backward()
     assert loss.item() == 0
     assert logits.grad.tolist() == [[0.0] * 3] * 5
-
-
-def test_each_mesh_has_its_own_rotation() -> None:
-    torch.manual_seed(0)
-    points = torch.randn(600, 3)
-    lengths = (200, 0, 300, 100)
-    turned = rotate(points, random_rotations(4), torch.tensor([0, 200, 200, 500, 600]))
-    found = []
-    for before, after in zip(points.split(lengths), turned.split(lengths), strict=True):
-        if len(before):
-            matrix = torch.linalg.lstsq(before, after).solution
-            torch.testing.assert_close(before @ matrix, after, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(matrix.T @ matrix, torch.eye(3), rtol=0, atol=1e-5)
-            assert torch.det(matrix) == pytest.approx(1, abs=1e-4)
-            found.append(matrix)
-    assert all((a - b).abs().max() > 0.1 for i, a in enumerate(found) for b in found[:i])
-    # The mean of uniformly random rotation matrices is 0.
-    assert random_rotations(1000).mean(0).abs().max() < 0.1
 
 
 def test_bad_options_are_named() -> None:
@@ -541,14 +523,6 @@ def test_a_run_that_ends_between_two_files_can_be_resumed(
         same_run(tmp_path / "whole", parted)
 
 
-def test_a_missing_table_is_written_again(
-    data: LabeledMeshes, run: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    (tmp_path / "last.pt").write_bytes((run[0] / "last.pt").read_bytes())
-    fit(data, tmp_path, resume=True)
-    assert (tmp_path / "metrics.csv").read_text() == (run[0] / "metrics.csv").read_text()
-
-
 def test_order_and_dropout_differ_between_epochs_and_seeds(
     data: LabeledMeshes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -606,63 +580,6 @@ def test_a_run_is_not_resumed_with_other_statistics() -> None:
         found = {"file:a": {"mean": means}}
         with nullcontext() if equal else pytest.raises(CheckpointError, match="other own arrays"):
             assert of_stored_run(stored, "statistics", found, Path("run")) is stored["statistics"]
-
-
-# ---- checkpoints ----
-
-
-def test_files_that_are_not_checkpoints(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    whole = (run[0] / "last.pt").read_bytes()
-    stored = load_checkpoint(run[0] / "last.pt")
-    path = tmp_path / "a.pt"
-
-    def message(content: object) -> str:
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        else:
-            torch.save(content, path)
-        with pytest.raises(CheckpointError) as caught:
-            load_checkpoint(path)
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    with pytest.raises(CheckpointError, match=r"missing.pt: no such"):
-        load_checkpoint(tmp_path / "missing.pt")
-    with pytest.raises(CheckpointError, match="this is a folder, expected a checkpoint"):
-        load_checkpoint(tmp_path)
-    rng = np.random.default_rng(0)
-    for garbage in (b"", b".", b"garbage", b"\x80\x02.", b"}q\x00h\x05.", whole[: len(whole) // 2], whole[:-100]):
-        assert "damaged" in message(garbage)
-    for size in rng.integers(1, 200, 50):
-        message(rng.bytes(int(size)))
-    assert "diffnet train" in message({"weights": torch.zeros(3)})
-    assert "diffnet train" in message([1, 2, 3])
-    assert "diffnet train" in message(torch.zeros(3))
-    assert "format 99" in message({**stored, "format": 99})
-    assert "model" in message({"format": stored["format"]})
-    assert "damaged" in message({"format": stored["format"], "path": Path("code")})  # weights_only
-
-
-def test_a_checkpoint_is_complete_at_any_time(
-    run: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.pt"
-    stored = load_checkpoint(run[0] / "last.pt")
-    save_checkpoint(path, stored)
-    before = path.read_bytes()
-    write = Path.write_bytes
-
-    def half(self: Path, content: bytes) -> None:
-        write(self, content[: len(content) // 2])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", half)
-        with pytest.raises(KeyboardInterrupt):
-            save_checkpoint(path, stored)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
 
 
 # ---- a whole run ----
@@ -795,26 +712,6 @@ def test_a_bad_mesh_is_named_before_training(data: LabeledMeshes, tmp_path: Path
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("rotate", [False, True], ids=["fixed", "rotated"])
-def test_a_captured_run_learns_like_a_plain_one(
-    data: LabeledMeshes, tmp_path: Path, rotate: bool, precision: str
-) -> None:
-    chosen = options(dropout=0.0, rotate=rotate, precision=precision, epochs=6)
-    device = torch.device("cuda")
-    samples = [make_sample(item, chosen.preprocessing) for item in (*data.train, *data.test)]
-    kept = on_device(samples, device, matmul_dtype(precision, device))
-    losses = []
-    for name, capture in (("plain", False), ("captured", True)):
-        (tmp_path / name).mkdir()
-        trained, tests = kept[: len(data.train)], kept[len(data.train) :]
-        train(RunData(TASK, data, trained, tests), chosen, tmp_path / name, device=device, capture=capture)
-        losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-    assert rotate or losses[1][-1] < losses[1][0]
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(("backend", "fused"), [("auto", True), ("torch", False)], ids=["auto", "torch"])
 def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backend: str, fused: bool) -> None:
     device = torch.device("cuda")
@@ -834,16 +731,6 @@ def test_backend_reaches_every_module(data: LabeledMeshes, tmp_path: Path) -> No
         checkpoint = fit(data, tmp_path / backend, backend=backend, epochs=1)
         model, _ = restore_model(checkpoint)
         assert {module.backend for module in model.modules() if hasattr(module, "backend")} == {backend}
-
-
-@pytest.mark.gpu
-def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> None:
-    device = torch.device("cuda")
-    samples = on_device([make_sample(item, options().preprocessing) for item in data.train], device)
-    for epochs in (2, 4):
-        chosen = options(epochs=epochs)
-        train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device, resume=epochs == 4, capture=True)
-    assert len(rows(tmp_path)) == 4
 
 
 def test_adam_is_adam_of_pytorch() -> None:

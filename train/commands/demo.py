@@ -14,8 +14,8 @@ import typer
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
 from diffnet.train.commands.view import open_page
+from diffnet.train.console import console
 
 WEIGHTS = Path(__file__).with_name("figures.safetensors")
 SEED = 1000  # of a figure that is in no data set

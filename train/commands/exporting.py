@@ -8,29 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
 from diffnet.train.commands.many_files import Item, end, work_through
 from diffnet.train.commands.mesh_files import find_meshes, output_files, part_of
+from diffnet.train.commands.options import CheckpointOption, LabelsAtOption
 from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.console import console
 
 
 def export(
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original "
-            "implementation."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     out: Annotated[Path, typer.Option(help="File to write (.pt2).")],
-    labels_at: Annotated[
-        TargetsAt | None,
-        typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
-    ] = None,
+    labels_at: LabelsAtOption = None,
 ) -> None:
     """Write a network as a file of plain PyTorch operations, which runs without diffnet.
 
@@ -40,7 +31,7 @@ def export(
     check_outputs([out], [checkpoint])
     with ExitAtCtrlC():
         from diffnet.train.export import export_network
-        from diffnet.train.inference.loading import load_any_network
+        from diffnet.train.inference.network_input import load_any_network
 
     network = load_any_network(checkpoint, labels_at)
     make_folder(out.parent)
@@ -67,9 +58,8 @@ def write_inputs(
 
         from diffnet.geometry import load_mesh
         from diffnet.train.export import exported_inputs
-        from diffnet.train.inference.loading import load_any_network
+        from diffnet.train.inference.network_input import load_any_network
         from diffnet.train.inference.predict import input_sample
-        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
 
     network = load_any_network(checkpoint)
@@ -89,15 +79,6 @@ def write_inputs(
         write_atomically(items[i].result, content.getvalue())
 
     written: list[Path] = []
-    with connected() as ranks, progress_bar(console, disable=len(items) == 1) as bar:
-        shown = bar.add_task("preprocessing", total=len(items))
-        failed = work_through(
-            items,
-            work,
-            None,
-            "",
-            ranks=ranks,
-            keep=lambda i, _: written.append(items[i].result),
-            advance=lambda: bar.advance(shown),
-        )
+    with connected() as ranks:
+        failed = work_through(items, work, ranks, "preprocessing", keep=lambda i, _: written.append(items[i].result))
     end(written, None, failed, ranks)

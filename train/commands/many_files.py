@@ -14,8 +14,8 @@ import typer
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.file_state import FileIdentity, file_identity, hashed
-from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, named, write_atomically
-from diffnet.train.commands.console import complain, console, user_message
+from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, named, remove_leftovers, write_atomically
+from diffnet.train.console import complain, console, progress_bar, user_message
 
 if TYPE_CHECKING:
     from diffnet.data import Preprocessing
@@ -84,12 +84,8 @@ def settings_of(checkpoint: Path, **options: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def complete_items(
-    items: Sequence[Item],
-    report: Path,
-    settings: str,
-    columns: Sequence[str] = ("file",),
-    has_result: Callable[[Item], bool] = lambda item: item.result.is_file(),
+def _complete(
+    items: Sequence[Item], report: Path, settings: str, columns: Sequence[str], has_result: Callable[[Item], bool]
 ) -> dict[int, Sequence[str]]:
     """The rows of items that are complete in the report of an earlier call, by position.
 
@@ -115,35 +111,46 @@ def complete_items(
 def work_through(
     items: Sequence[Item],
     work: Callable[[int], Any],
-    report: Path | None,
-    settings: str,
-    columns: Sequence[str] = ("file",),
-    *,
     ranks: Ranks,
+    title: str,
+    *,
+    report: Path | None = None,
+    settings: str = "",
+    columns: Sequence[str] = ("file",),
+    resume: bool = False,
+    has_result: Callable[[Item], bool] = lambda item: item.result.is_file(),
     keep: Callable[[int, Any], Any] = lambda i, made: None,
-    kept: Mapping[int, Sequence[str]] | None = None,
-    in_turn: Callable[[Sequence[int], Callable[[int], None]], dict[int, str]] | None = None,
-    advance: Callable[[], Any] = lambda: None,
+    again: Callable[[int], Any] = lambda i: None,
+    ahead: tuple[Preprocessing, Path, int | None] | None = None,
 ) -> list[str]:
-    """Call work(i) for each item. One that can't be used does not stop the others.
+    """Call work(i) for each item, with a progress bar. One that can't be used does not stop the others.
 
     work: writes the result, and leaves a complete file or none
     ranks: those that share the items. Rank 0 writes the report.
-    keep: called in rank 0 with the number of each item that `work` has done and with what it returned, a value of JSON
-        where there are several ranks
     report: the file that gets a row for each item when its result is complete
     settings: see `settings_of`
     columns: the names of the columns for `Item.read`
-    kept: the result of `complete_items`. These are left out.
-    in_turn: calls its second argument with each of these positions, and returns reasons for those that it can't
-    advance: called for each item when it is done
+    resume: whether the results of an earlier call stay that `has_result` and the report have, see `_complete`
+    keep: called in rank 0 with the number of each item that `work` has done and with what it returned, a value of
+        `Ranks`
+    again: called instead with the number of each item of an earlier call
+    ahead: (options, cache, jobs): the cores preprocess the next meshes in `Item.read` into the cache meanwhile. If
+        there are several ranks, each item has only one.
 
     Returns the reasons of the items that failed, to all ranks.
     """
-    kept = kept or {}
-    header = [*columns, *REPORT_COLUMNS]
-    table = None if report is None or not ranks.is_first else GrowingTable(report, header, kept)
-    if table is not None:
+
+    def complete() -> list[Any]:
+        remove_leftovers([*(item.result for item in items), *([] if report is None else [report])])
+        found = {} if report is None or not resume else _complete(items, report, settings, columns, has_result)
+        return list(found.items())
+
+    kept: dict[int, Sequence[str]] = dict(ranks.shared(complete))
+    for i in kept:
+        again(i)
+    table = None
+    if report is not None and ranks.is_first:
+        table = GrowingTable(report, [*columns, *REPORT_COLUMNS], kept)
         table.write()
     failed: dict[int, str] = {}
 
@@ -156,7 +163,7 @@ def work_through(
         if table is not None:
             status = "ok" if reason is None else "failed"
             table.add(i, [*items[i].read, status, reason, f"{seconds:.3f}", state, settings])
-        advance()
+        bar.advance(shown)
 
     post = ranks.mailbox(record)
 
@@ -171,21 +178,21 @@ def work_through(
                 raise
         post([i, reason, state, time.perf_counter() - started, made])
 
-    for _ in kept:
-        advance()
     todo = [i for i in range(len(items)) if i not in kept]
-    try:
-        if in_turn is None:
-            for position in ranks.handed_out(len(todo)):
-                one(todo[position])
-        else:
-            for i, reason in in_turn(todo, one).items():
-                post([i, reason, "", 0.0, None])
-        ranks.gathered(None, meanwhile=post)
-        post()
-    finally:
-        if table is not None:
-            table.write()
+    with progress_bar(console, disable=len(items) == 1) as bar:
+        shown = bar.add_task(title, total=len(items), completed=len(kept))
+        try:
+            if ahead is None:
+                for position in ranks.handed_out(len(todo)):
+                    one(todo[position])
+            else:
+                for i, reason in _preprocessed_ahead(items, todo, one, *ahead, ranks).items():
+                    post([i, reason, "", 0.0, None])
+            ranks.gathered(None, meanwhile=post)
+            post()
+        finally:
+            if table is not None:
+                table.write()
     reasons: list[str] = ranks.shared(lambda: [failed[i] for i in sorted(failed)])
     return reasons
 
@@ -201,39 +208,40 @@ def end(written: Sequence[Path], report: Path | None, failed: Sequence[str], ran
         raise typer.Exit(1)
 
 
-def preprocessed_ahead(
-    items: Sequence[Item], options: Preprocessing, cache: Path, jobs: int | None, ranks: Ranks
-) -> Callable[[Sequence[int], Callable[[int], None]], dict[int, str]]:
-    """The argument `in_turn` of `work_through`: the cores preprocess the next meshes in `Item.read` into the cache.
+def _preprocessed_ahead(
+    items: Sequence[Item],
+    positions: Sequence[int],
+    one: Callable[[int], None],
+    options: Preprocessing,
+    cache: Path,
+    jobs: int | None,
+    ranks: Ranks,
+) -> dict[int, str]:
+    """Call one(i) for each of these items when its meshes are in the cache. Returns reasons for those that fail before.
 
     Workers wait while an item is worked on, so each has at most one mesh ready.
-
-    ranks: those that share the meshes. If there are several, each item has only one.
     """
     from diffnet.data import fill_cache
 
-    def in_turn(positions: Sequence[int], one: Callable[[int], None]) -> dict[int, str]:
-        missing = {i: set(items[i].read) for i in positions}
-        items_of: dict[Path, list[int]] = {}
-        for i in positions:
-            for mesh in missing[i]:
-                items_of.setdefault(mesh, []).append(i)
-        meshes = list(dict.fromkeys(mesh for i in positions for mesh in items[i].read))
+    missing = {i: set(items[i].read) for i in positions}
+    items_of: dict[Path, list[int]] = {}
+    for i in positions:
+        for mesh in missing[i]:
+            items_of.setdefault(mesh, []).append(i)
+    meshes = list(dict.fromkeys(mesh for i in positions for mesh in items[i].read))
 
-        def ready(position: int) -> None:
-            mesh = meshes[position]
-            for i in items_of[mesh]:
-                missing[i].remove(mesh)
-                if not missing[i]:
-                    one(i)
+    def ready(position: int) -> None:
+        mesh = meshes[position]
+        for i in items_of[mesh]:
+            missing[i].remove(mesh)
+            if not missing[i]:
+                one(i)
 
-        shared = None if ranks.is_alone else ranks.handed_out(len(meshes))
-        failed = fill_cache(meshes, options, cache, jobs, ready=ready, positions=shared)
-        reasons = {meshes[position]: reason for position, reason in failed.items()}
-        first = {i: next((mesh for mesh in items[i].read if mesh in reasons), None) for i in positions}
-        return {i: reasons[mesh] for i, mesh in first.items() if mesh is not None}
-
-    return in_turn
+    shared = None if ranks.is_alone else ranks.handed_out(len(meshes))
+    failed = fill_cache(meshes, options, cache, jobs, ready=ready, positions=shared)
+    reasons = {meshes[position]: reason for position, reason in failed.items()}
+    first = {i: next((mesh for mesh in items[i].read if mesh in reasons), None) for i in positions}
+    return {i: reasons[mesh] for i, mesh in first.items() if mesh is not None}
 
 
 def _state(item: Item, before: str = "") -> str:

@@ -14,19 +14,15 @@ import typer
 from diffnet.data.labeled import DataError
 from diffnet.data.numbers import check_vertex_numbers, read_lines
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
-from diffnet.train.commands.many_files import (
-    Item,
-    complete_items,
-    end,
-    preprocessed_ahead,
-    settings_of,
-    work_through,
-)
+from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
-from diffnet.train.commands.options import MESH_FILES, DeviceOption, JobsOption, ResumeManyOption, ZoomOutOption
+from diffnet.train.commands.options import MESH_FILES, NO_CACHE, RESUME_MANY, RunOptions, parameters, with_parameters
+from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.console import console
+from diffnet.train.options import TrainOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +31,15 @@ if TYPE_CHECKING:
 COLUMNS = ("first", "second")  # of the report
 
 
+@with_parameters(
+    *parameters(TrainOptions, ["zoomout"]),
+    *parameters(
+        RunOptions,
+        ("device", "cache", "resume", "jobs"),
+        panel=None,
+        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
+    ),
+)
 def match(
     checkpoint: Annotated[
         Path,
@@ -62,37 +67,30 @@ def match(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with B and A, where B has the colors and texture of A.")
     ] = None,
-    zoomout: ZoomOutOption = False,
     fine_tune: Annotated[
         int, typer.Option(metavar="N", min=0, help="First train on these two meshes for N steps, without supervision.")
     ] = 0,
-    device: DeviceOption = "auto",
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
-    ] = None,
-    resume: ResumeManyOption = False,
-    jobs: JobsOption = None,
+    **options: Any,
 ) -> None:
     """Match two meshes: find a vertex of A for each vertex of B.
 
     Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
     with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
     """
+    settings = {name: options[name] for name in ("zoomout", "device", "cache", "resume", "jobs")}
     if pairs is not None:
         if a is not None or html is not None:
             raise OptionError("--pairs is without A, B and --html")
-        match_pairs(pairs, checkpoint, out, zoomout, fine_tune, device, cache, resume, jobs)
+        match_pairs(pairs, checkpoint, out, fine_tune=fine_tune, **settings)
         return
     if a is None or b is None:
         raise OptionError("give two meshes, A and B, or a file with --pairs")
-    if resume:
+    if settings["resume"]:
         raise OptionError("--resume is for --pairs")
     with ExitAtCtrlC():
-        from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
-        from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+        from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.progress import progress_bar
         from diffnet.train.report.transfer import pair_page
         from diffnet.train.tasks.task import npy_bytes
 
@@ -112,10 +110,10 @@ def match(
             a,
             b,
             network,
-            pick_device(device),
-            zoomout=zoomout,
+            pick_device(settings["device"]),
+            zoomout=settings["zoomout"],
             fine_tune=fine_tune,
-            cache_dir=cache,
+            cache_dir=settings["cache"],
             after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
         )
     for mesh in (found.a, found.b):
@@ -142,6 +140,7 @@ def match_pairs(
     pairs: Path,
     checkpoint: Path,
     out: Path,
+    *,
     zoomout: bool,
     fine_tune: int,
     device: str,
@@ -151,11 +150,8 @@ def match_pairs(
 ) -> None:
     """Match the pairs in a file, each as in a set of pairs: the first mesh is B of `diffnet match`, the second is A."""
     with ExitAtCtrlC():
-        from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
-        from diffnet.train.commands.predicting import check_outputs, described_input
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
 
     if out.suffix and not out.is_dir():
@@ -172,36 +168,28 @@ def match_pairs(
 
         def work(i: int) -> None:
             first, second = found[i]
-            given = second, first, network, chosen
-            matched = match_meshes(*given, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache)
+            matched = match_meshes(
+                second, first, network, chosen, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache
+            )
             for mesh in (matched.a, matched.b):
                 check_vertex_numbers(mesh, written[i], "Save it as")
             make_folder(written[i].parent)
             write_atomically(written[i], _lines(matched.matches))
 
-        settings = settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune)
-
-        def complete() -> list[Any]:
-            remove_leftovers([*written, report])
-            return list(complete_items(items, report, settings, COLUMNS).items()) if resume else []
-
-        kept = dict(ranks.shared(complete))
         ahead = None
         if cache is not None and expected.normalize and ranks.is_alone:
-            ahead = preprocessed_ahead(items, expected.options.preprocessing, cache, jobs, ranks)
-        with progress_bar(console) as bar:
-            shown = bar.add_task("matching", total=len(items))
-            failed = work_through(
-                items,
-                work,
-                report,
-                settings,
-                COLUMNS,
-                ranks=ranks,
-                kept=kept,
-                in_turn=ahead,
-                advance=lambda: bar.advance(shown),
-            )
+            ahead = expected.options.preprocessing, cache, jobs
+        failed = work_through(
+            items,
+            work,
+            ranks,
+            "matching",
+            report=report,
+            settings=settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune),
+            columns=COLUMNS,
+            resume=resume,
+            ahead=ahead,
+        )
     end([], report, failed, ranks)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,44 +13,42 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.mesh_files import find_meshes, part_of
-from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
-    MESH_FILES,
-    BasisOption,
-    CacheOption,
-    DeviceOption,
-    GroupByOption,
-    JobsOption,
-    JoinOption,
-    KOption,
-    LaplacianOption,
-    NormalizeOption,
-    OperatorsOption,
-    TargetsOption,
-    checked_features,
-)
+from diffnet.train.commands.options import MESH_FILES, RunOptions, parameters, with_parameters
 from diffnet.train.commands.sharding import write_into_shards
-from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.console import complain, console
+from diffnet.train.options import TrainOptions
+from diffnet.train.options.shared import TaskName
 
 SHARDS_PANEL = "Shards"  # of --help
 EXPORT_PANEL = "Exported networks"
+_PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize"
 
 
+@with_parameters(
+    *parameters(
+        TrainOptions,
+        _PREPROCESSING,
+        panel=None,
+        changes={"k": {"least": 1, "help": "Number of eigenpairs of the spectral basis."}},
+    ),
+    *parameters(RunOptions, ("cache", "jobs", "device"), panel=None),
+    *parameters(
+        TrainOptions,
+        ("targets", "group_by", "features"),
+        panel=SHARDS_PANEL,
+        changes={
+            "features": {
+                "default": None,
+                "help": "Features for training. Own arrays among them, file:NAME, are written.",
+            }
+        },
+    ),
+)
 def precompute(
     context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders to search for meshes.")],
-    cache: CacheOption = DEFAULT_CACHE,
-    k: KOption = 128,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    operators: OperatorsOption = "diffnet",
-    normalize: NormalizeOption = "radius",
-    jobs: JobsOption = None,
-    device: DeviceOption = "auto",
     part: Annotated[
         str | None, typer.Option(metavar="I/N", help="Preprocess part I of N, for array jobs: 1/4, 2/4, 3/4 and 4/4.")
     ] = None,
@@ -66,17 +64,6 @@ def precompute(
         TaskName | None,
         typer.Option(
             help="Write the labels, too. PATH is then the data set of `diffnet train TASK`.",
-            rich_help_panel=SHARDS_PANEL,
-        ),
-    ] = None,
-    targets: TargetsOption = None,
-    group_by: GroupByOption = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            callback=checked_features,
-            metavar="PART+PART…",
-            help="Features for training. Own arrays among them, file:NAME, are written.",
             rich_help_panel=SHARDS_PANEL,
         ),
     ] = None,
@@ -96,6 +83,7 @@ def precompute(
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print how long each phase took.")] = False,
+    **options: Any,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
 
@@ -111,15 +99,17 @@ def precompute(
         from diffnet.train.preprocessing import fill_cache_with_bar
         from diffnet.train.ranks import RankError, connected
 
+    cache, jobs, device = (options[name] for name in ("cache", "jobs", "device"))
     if npz is not None:
         write_inputs(context, paths, npz, checkpoint, cache, part)
         return
     if checkpoint is not None:
         raise OptionError("--checkpoint is for --npz")
-    options = Preprocessing(k, laplacian, features or "xyz", basis, join, operators, normalize)
+    targets, group_by, features = (options[name] for name in ("targets", "group_by", "features"))
+    chosen = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
     if write_shards is not None:
-        chosen = pick_device(device)
-        write_into_shards(paths, write_shards, options, cache, jobs, chosen, task, targets, part, group_by)
+        where = pick_device(device)
+        write_into_shards(paths, write_shards, chosen, cache, jobs, where, task, targets, part, group_by)
         return
     if task or targets or group_by or features:
         raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
@@ -133,7 +123,7 @@ def precompute(
             # A network file system may not list the same files on all machines yet.
             files = [Path(name) for name in ranks.shared(names)]
             make_folder(cache)
-            failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device), ranks=ranks)
+            failed = fill_cache_with_bar(files, chosen, cache, jobs, console, pick_device(device), ranks=ranks)
             if ranks.is_first:
                 of_part = "" if part is None else f" of part {part}"
                 console.print(

@@ -10,42 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffnet.data.folders.files import listing
-from diffnet.data.folders.layouts import Layout
-from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.elements.labels import LEAST_AREA
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
-from diffnet.train.commands.many_files import (
-    GrowingTable,
-    Item,
-    complete_items,
-    end,
-    preprocessed_ahead,
-    read_rows,
-    settings_of,
-    work_through,
-)
+from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
     MESH_FILES,
-    BaseOption,
-    CacheOption,
-    DeviceOption,
-    JobsOption,
-    PairsOption,
-    ResumeManyOption,
-    TargetsOption,
-    ZoomOutOption,
+    NO_CACHE,
+    RESUME_MANY,
+    CheckpointOption,
+    LabelsAtOption,
+    RunOptions,
+    parameters,
+    with_parameters,
 )
 from diffnet.train.commands.training import check_data, print_results
+from diffnet.train.console import console
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
-    from diffnet.train.tasks.network import NetworkInput
-    from diffnet.train.tasks.task import Predicted
+    from diffnet.train.tasks.task import NetworkInput, Predicted, Task
 
 _KINDS = {
     "original": "a checkpoint of the original implementation",
@@ -54,17 +42,19 @@ _KINDS = {
 }
 
 
+@with_parameters(
+    *parameters(
+        RunOptions,
+        ("device", "cache", "resume", "jobs"),
+        panel=None,
+        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
+    )
+)
 def predict(
     meshes: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help=f"{MESH_FILES} files, or folders to search for them.")
     ],
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original "
-            "implementation."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     out: Annotated[
         Path,
         typer.Option(
@@ -116,20 +106,11 @@ def predict(
             help="With --instances: a class, by name or number, without them. It and debris get 0, instances 1, 2, …",
         ),
     ] = None,
-    device: DeviceOption = "auto",
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
-    ] = None,
     class_names: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none."),
+        str | None, typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none.")
     ] = None,
-    labels_at: Annotated[
-        TargetsAt | None,
-        typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
-    ] = None,
-    resume: ResumeManyOption = False,
-    jobs: JobsOption = None,
+    labels_at: LabelsAtOption = None,
+    **options: Any,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
 
@@ -144,15 +125,16 @@ def predict(
         from diffnet.data.feature_names import array_names
         from diffnet.data.folders.sources import array_files
         from diffnet.data.numbers import check_vertex_numbers
+        from diffnet.geometry import load_mesh
         from diffnet.geometry.elements.labels import MAX_WEIGHT
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_network
-        from diffnet.train.inference.predict import as_json, from_json, predictor
+        from diffnet.train.inference.network_input import load_network
+        from diffnet.train.inference.predict import predictor
         from diffnet.train.orientation import is_tilted, warn_of_tilted
-        from diffnet.train.progress import progress_bar
         from diffnet.train.ranks import connected
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import Predicted, task_named
 
+    cache, jobs, resume = options["cache"], options["jobs"], options["resume"]
     if not smooth <= MAX_WEIGHT:
         raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
     with connected() as ranks:
@@ -166,22 +148,9 @@ def predict(
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         report = report_file(out) if is_batch(meshes) else None
         given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
-        for name, is_given in given.items():
-            if is_given and task.standardized:
-                raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-            if is_given and name != "--probabilities" and expected.labels_at == "meshes":
-                raise OptionError(
-                    f"{name} is for networks that label vertices, faces or edges; this one classifies meshes"
-                )
-        if instances and files[0].suffix.lower() in (".txt", ".seg", ".eseg"):
-            raise OptionError(
-                "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
-                f"got {files[0].suffix}"
-            )
-        if least_area != LEAST_AREA and not instances:
-            raise OptionError("--least-area is for --instances; add it")
-        if background is not None and not instances:
-            raise OptionError("--background is for --instances; add it")
+        _check_classes(given, task, expected)
+        _check_instances(instances, files[0], least_area, background)
+        least = least_area if instances else None
         behind = None if background is None else _class_of(background, expected)
         views = [path for path in (html, png, probabilities) if path is not None]
         if resume and (report is None or views):
@@ -197,44 +166,32 @@ def predict(
         for folder in {path.parent for path in all_files}:
             check_folder_path(folder)
         chosen = expected.options
-        least = least_area if instances else None
-        settings = settings_of(
-            checkpoint,
-            class_names=class_names,
-            labels_at=labels_at,
-            smooth=smooth,
-            files=files[0].suffix,
-            least_area=least,
-            background=background,
-        )
-        names = array_names(chosen.features)
         one_table = not task.formats(expected.labels_at)
-        results = files * len(sources) if one_table else files
         items = [
-            Item((source,), result, tuple(place for name in names for place in array_files(source, name)))
-            for source, result in zip(sources, results, strict=True)
+            Item(
+                (source,),
+                result,
+                tuple(place for name in array_names(chosen.features) for place in array_files(source, name)),
+            )
+            for source, result in zip(sources, files * len(sources) if one_table else files, strict=True)
         ]
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()
         earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
+        table = GrowingTable(files[0], header) if one_table and ranks.is_first else None
+        predicted_of = predictor(
+            network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind
+        )
+        predictions: dict[int, Predicted] = {}
+        tilted: list[str] = []
+        written: list[Path] = []
 
         def has_result(item: Item) -> bool:
             return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
 
-        def complete() -> list[Any]:
-            remove_leftovers(all_files)
-            if not resume or report is None:
-                return []
-            return list(complete_items(items, report, settings, has_result=has_result).items())
-
-        kept: dict[int, Sequence[str]] = dict(ranks.shared(complete))
-        table = None
-        if one_table and ranks.is_first:
-            table = GrowingTable(files[0], header, {i: earlier[as_text(str(sources[i]))] for i in kept})
-        predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth, least, behind)
-        predictions: dict[int, Predicted] = {}
-        tilted: list[str] = []
-        written: list[Path] = []
+        def again(i: int) -> None:
+            if table is not None:
+                table.rows[i] = earlier[as_text(str(sources[i]))]
 
         def work(i: int) -> Any:
             predicted = predicted_of(sources[i])
@@ -246,37 +203,44 @@ def predict(
                 make_folder(files[i].parent)
                 task.write_file(files[i], predicted, expected)
             tilt = is_tilted(predicted.mesh, chosen.upright)
-            if not views:
-                return row, tilt, None
-            return row, tilt, predicted if ranks.is_alone else as_json(predicted)
+            shown = None if not views else predicted if ranks.is_alone else predicted[1:]  # a mesh is large
+            return row, tilt, shown
 
         def keep(i: int, made: Any) -> None:
-            row, tilt, predicted = made
+            row, tilt, shown = made
             if tilt:
                 tilted.append(str(sources[i]))
             if table is not None:
                 table.add(i, row)
             else:
                 written.append(files[i])
-            if predicted is not None:
-                predictions[i] = predicted if ranks.is_alone else from_json(sources[i], predicted)
+            if shown is not None:
+                predictions[i] = shown if ranks.is_alone else Predicted(load_mesh(sources[i]), *shown)
 
         ahead = None
         if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
-            ahead = preprocessed_ahead(items, chosen.preprocessing, cache, jobs, ranks)
-        with progress_bar(console, disable=len(sources) == 1) as bar:
-            shown = bar.add_task("predicting", total=len(sources))
-            failed = work_through(
-                items,
-                work,
-                report,
-                settings=settings,
-                ranks=ranks,
-                keep=keep,
-                kept=kept,
-                in_turn=ahead,
-                advance=lambda: bar.advance(shown),
-            )
+            ahead = chosen.preprocessing, cache, jobs
+        failed = work_through(
+            items,
+            work,
+            ranks,
+            "predicting",
+            report=report,
+            settings=settings_of(
+                checkpoint,
+                class_names=class_names,
+                labels_at=labels_at,
+                smooth=smooth,
+                files=files[0].suffix,
+                least_area=least,
+                background=background,
+            ),
+            resume=resume,
+            has_result=has_result,
+            keep=keep,
+            again=again,
+            ahead=ahead,
+        )
         warn_of_tilted(tilted)
         if table is not None and table.rows:
             table.write()
@@ -290,6 +254,27 @@ def predict(
             if probabilities is not None:
                 _write_probabilities(probabilities, shown_ones, expected.label_names)
     end(written, report, failed, ranks)
+
+
+def _check_classes(given: dict[str, bool], task: Task[Any, Any], network: NetworkInput) -> None:
+    """Raises OptionError for options that the outputs of a network don't have. given: whether it is, by flag"""
+    for name, is_given in given.items():
+        if is_given and task.standardized:
+            raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
+        if is_given and name != "--probabilities" and network.labels_at == "meshes":
+            raise OptionError(f"{name} is for networks that label vertices, faces or edges; this one classifies meshes")
+
+
+def _check_instances(instances: bool, file: Path, least_area: float, background: str | None) -> None:
+    """Raises OptionError for files without instances, and for options of instances without them."""
+    if instances and file.suffix.lower() in (".txt", ".seg", ".eseg"):
+        raise OptionError(
+            "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
+            f"got {file.suffix}"
+        )
+    for name, is_given in {"--least-area": least_area != LEAST_AREA, "--background": background is not None}.items():
+        if is_given and not instances:
+            raise OptionError(f"{name} is for --instances; add it")
 
 
 def _class_of(text: str, network: NetworkInput) -> int:
@@ -331,9 +316,8 @@ def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
 
     Raises MetadataError, which names the file, see `network_input`.
     """
-    from diffnet.train.inference.loading import is_original
-    from diffnet.train.inference.network_input import network_input
-    from diffnet.train.tasks.network import MetadataError
+    from diffnet.train.inference.network_input import is_original, network_input
+    from diffnet.train.tasks.task import MetadataError
 
     try:
         expected = network_input(network)
@@ -377,6 +361,14 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
+_SET_OPTIONS = "layout", "pairs", "base"
+
+
+@with_parameters(
+    *parameters(SetOptions, _SET_OPTIONS),
+    *parameters(TrainOptions, ("targets", "zoomout")),
+    *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
+)
 def evaluate(
     checkpoint: Annotated[
         Path,
@@ -393,14 +385,7 @@ def evaluate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
-    layout: Annotated[Layout, typer.Option(help="Layout of a folder for segmentation; auto detects it.")] = "auto",
-    targets: TargetsOption = None,
-    pairs: PairsOption = None,
-    base: BaseOption = "auto",
-    zoomout: ZoomOutOption = False,
-    device: DeviceOption = "auto",
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
+    **options: Any,
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
@@ -411,36 +396,44 @@ def evaluate(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_scored_network
+        from diffnet.train.inference.network_input import load_scored_network
         from diffnet.train.inference.scoring import check_empty, run_evaluation
         from diffnet.train.ranks import connected
-        from diffnet.train.tasks.network import DataOptions
-        from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import task_named
 
+    targets, zoomout, cache, jobs = (options[name] for name in ("targets", "zoomout", "cache", "jobs"))
     with connected() as ranks:
-        chosen = pick_device(device)
+        chosen = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
         network = load_scored_network(checkpoint)
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
-        if (pairs is not None or base != "auto" or zoomout) and "zoomout" not in own_names:
+        if (options["pairs"] is not None or options["base"] != "auto" or zoomout) and "zoomout" not in own_names:
             raise OptionError(
                 f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
             )
         if targets is not None and "targets" not in own_names:
             raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
         make_folder(cache)
-        check_data(data, task.name)
+        generated = check_data(data, task.name)
         seed = network.metadata.get("seed")
         if not isinstance(seed, int) or seed < 0:
             seed = 0
-            if TASK_OPTIONS[task.name].variant(data) is not None:
+            if generated is not None:
                 unknown = f"{checkpoint} does not record the seed of its training"
                 console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
-        known = DataOptions(expected, layout, targets, pairs, base, seed, jobs)
-        dataset = ranks.after_first(lambda: task.load_test(data, known, cache))
+        how = SetOptions(
+            **{name: options[name] for name in _SET_OPTIONS},
+            cache=cache,
+            targets=targets or expected.options.targets,
+            seed=seed,
+            generated=generated,
+            channels=len(expected.label_names),
+            needs_train=False,
+            jobs=jobs,
+        )
+        dataset = ranks.after_first(lambda: task.load([data], how, expected.options))
         console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
-from diffnet.train.commands.options import DeviceOption
+from diffnet.train.commands.options import RunOptions, parameters, with_parameters
+from diffnet.train.console import console
 
 
+@with_parameters(*parameters(RunOptions, ["device"], panel=None))
 def robustness(
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run of diffnet train segmentation.")],
     data: Annotated[str, typer.Option(help="The data set of the run: its folder, or figures.")],
     out: Annotated[Path, typer.Option(help="Folder for results.json.")],
-    device: DeviceOption = "auto",
+    **options: Any,
 ) -> None:
     """Measure how many predicted labels stay the same when the test meshes change.
 
@@ -27,4 +28,4 @@ def robustness(
         from diffnet.train.device import pick_device
         from diffnet.train.inference.robustness import run_robustness
 
-    run_robustness(checkpoint, data, out, pick_device(device), console)
+    run_robustness(checkpoint, data, out, pick_device(options["device"]), console)

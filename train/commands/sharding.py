@@ -11,10 +11,11 @@ import typer
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
-from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.mesh_files import find_meshes, part_numbers
-from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.console import complain, console
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.options.shared import TaskName
+from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +36,8 @@ def write_into_shards(
     """Write a set, or meshes without labels, into shards. Raises Exit with code 1 if meshes can't be used."""
     from diffnet.data import LabeledMeshes, write_shards
     from diffnet.data.shards.writing import MeshFiles
-    from diffnet.train.progress import progress_bar
-    from diffnet.train.tasks.registry import task_named
+    from diffnet.train.console import progress_bar
+    from diffnet.train.tasks.task import task_named
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise OptionError("--write-shards takes one process for each --part, and torchrun has started several")
@@ -49,7 +50,10 @@ def write_into_shards(
     elif len(paths) > 1:
         raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
     else:
-        data = task_named(task).whole_set(paths[0], cache, jobs, targets, group_by)
+        own, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
+        if own.meshes_of_sample > 1:
+            raise OptionError(f"sets for {task} can't be written into shards")
+        data = own.load([str(paths[0])], how, TrainOptions(task=task))
     count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
     with progress_bar(console) as bar:
         shown = bar.add_task("preprocessing", total=count)

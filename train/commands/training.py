@@ -1,24 +1,24 @@
-"""The parts of `diffnet train TASK` that all tasks share. `train/tasks/commands/` has the commands."""
+"""`diffnet train TASK`, made from the options of a task."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Set
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
-from diffnet.train.commands.console import console
-from diffnet.train.commands.shared_options import with_shared_options
-from diffnet.train.options import TrainOptions
+from diffnet.train.commands.options import RunOptions, parameters, with_parameters
+from diffnet.train.console import console
+from diffnet.train.options import TASK_OPTIONS, TrainOptions, recipe as options_of_recipe
+from diffnet.train.options.shared import PANELS, TaskName
+from diffnet.train.options.task_options import RecipeName, SetOptions
 from diffnet.train.place import place
-from diffnet.train.recipes import recipe as options_of_recipe
-from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
-from diffnet.train.tasks.options.shared import TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes
@@ -27,92 +27,92 @@ if TYPE_CHECKING:
     from diffnet.train.tasks.task import Task
 
 
-class Loaded(NamedTuple):
-    """The data set of a run, see `run_training`.
+_RECIPE = "original: features, network and training of the original implementation. Other options win."
 
-    options: those of the run, which may depend on the data
-    notes: how they depend on it, for the summary
+
+def train_command(task: TaskName) -> Callable[..., None]:
+    """The command `diffnet train TASK`. Its options have the defaults of the task's recipe."""
+    chosen = TASK_OPTIONS[task]
+    defaults = {**TrainOptions(task=task, **options_of_recipe("default", task)).as_dict(), "laplacian": None}
+    names = [field.name for field in fields(chosen.own) if field.name not in chosen.unavailable]
+    kind: Any = list[str] if chosen.takes_several else str
+    own = [
+        _parameter("data", Annotated[kind, typer.Option(help=chosen.data)]),
+        _parameter("out", Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]),
+        *parameters(SetOptions, chosen.sets),
+        *parameters(chosen.own, names, defaults, chosen.changes),
+        _parameter("recipe", Annotated[RecipeName, typer.Option(help=_RECIPE)], "default"),
+        *parameters(RunOptions),
+    ]
+
+    def command(**arguments: Any) -> None:
+        data, out = arguments.pop("data"), arguments.pop("out")
+        run_command(task, [data] if isinstance(data, str) else data, out, arguments)
+
+    command.__doc__ = chosen.help
+    return with_parameters(*sorted(own, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))(command)
+
+
+def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def check_data(path: str | Path, task: TaskName) -> str | None:
+    """The variant of the generated set of this name, or None if a data set is at the path. Raises DataError if neither.
+
+    See `TaskOptions.variant`.
     """
-
-    data: LabeledMeshes
-    options: TrainOptions
-    notes: tuple[str, ...] = ()
-
-
-def training_command(
-    task: TaskName, without: Sequence[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function the command of a task. The shared options get the defaults of the task's recipe.
-
-    without: shared options that the command doesn't have, besides those that the task refuses
-    """
-    defaults = TrainOptions(task=task, **options_of_recipe("default", task))
-    left_out = (*TASK_OPTIONS[task].unavailable, *without)
-    return lambda command: with_shared_options(command, defaults, left_out)
-
-
-def check_data(path: str | Path, task: TaskName) -> None:
-    """Raises DataError if a data set is neither at this path nor the generated one of the task."""
     from diffnet.data import DataError
     from diffnet.data.shards.archives import is_url
 
     options = TASK_OPTIONS[task]
-    known = options.generated is None or options.variant(path) is not None
-    if not known and not is_url(path) and not Path(path).exists():
+    variant = options.variant(path)
+    if options.generated is not None and variant is None and not is_url(path) and not Path(path).exists():
         raise DataError(f"{path}: no such file or folder; {options.generated} is the generated set of {task}")
+    return variant
 
 
-def run_command(
-    name: TaskName,
-    load: Callable[[TrainOptions, Mapping[str, Any] | None], Loaded],
-    out: Path,
-    given: dict[str, Any],
-) -> None:
+def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str, Any]) -> None:
     """Run the training of a task.
 
-    load: (options, checkpoint of the run to resume, or None) to the data set
-    given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
+    arguments: those of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.run_checks import check_divided
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import task_named
 
         task = task_named(name)
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    resume = given["resume"]
+    resume = arguments["resume"]
 
     def trained(ranks: Ranks) -> dict[str, Any]:
-        chosen = pick_device(given["device"])
+        device = pick_device(arguments["device"])
         if resume:
             ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
-        _complete(name, given, None if before is None else before["options"], ranks.place.world_size)
+        chosen = _complete(name, arguments, None if before is None else before["options"], ranks.place.world_size)
         names = {field.name for field in fields(TrainOptions)}
-        options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
+        options = TrainOptions(task=name, **{option: value for option, value in arguments.items() if option in names})
         check_divided(options, ranks)  # before the data are read, which can take long
         ranks.shared(lambda: check_folder(out, resume))
-        make_folder(given["cache"])
-        dataset, options, notes = ranks.after_first(lambda: load(options, before))
-        counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes
-        if counts is not None and len(counts):
-            hint = TASK_OPTIONS[name].advice(options, len(dataset.label_names), float(counts.mean()))
-            notes = (*notes, *([] if hint is None else [hint]))
+        make_folder(arguments["cache"])
+        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, chosen, before))
         return run_training(
             dataset,
             options,
             out,
-            device=chosen,
-            cache_dir=given["cache"],
-            jobs=given["jobs"],
+            device=device,
+            cache_dir=arguments["cache"],
+            jobs=arguments["jobs"],
             resume=resume,
-            capture=given["capture"],
-            memory=given["memory"],
-            checkpoint_every=given["checkpoint_every"],
+            capture=arguments["capture"],
+            memory=arguments["memory"],
+            checkpoint_every=arguments["checkpoint_every"],
             ranks=ranks,
             notes=notes,
             console=console,
@@ -123,17 +123,53 @@ def run_command(
             results = trained(ranks)
     except (KeyboardInterrupt, Terminated) as end:
         if place().rank == 0:
-            console.print(f"Stopped. {_hint(out, given)}".rstrip(), soft_wrap=True)
+            console.print(f"Stopped. {_hint(out, arguments)}".rstrip(), soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
     except RankError as e:
-        raise RankError(f"{e}. {_hint(out, given)}".removesuffix(". ")) from e
+        raise RankError(f"{e}. {_hint(out, arguments)}".removesuffix(". ")) from e
     if ranks.is_first:
         print_results(task, results, out)
 
 
-def _hint(out: Path, given: Mapping[str, Any]) -> str:
+def _loaded(
+    task: Task[Any, Any],
+    data: list[str],
+    options: TrainOptions,
+    arguments: Mapping[str, Any],
+    chosen: Set[str],
+    before: Checkpoint | None,
+) -> tuple[LabeledMeshes, TrainOptions, list[str]]:
+    """The data set, the options, which may depend on it, and lines that say so.
+
+    chosen: the options on the command line
+    before: checkpoint of the run to resume, or None
+    """
+    *_, generated = [check_data(path, task.name) for path in data]
+    stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
+    sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
+    how = SetOptions(
+        **sets,
+        cache=arguments["cache"],
+        targets=options.targets,
+        group_by=options.group_by,
+        seed=options.seed,
+        generated=generated if len(data) == 1 else None,
+        jobs=arguments["jobs"],
+    )
+    dataset = task.load(data, how, options)
+    notes: list[str] = []
+    if before is None:
+        options, notes = task.adapted(dataset, options, chosen)
+    counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes
+    if counts is not None and len(counts):
+        hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
+        notes += [] if hint is None else [hint]
+    return dataset, options, notes
+
+
+def _hint(out: Path, arguments: Mapping[str, Any]) -> str:
     """What a run has left."""
-    last, what = out / "last.pt", "complete epoch" if given["checkpoint_every"] is None else "checkpoint"
+    last, what = out / "last.pt", "complete epoch" if arguments["checkpoint_every"] is None else "checkpoint"
     return f"{last} holds the last {what}; --resume continues from it." if last.exists() else ""
 
 
@@ -149,25 +185,28 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     return found
 
 
-def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> None:
+def _complete(task: TaskName, arguments: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> set[str]:
     """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
+
+    Returns the names of the others.
 
     before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch count
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
-    context: typer.Context = given["context"]
-    sources = {name: context.get_parameter_source(name) for name in given}
+    context: typer.Context = arguments["context"]
+    sources = {name: context.get_parameter_source(name) for name in arguments}
     defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
-    chosen = {name: value for name, value in given.items() if name not in defaults}
-    named = options_of_recipe(given["recipe"], task, chosen)
+    chosen = {name: value for name, value in arguments.items() if name not in defaults}
+    named = options_of_recipe(arguments["recipe"], task, chosen)
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
     followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
-    if given["batch_vertices"] is not None:
+    if arguments["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
         names = before if "recipe" in defaults else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
-    given.update({name: value for name, value in followed.items() if name in defaults})
+    arguments.update({name: value for name, value in followed.items() if name in defaults})
+    return set(chosen)
 
 
 def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:

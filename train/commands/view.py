@@ -16,9 +16,9 @@ import typer
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
 from diffnet.train.commands.options import MESH_FILES
 from diffnet.train.commands.predicting import check_suffix, described_input
+from diffnet.train.console import console
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -186,9 +186,9 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
 def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
     """The prediction of a network, and the names of its classes."""
     from diffnet.train.device import pick_device
-    from diffnet.train.inference.loading import load_network
+    from diffnet.train.inference.network_input import load_network
     from diffnet.train.inference.predict import predictor
-    from diffnet.train.tasks.registry import task_named
+    from diffnet.train.tasks.task import task_named
 
     network = load_network(checkpoint)
     expected = described_input(checkpoint, network)

@@ -19,18 +19,16 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.options import counts_all
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
-from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.device import autocast
-from diffnet.train.inference.loading import is_original
-from diffnet.train.inference.network_input import network_input
+from diffnet.train.inference.network_input import is_original, network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.steps.step import make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
-from diffnet.train.tasks.network import MetadataError
+from diffnet.train.tasks.task import MetadataError
 
 FINE_TUNING_RATE = 1e-4
 
@@ -110,7 +108,9 @@ def match_meshes(
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))
-    pair, swapped = (collate_pairs([PairSample(*sides, _no_target)]) for sides in ((one, other), (other, one)))
+    pair, swapped = (
+        collate_pairs([PairSample(*sides, lambda: unknown_map(1))]) for sides in ((one, other), (other, one))
+    )
     network = copy.deepcopy(network).to(device).eval()
     if fine_tune > 0:
         _fine_tune(network, pair, swapped, options, fine_tune, after_step)
@@ -127,10 +127,6 @@ def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
         given = facing_alike(network, pair.features, pair.operators, options)
         features: Tensor = network(given, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
-
-
-def _no_target() -> Tensor:
-    return unknown_map(1)
 
 
 def _fine_tune(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +32,7 @@ from diffnet.geometry.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
-from diffnet.train.tasks.network import MetadataError, NetworkInput
-from diffnet.train.tasks.registry import task_named
-from diffnet.train.tasks.task import Predicted, npy_bytes
+from diffnet.train.tasks.task import MetadataError, NetworkInput, Predicted, task_named
 
 
 def predict_labels(
@@ -63,9 +59,9 @@ def predict_labels(
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
     needed, and for one of a regression or of a correspondence.
     """
-    outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    labels = [(mesh, _where_finite(each.argmax(-1), each).cpu().numpy()) for mesh, each in outputs]
-    return _warned(labels, network)
+    return _of_classes(
+        sources, network, device, cache_dir, lambda outputs: _where_finite(outputs.argmax(-1), outputs).cpu().numpy()
+    )
 
 
 def predict_probabilities(
@@ -75,8 +71,7 @@ def predict_probabilities(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
-    outputs = _outputs_of_classes(sources, network, device, cache_dir)
-    return _warned([(mesh, each.float().softmax(-1).cpu().numpy()) for mesh, each in outputs], network)
+    return _of_classes(sources, network, device, cache_dir, lambda outputs: outputs.float().softmax(-1).cpu().numpy())
 
 
 def predict_values(
@@ -107,17 +102,20 @@ def _warned(found: list[tuple[Mesh, Any]], network: DiffusionNet) -> list[tuple[
     return found
 
 
-def _outputs_of_classes(
+def _of_classes(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
-) -> Iterable[tuple[Mesh, Tensor]]:
+    of: Callable[[Tensor], NDArray[Any]],
+) -> list[tuple[Mesh, NDArray[Any]]]:
+    """The meshes, and a function of the outputs (N, C) for each. Raises MetadataError for a network without classes."""
     reason = task_named(network_input(network).options.task).no_classes
     if reason is not None:
         raise MetadataError(reason)
     check_several(sources)
-    return map(_outputs(network, device, cache_dir), sources)
+    outputs = map(_outputs(network, device, cache_dir), sources)
+    return _warned([(mesh, of(each)) for mesh, each in outputs], network)
 
 
 def predictor(
@@ -186,22 +184,6 @@ def _outputs(
         return mesh, outputs
 
     return outputs_of
-
-
-def as_json(predicted: Predicted) -> list[str | None]:
-    """A prediction without its mesh as values of JSON, for `from_json` in another rank."""
-    arrays = [None if x is None else np.asarray(x) for x in predicted[1:]]
-    return [None if array is None else b64encode(npy_bytes(array)).decode() for array in arrays]
-
-
-def from_json(source: MeshLike, values: Sequence[str | None]) -> Predicted:
-    """The prediction of a mesh from `as_json`."""
-    arrays = [None if text is None else np.load(io.BytesIO(b64decode(text))) for text in values]
-    first, shares, instances = arrays
-    assert first is not None
-    return Predicted(
-        load_mesh(source), torch.from_numpy(first), None if shares is None else torch.from_numpy(shares), instances
-    )
 
 
 def input_sample(

@@ -19,13 +19,13 @@ from diffnet.geometry.files import as_text, check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
-from diffnet.train.mesh_hash import DIGITS, contents_of
 from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
-from diffnet.train.run_folder.spool import Spool
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.run_checks import DIGITS, contents_of
+from diffnet.train.run_folder import Spool
+from diffnet.train.tasks.task import task_named
 
 
 def run_evaluation(
@@ -56,6 +56,7 @@ def run_evaluation(
     can't be converted, for a label whose name the network lacks, and for a mesh or an own array that can't be used; and
     MetadataError, see `network_input`, and for pairs with a network of another task.
     """
+    where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
     expected = network_input(network)
     ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
@@ -71,7 +72,7 @@ def run_evaluation(
         check_arrays_of_all(items, options.features, statistics, jobs)  # names what is missing
         if not expected.normalize:
             return standardized
-        return with_max_faces(standardized, at, options, cache_dir, jobs, console, to_score=True)
+        return with_max_faces(standardized, at, options, to_score=True, **where)
 
     taken = ranks.after_first(read)
     if expected.normalize:
@@ -92,8 +93,7 @@ def run_evaluation(
     def report() -> dict[str, Any]:
         warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets)
-        where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
-        scored = task.scored(tested, predictions, samples, options=options, **where)
+        scored = task.scored(tested, predictions, samples, options=options, device=device, **where)
         known = expected.train_meshes
         hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
         seen = None if known is None else sum(own in known for own in hashes)

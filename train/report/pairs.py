@@ -16,15 +16,14 @@ from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.geodesics.errors import THRESHOLDS
 from diffnet.train.correspondence.scoring import ScoredPairs
-from diffnet.train.metrics import scores_a_test
+from diffnet.train.metrics import scores_a_test, spread_over
+from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
-from diffnet.train.report.report import charts_html, figure_html, summary_html, write_page
-from diffnet.train.report.spread import spread_over
+from diffnet.train.report.report import Chart, charts_html, figure_html, write_page
 from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
 
-PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
 SHOWN_PAIRS = 8
 
 
@@ -38,7 +37,7 @@ def write_pairs_report(
     """
     numbers, kind = _shown(pairs), "test" if scores_a_test(results) else "scored"
     scores: dict[str, str] = {}
-    charts: list[tuple[bytes | None, str, str]] = []
+    charts: list[Chart] = []
     if pairs.errors:
         every = np.concatenate([own.errors for own in pairs.errors])
         curve = error_curve(every)
@@ -55,12 +54,12 @@ def write_pairs_report(
         }
         if results["flipped_pairs"] is not None:
             scores["Left and right exchanged"] = f"{results['flipped_pairs']} of {results['test_pairs']} pairs"
-    parts = [summary_html({**scores, "Pairs": str(results["test_pairs"]), **summary})]
-    parts.append(charts_html([*charts, (curves, "Training", "Training")]))
     (out / "pairs").mkdir(exist_ok=True)
     articles = "".join(_article(out, pairs, number) for number in numbers)
-    parts.append(f"<section><h2>{kind.capitalize()} pairs</h2>{articles}</section>")
-    write_page(out / "predictions.html", f"Correspondences of the {kind} pairs", parts)
+    charts.append((curves, "Training", "Training"))
+    parts = [charts_html(charts), f"<section><h2>{kind.capitalize()} pairs</h2>{articles}</section>"]
+    entries = {**scores, "Pairs": str(results["test_pairs"]), **summary}
+    write_page(out / "predictions.html", f"Correspondences of the {kind} pairs", entries, parts)
 
 
 def curve_png(curve: NDArray[np.float64]) -> bytes:
@@ -120,4 +119,4 @@ def _at_vertices(data: MeshPairs, number: int, errors: NDArray[np.float64]) -> N
 
 
 def _picture(mesh: Mesh, colors: NDArray[np.uint8]) -> bytes:
-    return png_bytes(paint(draw(make_surface(mesh.verts, mesh.faces), "vertices", PICTURE_SIZE), colors))
+    return png_bytes(paint(draw(make_surface(mesh.verts, mesh.faces), "vertices", report.PICTURE_SIZE), colors))

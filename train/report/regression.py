@@ -1,46 +1,43 @@
-"""The page about a trained regression: its scores, its charts, and its predictions on test meshes."""
+"""The page about a trained regression, and its chart of predicted against true numbers."""
 
 from __future__ import annotations
 
 import html
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import LabelsAt, TargetsAt
-from diffnet.geometry.processes import available_cores
-from diffnet.train.report.report import charts_html, figure_html, summary_html, write_page
+from diffnet.train.report import report
+from diffnet.train.report.charts import fits_chart, png_of
+from diffnet.train.report.report import (
+    Prediction,
+    charts_html,
+    figure_html,
+    meshes_html,
+    small_figure,
+    table_html,
+    write_page,
+)
 from diffnet.viz.fields import PLAIN_COLOR
-from diffnet.viz.palette import Scale, make_scale
-from diffnet.viz.render import draw, paint, paint_scalars, png_bytes
+from diffnet.viz.palette import Scale, label_colors, make_scale
+from diffnet.viz.pictures import short_names
+from diffnet.viz.render import draw, paint_scalars, png_bytes
 from diffnet.viz.surface import make_surface
 
-PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
-WHOLE_SIZE = (300, 260)  # the same for targets of whole meshes
-MAX_COLUMNS = 3  # with pictures of each mesh
-
-
-class Values(NamedTuple):
-    """The prediction and the truth of one mesh or point cloud of the test set.
-
-    verts: (V, 3); faces: (F, 3), None or empty for a point cloud
-    prediction, truth: (N, C) numbers; NaN in the truth is missing
-    """
-
-    name: str
-    verts: Any
-    faces: Any
-    prediction: NDArray[np.float64]
-    truth: NDArray[np.float64]
+PICTURED_COLUMNS = 3  # with pictures of each mesh
+MAX_COLUMNS = 12  # in the chart
+MAX_POINTS = 20_000  # of a column in the chart; more are drawn at random
 
 
 def write_values_report(
     path: str | os.PathLike[str],
-    rows: Iterable[Values],
+    rows: Iterable[Prediction],
     summary: Mapping[str, str],
     *,
     columns: Sequence[Mapping[str, Any]],
@@ -57,41 +54,32 @@ def write_values_report(
     columns: name, count, mae, rmse and r2 of each column; a score may be None
     scatter, curves: charts, see `scatter_png` and `curves_png`
     """
-    parts = [summary_html(summary), _columns_table(columns)]
-    captions = ("Predictions against the truth", "Training")
-    parts.append(charts_html(zip((scatter, curves), captions, captions, strict=True)))
-    names = [str(column["name"]) for column in columns]
-    # NumPy and zlib work without Python's global lock, so threads draw on all cores.
-    with ThreadPoolExecutor(available_cores()) as pool:
-        if at == "meshes":
-            meshes = f'<div class="shapes">{"".join(pool.map(lambda row: _whole_mesh(row, names), rows))}</div>'
-        else:
-            meshes = "".join(pool.map(lambda row: _mesh_section(row, names, at), rows))
-    parts.append(f"<section><h2>Meshes</h2>{meshes}</section>")
-    write_page(path, title, parts)
-
-
-def _columns_table(columns: Sequence[Mapping[str, Any]]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(str(row["name"]))}</th><td>{row["count"]:,}</td>'
-        f"<td>{_number(row['mae'])}</td><td>{_number(row['rmse'])}</td><td>{_number(row['r2'])}</td></tr>"
+    table = (
+        (html.escape(str(row["name"])), f"{row['count']:,}", *(_number(row[key]) for key in ("mae", "rmse", "r2")))
         for row in columns
     )
-    return (
-        '<section><h2>Columns</h2><div class="scroll" tabindex="0" role="region" aria-label="Scores by column"><table>'
-        '<thead><tr><th scope="col">Column</th><th scope="col">Targets</th><th scope="col">MAE</th>'
-        f'<th scope="col">RMSE</th><th scope="col">R²</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
-    )
+    captions = ("Predictions against the truth", "Training")
+    names = [str(column["name"]) for column in columns]
+
+    def section(row: Prediction) -> str:
+        return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
+
+    parts = [
+        table_html("Columns", "Scores by column", ("Column", "Targets", "MAE", "RMSE", "R²"), table),
+        charts_html(zip((scatter, curves), captions, captions, strict=True)),
+        meshes_html(rows, section, at),
+    ]
+    write_page(path, title, summary, parts)
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None or np.isnan(value) else f"{value:.4g}"
 
 
-def _mesh_section(row: Values, names: Sequence[str], at: LabelsAt) -> str:
-    drawing = draw(make_surface(row.verts, row.faces), at, PICTURE_SIZE)
+def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
+    drawing = draw(make_surface(row.verts, row.faces), at, report.PICTURE_SIZE)
     body, means = "", []
-    for i, name in enumerate(names[:MAX_COLUMNS]):
+    for i, name in enumerate(names[:PICTURED_COLUMNS]):
         prediction, truth = row.prediction[:, i], row.truth[:, i]
         error = prediction - truth
         # One scale for prediction and truth, so that their colors can be compared.
@@ -113,12 +101,42 @@ def _mesh_section(row: Values, names: Sequence[str], at: LabelsAt) -> str:
     return f"<article>{heading}{body}</article>"
 
 
-def _whole_mesh(row: Values, names: Sequence[str]) -> str:
-    surface = make_surface(row.verts, row.faces)
-    plain = np.tile(np.array(PLAIN_COLOR, np.uint8), (len(surface.verts), 1))
-    png = png_bytes(paint(draw(surface, "vertices", WHOLE_SIZE), plain))
+def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:
     prediction, truth = row.prediction[0], row.truth[0]
-    shown = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:MAX_COLUMNS])]
-    true = ", ".join(_number(value) for value in truth[:MAX_COLUMNS])
-    figure = figure_html(png, f"{row.name}: {', '.join(shown)}", ", ".join(shown), f"truth: {true}")
-    return f"<article>{figure}<small>{html.escape(row.name)}</small></article>"
+    shown = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
+    true = ", ".join(_number(value) for value in truth[:PICTURED_COLUMNS])
+    return small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(shown), f"truth: {true}")
+
+
+def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], names: Sequence[str]) -> bytes:
+    """Draw predictions against the truth, one panel for each column. Returns the content of a PNG file.
+
+    predictions, truth: (N, C); NaN in the truth is missing
+    names: of the columns; the first MAX_COLUMNS are drawn
+    """
+    shown = min(len(names), MAX_COLUMNS)
+    wide = math.ceil(math.sqrt(shown))
+    high = math.ceil(shown / wide)
+    side = 4.0 if shown == 1 else 2.6  # inches; a page shows all panels in the same width
+    figure = Figure(figsize=(1.05 * side * wide, side * high), layout="constrained")
+    color = label_colors(1)[0] / 255.0
+    titles = short_names(names[:shown], fits_chart)
+    for i in range(shown):
+        axes = figure.add_subplot(high, wide, i + 1)
+        known = np.flatnonzero(~np.isnan(truth[:, i]))
+        if len(known) > MAX_POINTS:
+            known = np.random.default_rng(0).choice(known, MAX_POINTS, replace=False)
+        x, y = truth[known, i], predictions[known, i]
+        # Few points are drawn large, and many small and transparent.
+        crowding = max(len(known) / 300, 1)
+        axes.scatter(x, y, s=max(18 / crowding, 3), color=color, alpha=max(0.8 / crowding, 0.25), lw=0)
+        if len(known):
+            ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
+            axes.plot(ends, ends, color="0.5", lw=1, zorder=0)
+        axes.set_title(titles[i], fontsize=10, parse_math=False)
+        axes.set_xlabel("Truth")
+        axes.set_ylabel("Prediction")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+    return png_of(figure)

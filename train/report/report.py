@@ -5,19 +5,18 @@ from __future__ import annotations
 import base64
 import html
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import UNLABELED, LabelsAt
+from diffnet.data.labeled import UNLABELED, LabelsAt, TargetsAt
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
 from diffnet.train.metrics import class_scores, percent
 from diffnet.train.report.charts import class_name
-from diffnet.train.report.shapes import ClassifiedMesh, caption_of, picture_of
 from diffnet.viz.fields import make_field
 from diffnet.viz.pages import fill_template
 from diffnet.viz.palette import ERROR_COLORS, colorize, label_colors
@@ -25,13 +24,17 @@ from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
 
 PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
+SMALL_SIZE = (300, 260)  # the same of a mesh with one picture
+
+Chart = tuple[bytes | None, str, str]  # a PNG file or None, its description and its caption
 
 
 class Prediction(NamedTuple):
     """The prediction and the truth of one mesh or point cloud of the test set.
 
     verts: (V, 3); faces: (F, 3), None or empty for a point cloud
-    prediction, truth: (V,), (F,) or (E,) integers, according to `at`, negative where unlabeled
+    prediction, truth: (N,) integers, negative where unlabeled, or (N, C) numbers, NaN in the truth where missing. The
+        prediction of the class of a whole mesh has the probabilities (1, C) of all classes.
     """
 
     name: str
@@ -39,7 +42,6 @@ class Prediction(NamedTuple):
     faces: Any
     prediction: Any
     truth: Any
-    at: LabelsAt = "vertices"
 
 
 def write_report(
@@ -52,75 +54,76 @@ def write_report(
     confusion: bytes | None = None,
     curves: bytes | None = None,
     title: str = "Predictions",
-    shapes: Iterable[ClassifiedMesh] = (),
-    elements: str = "Elements",
+    at: TargetsAt = "vertices",
 ) -> None:
     """Write one self-contained HTML page about a trained model and its predictions.
 
-    rows: the meshes to show, each as three pictures: prediction, truth and errors
+    rows: the meshes to show, each as three pictures: prediction, truth and errors, or as one if `at` is "meshes"
     summary: entries at the top, for example {"Test accuracy": "92.1 %", "Date": "2025-03-01"}, in this order
     matrix: (C, C) integers, the confusion matrix over the test set, for the table of classes; rows are the truth
     label_names: the names of the classes; a class without a name is shown as its number
     confusion, curves: charts to show, see `confusion_png` and `curves_png`
-    shapes: classified meshes to show, each as one picture
-    elements: the heading of the number of elements of each class
+    at: the elements with labels
 
     Raises ValueError for shapes that do not fit.
     """
-    parts = [summary_html(summary), _classes_table(matrix, label_names, elements)]
-    charts = (
+    scores = class_scores(matrix)
+    colors = label_colors(len(scores.iou))
+    table = (
+        (
+            f"{_swatch(colors[c])}{html.escape(class_name(label_names, c))}",
+            f"{scores.elements[c]:,}",
+            percent(scores.accuracy[c]),
+            percent(scores.iou[c]),
+        )
+        for c in np.flatnonzero(~np.isnan(scores.iou)).tolist()
+    )
+    columns = "Class", "Meshes" if at == "meshes" else "Elements", "Accuracy", "IoU"
+    charts: list[Chart] = [
         (confusion, "Confusion matrix", "Confusions by class"),
         (curves, "Losses and accuracies over the epochs", "Training"),
-    )
-    parts.append(charts_html(charts))
-    # NumPy and zlib work without Python's global lock, so threads draw on all cores.
-    with ThreadPoolExecutor(available_cores()) as pool:
-        meshes = "".join(pool.map(_mesh_section, rows))
-        classified = "".join(pool.map(lambda row: _shape_figure(row, label_names), shapes))
-    if meshes:
-        parts.append(f"<section><h2>Meshes</h2>{meshes}</section>")
-    if classified:
-        parts.append(f'<section><h2>Meshes</h2><div class="shapes">{classified}</div></section>')
-    write_page(path, title, parts)
+    ]
+
+    def section(row: Prediction) -> str:
+        return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, at)
+
+    tables = table_html("Classes", "Scores by class", columns, table)
+    write_page(path, title, summary, [tables, charts_html(charts), meshes_html(rows, section, at)])
 
 
-def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -> None:
-    """Write a page of these parts."""
-    body = "\n".join(parts)
+def write_page(path: str | os.PathLike[str], title: str, summary: Mapping[str, str], parts: Iterable[str]) -> None:
+    """Write a page with entries at the top and these parts."""
+    entries = (f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in summary.items())
+    body = "\n".join([f'<dl class="summary">{"".join(entries)}</dl>', *parts])
     write_atomically(path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body=body))
 
 
-def charts_html(charts: Iterable[tuple[bytes | None, str, str]]) -> str:
-    """A section with charts, each with its description and its caption. None stands for a chart that there isn't."""
+def charts_html(charts: Iterable[Chart]) -> str:
+    """A section with charts. None stands for a chart that there isn't."""
     figures = "".join(figure_html(png, alt, caption) for png, alt, caption in charts if png is not None)
     return f'<section class="charts">{figures}</section>' if figures else ""
 
 
-def summary_html(summary: Mapping[str, str]) -> str:
-    """The entries at the top of a page."""
-    entries = (f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in summary.items())
-    return f'<dl class="summary">{"".join(entries)}</dl>'
-
-
-def _classes_table(matrix: Any, label_names: Sequence[str], elements: str) -> str:
-    scores = class_scores(matrix)
-    occur = np.flatnonzero(~np.isnan(scores.iou))
-    colors = label_colors(len(scores.iou))
-    rows = "".join(
-        f'<tr><th scope="row">{_swatch(colors[c])}{html.escape(class_name(label_names, int(c)))}</th>'
-        f"<td>{scores.elements[c]:,}</td><td>{percent(scores.accuracy[c])}</td><td>{percent(scores.iou[c])}</td></tr>"
-        for c in occur
+def table_html(heading: str, label: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A section with a table, whose cells are HTML. The first one of a row is its heading."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(map("<td>{}</td>".format, cells))}</tr>' for first, *cells in rows
     )
     return (
-        '<section><h2>Classes</h2><div class="scroll" tabindex="0" role="region" aria-label="Scores by class"><table>'
-        f'<thead><tr><th scope="col">Class</th><th scope="col">{html.escape(elements)}</th>'
-        '<th scope="col">Accuracy</th>'
-        f'<th scope="col">IoU</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+        f'<section><h2>{heading}</h2><div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
     )
 
 
-def _swatch(color: NDArray[np.uint8]) -> str:
-    return f'<i style="background:rgb({color[0]},{color[1]},{color[2]})"></i>'
+def meshes_html(rows: Iterable[Prediction], section: Callable[[Prediction], str], at: TargetsAt) -> str:
+    """A section with the HTML of each mesh."""
+    # NumPy and zlib work without Python's global lock, so threads draw on all cores.
+    with ThreadPoolExecutor(available_cores()) as pool:
+        meshes = "".join(pool.map(section, rows))
+    if at == "meshes" and meshes:
+        meshes = f'<div class="shapes">{meshes}</div>'
+    return f"<section><h2>Meshes</h2>{meshes}</section>" if meshes else ""
 
 
 def figure_html(png: bytes, alt: str, caption: str, note: str = "") -> str:
@@ -133,13 +136,29 @@ def figure_html(png: bytes, alt: str, caption: str, note: str = "") -> str:
     )
 
 
-def _shape_figure(row: ClassifiedMesh, label_names: Sequence[str]) -> str:
-    caption, note = caption_of(row, label_names)
-    figure = figure_html(picture_of(row), f"{row.name}: {caption}", caption, note)
-    return f"<article>{figure}<small>{html.escape(row.name)}</small></article>"
+def small_figure(row: Prediction, color: NDArray[np.uint8], caption: str, note: str) -> str:
+    """A mesh in one color (3,), with its prediction and a note."""
+    surface = make_surface(row.verts, row.faces)
+    colors = np.tile(color, (len(surface.verts), 1))
+    png = png_bytes(paint(draw(surface, "vertices", SMALL_SIZE), colors))
+    name = html.escape(row.name)
+    return f"<article>{figure_html(png, f'{row.name}: {caption}', caption, note)}<small>{name}</small></article>"
 
 
-def _mesh_section(row: Prediction) -> str:
+def _swatch(color: NDArray[np.uint8]) -> str:
+    return f'<i style="background:rgb({color[0]},{color[1]},{color[2]})"></i>'
+
+
+def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:
+    """The prediction with its probability, and the truth if the prediction is wrong."""
+    probabilities, truth = np.asarray(row.prediction).ravel(), int(np.asarray(row.truth).ravel()[0])
+    label = int(probabilities.argmax())
+    caption = f"{class_name(label_names, label)}, {percent(float(probabilities[label]), 0)}"
+    wrong = "unlabeled" if truth < 0 else f"✗ truth: {class_name(label_names, truth)}"
+    return small_figure(row, colorize(np.array([label]))[0], caption, "" if truth == label else wrong)
+
+
+def _mesh_section(row: Prediction, at: LabelsAt) -> str:
     prediction, truth = np.asarray(row.prediction), np.asarray(row.truth)
     if prediction.shape != truth.shape:
         raise ValueError(f"{row.name}: the prediction has shape {prediction.shape}, but the truth has {truth.shape}")
@@ -152,8 +171,8 @@ def _mesh_section(row: Prediction) -> str:
         ("Errors", errors, ERROR_COLORS),
     ]
     surface = make_surface(row.verts, row.faces)
-    make_field("labels", "prediction", prediction, surface, row.at)  # raises an error if it does not fit
-    drawing = draw(surface, row.at, PICTURE_SIZE)
+    make_field("labels", "prediction", prediction, surface, at)  # raises an error if it does not fit
+    drawing = draw(surface, at, PICTURE_SIZE)
     figures = "".join(
         figure_html(
             png_bytes(paint(drawing, colorize(labels, colors))),

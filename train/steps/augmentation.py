@@ -16,8 +16,8 @@ from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.positions.rotation import small_rotations
 from diffnet.geometry.store.transfer import aligned
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.sides import NO_SIDES
 from diffnet.train.tasks.classes import mirrored_on
-from diffnet.train.tasks.options.sides import NO_SIDES
 
 T = TypeVar("T")
 

@@ -41,11 +41,7 @@ class TrainingStep:
         loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
         self.tally, self.sums = loss.tally, loss.sums
         self._step = GraphedStep(
-            _TaskNetwork(task, model, options),
-            self.optimizer,
-            loss,
-            clip=options.clip,
-            average=average,
+            _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average
         )
         self._step.graphs = self._step.watches = False
         self._autocast = autocast(options.precision, device)

@@ -18,8 +18,8 @@ from diffnet.data.labeled import counted
 from diffnet.data.stored import remembered
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.options.labels import BALANCED, BY_FREQUENCY, class_weight_entries
-from diffnet.train.tasks.options.sides import FDI, NO_SIDES, are_numbers, found_sides, side_pairs, tooth_on_other_side
+from diffnet.train.options.labels import BALANCED, BY_FREQUENCY, class_weight_entries
+from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, found_sides, side_pairs, tooth_on_other_side
 
 MAX_RATIO = 20.0  # of weights by frequency, without a warning
 

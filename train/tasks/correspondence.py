@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor, nn
 
-from diffnet.data import LabeledMeshes, PairedMeshes, PairSample, Sample, figure_pairs, load_pairs, paired_meshes
+from diffnet.data import (
+    LabeledMeshes,
+    MeshPairs,
+    PairedMeshes,
+    PairSample,
+    PairShape,
+    Sample,
+    TargetsAt,
+    figure_pairs,
+    load_pairs,
+    paired_meshes,
+)
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
-from diffnet.geometry import Operators, area_under_curve, mean_error
+from diffnet.data.pairs.shapes import Pair, with_stretched
+from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
-from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
+from diffnet.geometry.positions.rotation import is_common_orientation
+from diffnet.train.correspondence.maps import facing_alike, pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.network import DataOptions
-from diffnet.train.tasks.options.correspondence import OPTIONS
-from diffnet.train.tasks.task import PairTask, Part
+from diffnet.train.options.correspondence import Method
+from diffnet.train.options.task_options import SetOptions
+from diffnet.train.orientation import mesh_axes
+from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
+
+CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
+TRAINED_PAIRS = 10_000  # in all epochs together, by default
 
 
-class Correspondence(PairTask):
-    """Maps between the meshes of a pair."""
+class Correspondence(Task[PairedMeshes, ScoredPairs]):
+    """Maps between the meshes of a pair, from features that the network computes at their vertices.
+
+    `inputs` and `from_network` get the operators of `collate_pairs`. The outputs of `from_network` have a row for each
+    pair, and predictions are functional maps (1, K, K).
+    """
 
     name = "correspondence"
     score_name = "r2"  # of functional maps
     report_files = ("errors.png", "errors.csv")
+    targets_at = ("vertices",)
+    meshes_of_sample = 2
+    captured = False  # functional maps depend on the lengths of both meshes on the host
+    no_classes = "the network computes features for correspondence and no classes; call match_meshes"
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
-        paired, options = super().prepared(data, options)
-        pairs = paired.pairs
+        if not isinstance(data, PairedMeshes):
+            raise OptionError(f"{self.name} needs pairs of meshes")
+        pairs = data.pairs
         if options.method == "supervised" and not pairs.is_supervised:
             folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
             place = f"{listing(folders)}: " if folders else ""
@@ -45,7 +72,7 @@ class Correspondence(PairTask):
         cloud = next((shape.mesh for shape in pairs.train + pairs.test if shape.mesh.is_point_cloud), None)
         if cloud is not None and options.normalize.endswith("area"):
             raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
-        return paired, options
+        return data, options
 
     def described(self, data: PairedMeshes, jobs: int | None) -> list[tuple[str, str]]:
         pairs, known = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
@@ -77,16 +104,43 @@ class Correspondence(PairTask):
         """The number of pairs."""
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> PairedMeshes:
-        bodies = OPTIONS.variant(path)
-        if bodies is not None:
-            made = figure_pairs(
-                2, seed=known.seed, bodies=bodies or "figures", cache_dir=cache_dir
-            )  # the smallest number
-            found = replace(made, train=[], train_pairs=[])
-        else:
-            found = load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
-        return paired_meshes(found, len(known.network.label_names))
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
+        bodies = how.generated
+        where: dict[str, Any] = {"seed": how.seed, "cache_dir": how.cache}
+        if bodies is None:
+            path = data[0] if len(data) == 1 else list(data)
+            pairs = load_pairs(
+                path, how.pairs, base=how.base, group_by=how.group_by, needs_train=how.needs_train, **where
+            )
+        elif how.needs_train:
+            pairs = figure_pairs(bodies=bodies or "figures", jobs=how.jobs, **where)
+        else:  # with the smallest training part
+            pairs = replace(figure_pairs(2, bodies=bodies or "figures", **where), train=[], train_pairs=[])
+        if options.stretch and how.needs_train:
+            pairs = with_stretched(pairs, options.stretch)
+        return paired_meshes(pairs, how.channels or CHANNELS[options.method])
+
+    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
+        pairs = data.pairs
+        notes: list[str] = []
+        if "epochs" not in chosen:
+            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
+        if "align" in chosen or not options.aligns:
+            return options, notes
+        shapes = pairs.train[: len(pairs.train) // 2] if options.stretch else pairs.train  # without the copies
+        if is_common_orientation(torch.stack([mesh_axes(shape.mesh) for shape in shapes])):
+            notes = [
+                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
+                "meshes in other orientations, train with --features wks."
+            ]
+            options = replace(options, align=False, rotate=bool(options.rotate))
+        elif "features" not in chosen and not options.rotate:
+            notes = [
+                "The training meshes show no common orientation, so the network gets no positions. To give it "
+                "positions in the principal axes of each mesh, train with --align."
+            ]
+            options = replace(options, features="wks")
+        return options, notes
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""
@@ -159,10 +213,50 @@ class Correspondence(PairTask):
 
         write_pairs_report(out, scored, results, summary, curves)
 
+    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
+        if isinstance(data, MeshPairs):
+            return paired_meshes(data, len(network.label_names))
+        if not isinstance(data, PairedMeshes):
+            raise OptionError("the network computes features for correspondence; `diffnet match` uses them")
+        return data
+
+    def size(self, data: PairedMeshes) -> str:
+        return counted(len(data.pairs.test_pairs), "pair", "pairs")
+
+    def pairs(self, data: PairedMeshes) -> bytes:
+        digest, pairs = hashlib.sha256(), data.pairs
+        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
+            digest.update(f"{known.shape}".encode() + known.tobytes())
+        return digest.digest()
+
+    def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
+        """Functional maps need full precision."""
+        return torch.float32
+
+    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
+        return {}
+
+    def on_meshes(self) -> MeshTask:
+        raise OptionError(
+            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
+        )
+
     def scored(
         self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any
     ) -> ScoredPairs:
         return score_pairs(data.pairs, predictions, samples, **where)
+
+
+def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
+    """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
+    partners: list[list[int]] = [[] for _ in shapes]
+    for i, j in pairs:
+        partners[i].append(j)
+    known = []
+    for shape, own in zip(shapes, partners, strict=True):
+        template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
+        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
+    return known
 
 
 TASK = Correspondence()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
 from diffnet.data.folders.files import listing
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
@@ -52,23 +56,6 @@ def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
     return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
 
 
-def label_loss_weight(options: TrainOptions) -> Callable[[Tensor], Tensor]:
-    """See `Task.loss_weight`: the number of labeled elements, each with the weight of its class."""
-    if "dice" in options.label_loss:
-        raise OptionError(
-            f"label_loss is {options.label_loss}, which is no mean over elements, so several ranks and --accumulate "
-            "can't compute it in parts; choose cross-entropy or focal"
-        )
-
-    def weight(labels: Tensor) -> Tensor:
-        counted = labels != UNLABELED
-        if options.class_weights is None:
-            return counted.sum()
-        return torch.where(counted, row_weights(weights_on(labels.device, options.class_weights), labels), 0).sum()
-
-    return weight
-
-
 def mean_cross_entropy(
     logits: Tensor, labels: Tensor, backend: Backend = "auto", weights: Tensor | None = None
 ) -> Tensor:
@@ -79,47 +66,6 @@ def mean_cross_entropy(
     # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
     losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
     return losses.sum() / total_weight(labels, UNLABELED, weights)
-
-
-def matrix_of(scored: Scored, predicted: Iterable[Tensor]) -> NDArray[np.int64]:
-    """The confusion matrix (C, C) of all meshes, which are read one after another, once.
-
-    predicted: the classes of each mesh, (N,) int64
-    """
-    if "matrix" in scored.found:
-        return scored.found["matrix"]  # type: ignore[no-any-return]
-    classes = len(scored.label_names)
-    matrix = torch.zeros(classes, classes, dtype=torch.int64)
-    for truth, own in zip(scored.truths(), predicted, strict=True):
-        matrix += confusion_matrix(own, torch.as_tensor(truth).reshape(-1), classes)
-    scored.found["matrix"] = matrix.numpy()
-    return scored.found["matrix"]  # type: ignore[no-any-return]
-
-
-def accuracies(matrix: NDArray[np.int64]) -> dict[str, Any]:
-    """The accuracy over all elements, and the mean over the classes that occur. None if nothing is labeled."""
-    labeled = bool(matrix.any())
-    return {
-        "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
-        "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
-    }
-
-
-def class_results(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The scores of each class that occurs in the truth."""
-    count, share, iou = class_scores(matrix)
-    return [
-        {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
-        for i in np.flatnonzero(count).tolist()
-    ]
-
-
-def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:
-    """The entries of a report's summary that all of these tasks have."""
-    return {
-        "Test accuracy" if scores_a_test(results) else "Accuracy": percent(results["test_accuracy"]),
-        "Balanced accuracy": percent(results["balanced_accuracy"]),
-    }
 
 
 class LabelTask(MeshTask):
@@ -149,12 +95,108 @@ class LabelTask(MeshTask):
         return label_loss(outputs, targets, options)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
-        return label_loss_weight(options)
+        """The number of labeled elements, each with the weight of its class."""
+        if "dice" in options.label_loss:
+            raise OptionError(
+                f"label_loss is {options.label_loss}, which is no mean over elements, so several ranks and "
+                "--accumulate can't compute it in parts; choose cross-entropy or focal"
+            )
+
+        def weight(labels: Tensor) -> Tensor:
+            counted = labels != UNLABELED
+            if options.class_weights is None:
+                return counted.sum()
+            return torch.where(counted, row_weights(weights_on(labels.device, options.class_weights), labels), 0).sum()
+
+        return weight
 
     def counted(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         if "dice" in options.label_loss:  # no mean over elements, so batches with labels count alike
             return lambda labels: (labels != UNLABELED).any()
-        return label_loss_weight(options)
+        return self.loss_weight(options)
+
+    def classes_of(self, predictions: Tensor) -> Tensor:
+        """The classes (N,) int64 of the result of `predict`."""
+        return predictions
+
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
+        return confusion_matrix(self.classes_of(predictions), targets, channels)
+
+    def matrix_of(self, scored: Scored) -> NDArray[np.int64]:
+        """The confusion matrix (C, C) of all meshes, which are read one after another, once."""
+        if "matrix" not in scored.found:
+            classes = len(scored.label_names)
+            matrix = torch.zeros(classes, classes, dtype=torch.int64)
+            for truth, predicted in zip(scored.truths(), scored.predictions, strict=True):
+                matrix += self.tally(predicted, torch.as_tensor(truth).reshape(-1), classes)
+            scored.found["matrix"] = matrix.numpy()
+        return scored.found["matrix"]  # type: ignore[no-any-return]
+
+    def results(self, scored: Scored) -> dict[str, Any]:
+        """The accuracy over all elements, the mean over the classes that occur in the truth, and scores of these.
+
+        The first two are None if nothing is labeled.
+        """
+        matrix = self.matrix_of(scored)
+        count, share, iou = class_scores(matrix)
+        labeled = bool(matrix.any())
+        return {
+            "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
+            "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
+            **self.further_results(scored),
+            "classes": [
+                {
+                    "name": scored.label_names[i],
+                    "count": int(count[i]),
+                    "accuracy": float(share[i]),
+                    "iou": float(iou[i]),
+                }
+                for i in np.flatnonzero(count).tolist()
+            ],
+        }
+
+    def further_results(self, scored: Scored) -> dict[str, Any]:
+        """Further entries of results.json."""
+        return {}
+
+    @abstractmethod
+    def shown(self, scored: Scored) -> list[int]:
+        """The meshes on the page of predictions."""
+
+    def write_report(
+        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+    ) -> None:
+        # Matplotlib takes half a second to import, and training starts without it.
+        from diffnet.train.report.charts import confusion_png
+        from diffnet.train.report.report import Prediction, write_report
+
+        matrix, at = self.matrix_of(scored), scored.labels_at
+        confusion = confusion_png(matrix, scored.label_names)
+        write_atomically(out / "confusion.png", confusion)
+
+        def row(i: int) -> Prediction:
+            item, predicted = scored.meshes[i], scored.predictions[i].numpy()
+            if at != "meshes":
+                predicted = on_triangles(item.mesh, predicted, at)
+            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels)
+
+        titles = {
+            "test_accuracy": "Test accuracy" if scores_a_test(results) else "Accuracy",
+            "balanced_accuracy": "Balanced accuracy",
+            "mean_iou": "Mean IoU",
+            "soft_accuracy": "Accuracy by soft labels",
+        }
+        write_report(
+            out / "predictions.html",
+            (row(i) for i in self.shown(scored)),
+            {**{title: percent(results[name]) for name, title in titles.items() if name in results}, **summary},
+            matrix=matrix,
+            label_names=scored.label_names,
+            confusion=confusion,
+            curves=curves,
+            at=at,
+            title=f"{self.name.capitalize()} of the {'test' if scores_a_test(results) else 'scored'} meshes",
+        )
 
     def new_tally(self, channels: int, device: torch.device) -> Tensor:
         """A confusion matrix (C, C) int64."""

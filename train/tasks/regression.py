@@ -19,27 +19,19 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import (
-    LabeledMeshes,
-    LabelsAt,
-    TargetsAt,
-    feature_parts,
-    index_targets,
-    with_columns,
-)
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
+from diffnet.train.metrics import column_scores, mean_r2, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
-from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.network import DataOptions, NetworkInput
-from diffnet.train.tasks.options.regression import Loss
-from diffnet.train.tasks.options.sides import found_sides
-from diffnet.train.tasks.task import Fields, MeshTask, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.options.regression import Loss
+from diffnet.train.options.sides import found_sides
+from diffnet.train.options.task_options import SetOptions
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -115,6 +107,7 @@ class Regression(MeshTask):
     """Numbers for each element of a mesh, or for each mesh."""
 
     name = "regression"
+    heading = "Predicted values"
     targets_at = ("vertices", "faces", "edges", "meshes")
     score_name = "r2"
     report_files = ("scatter.png",)
@@ -167,14 +160,16 @@ class Regression(MeshTask):
     def score(self, tally: Tensor) -> float:
         return mean_r2(tally)
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        targets = known.targets or known.network.options.targets
-        return index_targets(path, cache_dir, targets, needs_train=False, jobs=known.jobs)
-
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        return index_targets(path, cache_dir, targets, jobs=jobs, group_by=group_by)
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
+        return index_targets(
+            data[0],
+            how.cache,
+            how.targets,
+            seed=how.seed,
+            needs_train=how.needs_train,
+            group_by=how.group_by,
+            jobs=how.jobs,
+        )
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
@@ -215,20 +210,20 @@ class Regression(MeshTask):
         self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
-        from diffnet.train.report.regression import Values, write_values_report
-        from diffnet.train.report.scatter import scatter_png
+        from diffnet.train.report.regression import scatter_png, write_values_report
+        from diffnet.train.report.report import Prediction
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
         shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
-        def row(i: int) -> Values:
+        def row(i: int) -> Prediction:
             item = scored.meshes[i]
             truth, mesh = np.asarray(item.labels, np.float64), item.mesh
             shown = scored.predictions[i].numpy()
             if scored.labels_at != "meshes":
                 shown = on_triangles(mesh, shown, scored.labels_at)
-            return Values(item.name, mesh.verts, mesh.faces, shown, truth)
+            return Prediction(item.name, mesh.verts, mesh.faces, shown, truth)
 
         write_values_report(
             out / "predictions.html",
@@ -256,16 +251,6 @@ class Regression(MeshTask):
         if at == "meshes":
             values, at = np.repeat(values, len(predicted.mesh.verts), axis=0), "vertices"
         return Fields("scalars", at, dict(zip(network.label_names, values.T, strict=True)))
-
-    def write_views(
-        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
-    ) -> None:
-        """A page, and a picture of the first column."""
-        meshes = [predicted.mesh for predicted in predictions]
-        fields = [self.fields(predicted, network) for predicted in predictions]
-        write_views(
-            meshes, html, png, "Predicted values", [own.values for own in fields], kind="scalars", at=fields[0].at
-        )
 
 
 TASK = Regression()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset
+from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset, with_labels_at
 from diffnet.geometry import Mesh, element_areas
-from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import confusion_matrix, mean_iou, percent, scores_a_test, soft_accuracy
-from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.labels import (
-    LabelTask,
-    accuracies,
-    accuracy_summary,
-    class_results,
-    matrix_of,
-)
-from diffnet.train.tasks.network import DataOptions, NetworkInput
-from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import Fields, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
+from diffnet.train.options import TrainOptions
+from diffnet.train.options.task_options import SetOptions
+from diffnet.train.tasks.labels import LabelTask
+from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions
 
@@ -50,19 +42,8 @@ def write_predictions(
 
     for (mesh, labels), path in zip(predictions, plys, strict=True):
         write_ply(path, mesh, labels=labels, label_names=label_names, label_numbers=label_numbers, at=at)
-    _write_views(predictions, label_names, at, html, png)
-
-
-def _write_views(
-    predictions: Sequence[tuple[Mesh, NDArray[np.int64]]],
-    label_names: Sequence[str],
-    at: LabelsAt,
-    html: Path | None,
-    png: Path | None,
-) -> None:
-    meshes = [mesh for mesh, _ in predictions]
-    fields = [{"prediction": labels} for _, labels in predictions]
-    write_views(meshes, html, png, "Predicted segmentation", fields, kind="labels", at=at, label_names=label_names)
+    meshes, fields = [mesh for mesh, _ in predictions], [{"prediction": labels} for _, labels in predictions]
+    write_views(meshes, html, png, Segmentation.heading, fields, kind="labels", at=at, label_names=label_names)
 
 
 def _soft_results(scored: Scored) -> dict[str, float]:
@@ -86,60 +67,34 @@ class Segmentation(LabelTask):
     """A class for each element of a mesh."""
 
     name = "segmentation"
+    heading = "Predicted segmentation"
     targets_at = ("vertices", "faces", "edges")
 
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-        variant = OPTIONS.variant(path)
-        if variant is not None:
-            return figures(train=1, seed=known.seed, shift=variant or None)  # the training part is not read
-        return index_dataset(path, cache_dir, known.layout, needs_train=False, jobs=known.jobs)
-
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        return index_dataset(path, cache_dir, jobs=jobs, group_by=group_by)
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
+        if how.generated is not None:  # the smallest training part where it isn't read
+            parts = {} if how.needs_train else {"train": 1}
+            meshes = figures(**parts, seed=how.seed, shift=how.generated or None)
+        else:
+            meshes = index_dataset(
+                data[0],
+                how.cache,
+                how.layout,
+                seed=how.seed,
+                needs_train=how.needs_train,
+                group_by=how.group_by,
+                jobs=how.jobs,
+            )
+        return meshes if how.outputs_at is None else with_labels_at(meshes, how.outputs_at)
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
 
-    def results(self, scored: Scored) -> dict[str, Any]:
-        matrix = matrix_of(scored, scored.predictions)
-        return {
-            **accuracies(matrix),
-            "mean_iou": mean_iou(matrix) if matrix.any() else None,
-            **_soft_results(scored),
-            "classes": class_results(matrix, scored.label_names),
-        }
+    def further_results(self, scored: Scored) -> dict[str, Any]:
+        matrix = self.matrix_of(scored)
+        return {"mean_iou": mean_iou(matrix) if matrix.any() else None, **_soft_results(scored)}
 
-    def write_report(
-        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
-    ) -> None:
-        # Matplotlib takes half a second to import, and training starts without it.
-        from diffnet.train.report.charts import confusion_png
-        from diffnet.train.report.report import Prediction, write_report
-
-        matrix = matrix_of(scored, scored.predictions)
-        confusion = confusion_png(matrix, scored.label_names)
-        write_atomically(out / "confusion.png", confusion)
-        shown = spread_over(range(len(scored.meshes)), SHOWN_MESHES)
-        at = _elements(scored.labels_at)
-        soft = {"Accuracy by soft labels": percent(results["soft_accuracy"])} if "soft_accuracy" in results else {}
-
-        def row(i: int) -> Prediction:
-            item = scored.meshes[i]
-            predicted = on_triangles(item.mesh, scored.predictions[i].numpy(), at)
-            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels, at)
-
-        write_report(
-            out / "predictions.html",
-            (row(i) for i in shown),
-            {**accuracy_summary(results), "Mean IoU": percent(results["mean_iou"]), **soft, **summary},
-            matrix=matrix,
-            label_names=scored.label_names,
-            confusion=confusion,
-            curves=curves,
-            title=f"Segmentation of the {'test' if scores_a_test(results) else 'scored'} meshes",
-        )
+    def shown(self, scored: Scored) -> list[int]:
+        return spread_over(range(len(scored.meshes)), SHOWN_MESHES)
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
@@ -174,15 +129,6 @@ class Segmentation(LabelTask):
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         return Fields("labels", _elements(network.labels_at), {"prediction": predicted.values.numpy()})
-
-    def write_views(
-        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
-    ) -> None:
-        pairs = [(predicted.mesh, predicted.values.numpy()) for predicted in predictions]
-        _write_views(pairs, network.label_names, _elements(network.labels_at), html, png)
-
-    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-        return confusion_matrix(predictions, targets, channels)
 
 
 TASK = Segmentation()

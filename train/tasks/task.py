@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from diffnet.data import (
+    ArrayStatistics,
     DataError,
     LabeledMesh,
     LabeledMeshes,
@@ -24,28 +25,54 @@ from diffnet.data import (
     MeshPairs,
     PairedMeshes,
     PairSample,
-    PairShape,
     Sample,
+    Statistics,
     TargetsAt,
-    paired_meshes,
     with_labels_at,
     without_classes,
 )
 from diffnet.data.conversion import labels_on_surface
 from diffnet.data.labeled import counted
-from diffnet.data.pairs.shapes import Pair
-from diffnet.geometry import Mesh, Operators, SurfacePoints
+from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_polygons
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
-from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.network import DataOptions, MetadataError, NetworkInput
-from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.options.shared import TaskName
+from diffnet.train.options.task_options import SetOptions
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
+
+
+class MetadataError(DiffnetError, ValueError):
+    """The metadata of a network don't say what it takes as input. The message names what is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """The input of a network, and the names of its outputs.
+
+    options: holds those that `network_input` reads; its other values are not used
+    normalize: whether positions are normalized first, by the rule in `options`
+    label_names: the name of each class, or of each column of a regression
+    labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
+    statistics: of the features from files, see `array_statistics`
+    target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
+    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
+    label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
+        else 0, 1, …
+    """
+
+    options: TrainOptions
+    normalize: bool
+    label_names: list[str]
+    labels_at: TargetsAt
+    statistics: Statistics
+    target_statistics: ArrayStatistics | None = None
+    train_meshes: frozenset[str] | None = None
+    label_numbers: tuple[int, ...] = ()
 
 
 class Predicted(NamedTuple):
@@ -114,7 +141,7 @@ def write_views(
     heading: str,
     fields: Sequence[Mapping[str, Any]],
     *,
-    kind: Literal["labels", "scalars"],
+    kind: str,
     titles: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
@@ -145,7 +172,7 @@ S = TypeVar("S")
 
 
 class Task(ABC, Generic[D, S]):
-    """One task, on data sets D and with scored predictions S. `MeshTask` and `PairTask` are its two kinds.
+    """One task, on data sets D and with scored predictions S. Those on single meshes are a `MeshTask`.
 
     N is the number of vertices, faces, edges, meshes or pairs of a batch, and C the number of outputs of the network.
     Methods of tensors run inside CUDA graphs if `captured`, so they never wait for the GPU then.
@@ -169,17 +196,18 @@ class Task(ABC, Generic[D, S]):
     meshes_of_sample: int = 1
 
     @abstractmethod
-    def load_test(self, path: str, known: DataOptions, cache_dir: Path) -> D:
-        """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
+    def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> D:
+        """The data set in a folder, in a table or with the name of the generated one, whose meshes may be read later.
 
-    def whole_set(
-        self, path: Path, cache_dir: Path, jobs: int | None, targets: str | None, group_by: str | None
-    ) -> LabeledMeshes:
-        """The data set of `diffnet train`, whose meshes are read when they are needed, for `write_shards`.
-
-        targets, group_by: see `load_targets`
+        data: the arguments of --data. Only some tasks take several, see `TaskOptions`.
         """
-        raise OptionError(f"sets for {self.name} can't be written into shards")
+
+    def adapted(self, data: D, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
+        """The options of a new run on a set, and lines that say how they depend on it.
+
+        chosen: the names of the options that the user chose, which stay
+        """
+        return options, []
 
     @abstractmethod
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> D:
@@ -291,7 +319,12 @@ class Task(ABC, Generic[D, S]):
 
 
 class MeshTask(Task[LabeledMeshes, Scored]):
-    """A task with a target for each element of a mesh, or for each mesh."""
+    """A task with a target for each element of a mesh, or for each mesh.
+
+    heading: of pages with predictions
+    """
+
+    heading: str
 
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> LabeledMeshes:
         if isinstance(data, (MeshPairs, PairedMeshes)):
@@ -343,66 +376,34 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         """The prediction as values on its mesh. A prediction for the whole mesh is repeated at the vertices."""
 
-    @abstractmethod
+    def titles(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[str] | None:
+        """The titles of meshes on a page and in a picture, see `write_views`."""
+        return None
+
     def write_views(
         self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
     ) -> None:
         """Write a page and a picture."""
-
-
-class PairTask(Task[PairedMeshes, ScoredPairs]):
-    """A task on pairs of meshes. The network computes features at their vertices.
-
-    `inputs` and `from_network` get the operators of `collate_pairs`. The outputs of `from_network` have a row for each
-    pair, and predictions are functional maps (1, K, K).
-    """
-
-    targets_at = ("vertices",)
-    meshes_of_sample = 2
-    captured = False  # functional maps depend on the lengths of both meshes on the host
-    no_classes = "the network computes features for correspondence and no classes; call match_meshes"
-
-    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
-        if isinstance(data, MeshPairs):
-            return paired_meshes(data, len(network.label_names))
-        if not isinstance(data, PairedMeshes):
-            raise OptionError("the network computes features for correspondence; `diffnet match` uses them")
-        return data
-
-    def size(self, data: PairedMeshes) -> str:
-        return counted(len(data.pairs.test_pairs), "pair", "pairs")
-
-    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
-        if not isinstance(data, PairedMeshes):
-            raise OptionError(f"{self.name} needs pairs of meshes")
-        return data, options
-
-    def pairs(self, data: PairedMeshes) -> bytes:
-        digest, pairs = hashlib.sha256(), data.pairs
-        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
-            digest.update(f"{known.shape}".encode() + known.tobytes())
-        return digest.digest()
-
-    def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
-        """Functional maps need full precision."""
-        return torch.float32
-
-    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
-        return {}
-
-    def on_meshes(self) -> MeshTask:
-        raise OptionError(
-            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
+        fields = [self.fields(predicted, network) for predicted in predictions]
+        write_views(
+            [predicted.mesh for predicted in predictions],
+            html,
+            png,
+            self.heading,
+            [own.values for own in fields],
+            kind=fields[0].kind,
+            at=fields[0].at,
+            titles=self.titles(predictions, network),
+            **({} if self.standardized else {"label_names": network.label_names}),
         )
 
 
-def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
-    """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
-    partners: list[list[int]] = [[] for _ in shapes]
-    for i, j in pairs:
-        partners[i].append(j)
-    known = []
-    for shape, own in zip(shapes, partners, strict=True):
-        template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
-        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
-    return known
+def task_named(name: TaskName) -> Task[Any, Any]:
+    """The task of this name, which is `TASK` in its file."""
+    task: Task[Any, Any] = import_module(f"diffnet.train.tasks.{name}").TASK
+    return task
+
+
+def report_files() -> tuple[str, ...]:
+    """The files of the reports of all tasks, besides predictions.html."""
+    return tuple(dict.fromkeys(file for name in get_args(TaskName) for file in task_named(name).report_files))

@@ -1,10 +1,11 @@
-"""The console of the commands."""
+"""The console of the commands, and its progress bars."""
 
 from __future__ import annotations
 
 import sys
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from diffnet.geometry.errors import DiffnetError
 
@@ -29,3 +30,17 @@ def user_message(error: Exception) -> str | None:
     if isinstance(error, exhausted) or "can't allocate memory" in str(error):
         return f"out of memory ({error}). In training, lower --batch-vertices, --batch-meshes or --width"
     return None
+
+
+def progress_bar(console: Console, disable: bool = False) -> Progress:
+    """A bar with the count, the elapsed time and the remaining time. `disable` shows none."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=disable,
+    )

@@ -1,4 +1,4 @@
-"""Tensors that a run needs again at its end, in a file instead of the memory."""
+"""What a run keeps in its folder: the rows of metrics.csv, and predictions in a file without a name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffnet.geometry.files import csv_text
 from diffnet.geometry.store.transfer import aligned
+from diffnet.train.tasks.task import npy_bytes
 
 
 class Spool(Sequence[Tensor]):
@@ -23,8 +25,7 @@ class Spool(Sequence[Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as this object exists
-        self._places: dict[int, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
-        self._end = 0
+        self._places: dict[int, int] = {}
 
     def append(self, tensor: Tensor) -> None:
         """Write a tensor. Raises OSError if the disk is full."""
@@ -32,15 +33,12 @@ class Spool(Sequence[Tensor]):
 
     def put(self, number: int, tensor: Tensor) -> None:
         """Write the tensor that gets a number. In the end, there should be one for each number from 0."""
-        array = np.ascontiguousarray(tensor.numpy())
-        self._file.write(array.data)
-        self._places[number] = self._end, array.shape, array.dtype
-        self._end += array.nbytes
+        self._places[number] = self._file.seek(0, os.SEEK_END)
+        self._file.write(npy_bytes(tensor.numpy()))  # `np.save` would hide why a write fails
 
     def clear(self) -> None:
         self._file.truncate(0)
-        self._file.seek(0)
-        self._places, self._end = {}, 0
+        self._places = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -48,12 +46,24 @@ class Spool(Sequence[Tensor]):
     def __getitem__(self, i: Any) -> Any:
         if i not in self._places:
             raise IndexError(i)
-        offset, shape, dtype = self._places[i]
-        self._file.flush()
-        array = np.empty(shape, dtype)
-        if (
-            array.nbytes
-            and os.preadv(self._file.fileno(), [array.reshape(-1).view(np.uint8).data], offset) < array.nbytes
-        ):
-            raise OSError(f"the temporary file of the predictions ends before tensor {i}")
-        return aligned(torch.from_numpy(array))
+        self._file.seek(self._places[i])
+        return aligned(torch.from_numpy(np.load(self._file)))
+
+
+Row = dict[str, float | int | None]
+
+
+def columns(score: str) -> tuple[str, ...]:
+    """The columns of metrics.csv of a task with this score, see `Task.score_name`.
+
+    >>> columns("accuracy")[3:6]
+    ('train_accuracy', 'validation_accuracy', 'test_accuracy')
+    """
+    scores = (f"{part}_{score}" for part in ("train", "validation", "test"))
+    return ("epoch", "learning_rate", "train_loss", *scores, "seconds")
+
+
+def as_csv(history: Sequence[Row], score: str) -> str:
+    """The content of metrics.csv."""
+    names = columns(score)
+    return csv_text([names, *([row[name] for name in names] for row in history)])

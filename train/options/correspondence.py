@@ -1,0 +1,114 @@
+"""The options of correspondence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from diffnet.geometry.errors import OptionError
+from diffnet.options import option
+from diffnet.train.options.shared import SharedOptions
+from diffnet.train.options.task_options import RecipeName, TaskOptions
+
+Method: TypeAlias = Literal["supervised", "unsupervised"]
+
+# Changes for the unsupervised method: of the default, and those of Cao et al. 2023.
+_UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
+    "default": {
+        "features": "xyz+normals+wks",
+        "k": 200,
+        "map_k": 200,
+        "feature_scale": 1.0,
+        "learning_rate": 2e-3,
+        "align": True,
+    },
+    "original": {"features": "wks", "k": 200, "map_k": 200},
+}
+# What the help says of shared options. A default of None is decided by the training set.
+_CHANGES: dict[str, dict[str, Any]] = {
+    "features": {
+        "default": None,
+        "help": "Input features, see `diffnet train segmentation`. By default curvature+log-hks. If unsupervised, "
+        "xyz+normals+wks, or wks alone for training meshes without a common orientation.",
+    },
+    "k": {"least": 1, "help": "Eigenpairs of the network. If unsupervised, 200."},
+    "map_k": {"least": 1, "most": 300},
+    "align": {"default": None},
+    "epochs": {"default": None, "help": "Passes over the training pairs. By default 10,000 pairs in all."},
+    "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
+}
+
+
+@dataclass(frozen=True)
+class CorrespondenceOptions(SharedOptions):
+    """The options of correspondence alone. A step takes `batch_meshes` pairs.
+
+    method, map_k, feature_scale: see `pair_maps`
+    zoomout: see `point_map_of`
+    stretch: see `with_stretched`
+    """
+
+    method: Method = option(
+        "supervised", None, "supervised learns from correspondences, unsupervised from pairs without any."
+    )
+    map_k: int = option(30, None, "Eigenpairs of the functional maps. If unsupervised, 200.")
+    feature_scale: float = option(
+        0.0, None, "Scale features to this root mean square; 0: never. If unsupervised, 1.", least=0, metavar="SIZE"
+    )
+    zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
+    stretch: float = option(
+        0.0,
+        None,
+        "Also train on copies of other proportions, each scaled along random axes by exp(−S) to exp(S).",
+        least=0,
+        most=2.0,  # sizes that differ by a factor of 50
+        metavar="S",
+    )
+
+    def check_together(self) -> None:
+        if not 1 <= self.map_k <= self.k:
+            raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
+
+
+def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of the method, with maps of at most k eigenpairs."""
+    recipe = {**options, **(_UNSUPERVISED[name] if chosen.get("method") == "unsupervised" else {})}
+    return {**recipe, "map_k": min(recipe["map_k"], chosen.get("k", recipe["k"]))}
+
+
+OPTIONS = TaskOptions(
+    help="""Train a network whose features match pairs of meshes, and report the geodesic errors of the test pairs.
+
+    The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
+    mesh, or a map for each pair. unsupervised needs none.
+
+    Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
+    Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
+    """,
+    data="Folder of meshes in pairs, also several times, or [bold]figures[/], the generated set of pairs.",
+    takes_several=True,
+    sets=("pairs", "base", "channels"),
+    changes=_CHANGES,
+    own=CorrespondenceOptions,
+    # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
+    unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"),
+    generated="figures",
+    prediction=("method", "map_k", "feature_scale"),
+    # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
+    recipe={
+        "features": "curvature+log-hks",
+        "k": 128,
+        "map_k": 100,
+        "feature_scale": 3.0,
+        "clip": 1.0,
+        "width": 128,
+        "dropout": 0.0,
+        "learning_rate": 1e-3,
+        "normalize": "area",
+        "precision": "fp32",
+        "eval_every": 1,
+    },
+    original={"map_k": 30, "normalize": "area"},
+    adapted=_adapted,
+)

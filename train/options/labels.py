@@ -1,0 +1,185 @@
+"""The options of tasks whose targets are labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from diffnet.geometry.errors import OptionError
+from diffnet.options import option
+from diffnet.train.options.shared import LABELS, SharedOptions
+from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, side_pairs
+from diffnet.train.options.task_options import RecipeName, TaskOptions
+
+BALANCED, SQRT = BY_FREQUENCY = "balanced", "sqrt"  # inverse to the frequencies of the classes, or to their roots
+LabelLoss: TypeAlias = Literal["cross-entropy", "focal", "dice", "dice+cross-entropy", "generalized-dice"]
+LabelScore: TypeAlias = Literal["accuracy", "balanced-accuracy", "mean-iou"]
+
+
+@dataclass(frozen=True)
+class LabelOptions(SharedOptions):
+    """The options of tasks with labels.
+
+    label_loss: see `focal_loss`, `dice_loss` and `generalized_dice_loss`. "dice+cross-entropy" is the sum.
+    label_smoothing: s of `label_smoothing_loss`, in training
+    mirror_labels: a run stores the number of the class that each class becomes, such as "0,2,1", with -1 for unlabeled
+    """
+
+    label_loss: LabelLoss = option(
+        "cross-entropy",
+        LABELS,
+        "focal gives elements that are predicted well less weight. Dice losses measure overlap, so a rare class "
+        "counts as much as a frequent one.",
+        flag="--loss",
+    )
+    label_smoothing: float = option(
+        0.0, LABELS, "Weight of the wrong classes in the loss, all together.", least=0, below=1
+    )
+    score: LabelScore = option(
+        "accuracy",
+        LABELS,
+        "The score of each epoch, by which --validation chooses one. A rare class counts as much as a frequent "
+        "one in balanced-accuracy and mean-iou.",
+    )
+    ignore: tuple[str, ...] = option(
+        (),
+        LABELS,
+        "A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
+        metavar="CLASS",
+    )
+    class_weights: str | None = option(
+        None,
+        LABELS,
+        "Weights of the classes in the loss: balanced, one over their frequencies; sqrt, one over the roots; or "
+        "1,0.5,2 for all, or NAME=2,NAME=0.5.",
+        metavar="WEIGHTS",
+    )
+    mirror_labels: str | None = option(
+        None,
+        LABELS,
+        "Classes that --mirror exchanges: NAME=NAME,NAME=NAME, or fdi for the FDI numbers of teeth, or none.",
+        metavar="PAIRS",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
+        object.__setattr__(self, "ignore", tuple(self.ignore))  # the only way in a frozen dataclass
+        if self.class_weights is not None and self.class_weights not in BY_FREQUENCY:
+            class_weight_entries(self.class_weights)
+        if self.mirror_labels not in (None, FDI, NO_SIDES) and not are_numbers(self.mirror_labels):
+            side_pairs(self.mirror_labels)
+
+    def check_together(self) -> None:
+        if self.label_smoothing > 0 and not _smooths(self.label_loss):
+            raise OptionError(
+                f"label_smoothing is {self.label_smoothing}, but it smooths the labels of a cross-entropy, and the "
+                f"loss is {self.label_loss}; leave it out"
+            )
+        if self.class_weights is not None and self.label_loss == "generalized-dice":
+            raise OptionError(
+                f"class_weights is {self.class_weights}, but the loss generalized-dice has its own weights of classes; "
+                "leave it out, or choose dice"
+            )
+        if self.mirror_labels is not None and not self.mirror:
+            raise OptionError(f"mirror_labels is {self.mirror_labels}, but no mesh is mirrored; add --mirror")
+
+
+def _smooths(loss: str) -> bool:
+    return "cross-entropy" in loss
+
+
+def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe without label smoothing if the loss has none."""
+    return options if _smooths(chosen.get("label_loss", "cross-entropy")) else {**options, "label_smoothing": 0.0}
+
+
+def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
+    """The weights in a text such as "1,0.5,2" or "arm=2,leg=0.5", with the class of each, or None.
+
+    Raises OptionError for a text that is neither, for a weight that is negative or not finite, for a class that occurs
+    twice, and if all weights are 0.
+
+    >>> class_weight_entries("arm=2,leg=0.5")
+    [('arm', 2.0), ('leg', 0.5)]
+    """
+    expected = f"class_weights should be {BALANCED}, {SQRT}, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5"
+    found: list[tuple[str | None, float]] = []
+    for entry in text.split(","):
+        name, equals, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError as e:
+            raise OptionError(f"{expected}; got {entry!r}") from e
+        if not (0 <= weight < math.inf):
+            raise OptionError(f"class_weights should be finite and at least 0, got {entry!r}")
+        found.append((name.strip() if equals else None, weight))
+    names = [name for name, _ in found]
+    if None in names and any(name is not None for name in names):
+        raise OptionError(f"{expected}; got {text!r}")
+    if None not in names and len(set(names)) < len(names):
+        raise OptionError(f"class_weights should name each class once, got {text!r}")
+    if not any(weight for _, weight in found) and None in names:
+        raise OptionError(f"class_weights should have a weight above 0, got {text!r}")
+    return found
+
+
+# On RNA, with 260 classes and 15,000 vertices, the default of dropout costs 0.9 points, see docs/recipe.md.
+MANY_CLASSES = 100
+FINE = 5_000  # vertices of a mesh
+LESS_DROPOUT = 0.2
+
+
+def _advice(options: SharedOptions, classes: int, vertices: float) -> str | None:
+    """Advise less dropout for many classes on fine meshes.
+
+    >>> _advice(SharedOptions(), 260, 15_000)
+    '260 classes on meshes of 15,000 vertices: --dropout 0.2 may be more accurate'
+    >>> _advice(SharedOptions(), 8, 15_000)
+    """
+    if classes < MANY_CLASSES or vertices < FINE or options.dropout <= LESS_DROPOUT:
+        return None
+    return f"{classes} classes on meshes of {vertices:,.0f} vertices: --dropout {LESS_DROPOUT} may be more accurate"
+
+
+SEGMENTATION = TaskOptions(
+    help="""Train a segmentation network, and report its results on the test meshes.
+
+    Writes to --out: last.pt and best.pt (checkpoints), metrics.csv, tensorboard/, and at the end results.json,
+    confusion.png, curves.png and predictions.html.
+
+    Ctrl-C and SIGTERM stop the run. With --resume, it continues after the last complete epoch with its options, so only
+    --data and --out are repeated, and --layout if it was given. Only --epochs may change, with --schedule step.
+
+    A run locks its folder. On network file systems without locks, start only one run in a folder.
+    """,
+    data="Folder of labeled meshes or of shards, or [bold]figures[/], the generated set.",
+    sets=("layout", "outputs_at"),
+    own=LabelOptions,
+    owners="tasks with labels",
+    unavailable=("align",),
+    generated="figures",
+    prediction=("ignore",),
+    original={"label_smoothing": 0.0},
+    adapted=_adapted,
+    advice=_advice,
+)
+CLASSIFICATION = replace(
+    SEGMENTATION,
+    help="""Train a network that classifies whole meshes, and report its results on the test meshes.
+
+    --data holds CLASS/train/ and CLASS/test/, or CLASS/ with meshes, or a table labels.csv with lines file,label or
+    file,label,split. Without a split, a random fifth of each class is for testing.
+
+    For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
+    """,
+    data="Folder of classes or of shards, a table file,label (.csv), or [bold]shapes[/], the generated set of classes.",
+    sets=(),
+    generated="shapes",
+    recipe={"width": 128, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
+    original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
+    advice=lambda options, classes, vertices: None,
+)

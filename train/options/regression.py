@@ -1,0 +1,59 @@
+"""The options of regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from diffnet.data.feature_names import target_parts
+from diffnet.options import option
+from diffnet.train.options.shared import SharedOptions
+from diffnet.train.options.task_options import TaskOptions
+
+Loss: TypeAlias = Literal["mse", "l1", "huber"]
+
+
+def _checked_targets(text: str) -> str:
+    target_parts(text)
+    return text
+
+
+@dataclass(frozen=True)
+class RegressionOptions(SharedOptions):
+    """The options of regression alone."""
+
+    targets: str | None = option(
+        None,
+        None,
+        "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
+        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
+        metavar="file:NAME",
+        check=_checked_targets,
+    )
+    loss: Loss = option(
+        "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."
+    )
+    scalar_targets: bool = option(
+        False,
+        None,
+        "All targets are numbers that stay as they are when a mesh is turned or mirrored. Columns that look like "
+        "a vector, such as u_x, u_y, u_z, need this or --no-rotate.",
+    )
+
+
+OPTIONS = TaskOptions(
+    help="""Train a network that predicts numbers, and report its results on the test meshes.
+
+    Targets are at vertices, faces or edges, in files beside the meshes (--targets), or belong to whole meshes, in a
+    table targets.csv with lines file,COLUMN,… or file,COLUMN,…,split. nan, and an empty cell, is a missing target.
+
+    A folder is divided into training and test meshes by train/ and test/, by train.txt and test.txt, or at random.
+
+    For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
+    """,
+    data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv), or shards.",
+    own=RegressionOptions,
+    unavailable=("align",),
+    prediction=("targets",),
+    recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
+)

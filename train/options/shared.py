@@ -1,0 +1,223 @@
+"""The options that all tasks share. The command line reads them, so this loads fast."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, vector_channels
+from diffnet.data.options import Preprocessing, Variants
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, ScaleRule
+from diffnet.options import Architecture, InitialTimes, option
+
+# A new task adds its name.
+TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
+Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
+Schedule: TypeAlias = Literal["step", "cosine"]
+RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
+TrainBackend: TypeAlias = Literal["auto", "torch"]
+
+# The panels of --help, in their order.
+PANELS = _, LABELS, FEATURES, NETWORK, TRAINING, AUGMENTATION, RUN = (
+    *(None, "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
+)
+
+
+def checked_pattern(text: str) -> str:
+    """The regular expression. Raises OptionError for another text."""
+    try:
+        re.compile(text)
+    except re.error as e:
+        raise OptionError(f"group_by should be a regular expression, got {text!r}: {e}") from e
+    return text
+
+
+@dataclass(frozen=True)
+class SharedOptions(Architecture):
+    """The options that all tasks of `diffnet train` share.
+
+    `__post_init__` of the class of a task's own options calls that of this class, and then checks its own values.
+
+    task: the task that the network learns, which is the name of the command
+    laplacian: None becomes the one that belongs to the operators, see `precompute`
+    align: give the vectors among the features in the principal axes of each mesh, see `input_features`. In training,
+        they are then rotated by small random angles only. Only some tasks have it.
+    rotate: None means yes if there are vectors among the features
+    upright: the `shared_axes` of the training meshes, nine numbers, if the network gets their orientation. Earlier
+        versions stored the first axis alone, three numbers.
+    """
+
+    task: TaskName = "segmentation"
+    features: str = option(
+        "curvature+diffused-curvature+log-hks",
+        FEATURES,
+        f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy or NAME in a PLY or VTK file; file:colors is the colors of "
+        "the vertices of a PLY, OBJ or OFF file. vector:NAME turns with the mesh, and scalar:NAME doesn't.",
+        metavar="PART+PART…",
+        check=canonical_features,
+    )
+    k: int = option(128, FEATURES, "Number of eigenpairs; 0 is allowed for implicit diffusion of xyz.", least=0)
+    laplacian: LaplacianKind | None = option(
+        None, FEATURES, "robust, the default, accepts any mesh; cotan is the one of --operators original."
+    )
+    basis: BasisPrecision = option(
+        "float32", FEATURES, "Storage precision of eigenvectors. Half precision makes the cache a third smaller."
+    )
+    join: JoinRule = option(
+        "auto", FEATURES, "Join vertices at the same position: auto does where this connects most of the mesh."
+    )
+    operators: OperatorsKind = option(
+        "diffnet", FEATURES, "original has the operators of the original implementation, with its regularization."
+    )
+    normalize: ScaleRule = option(
+        "radius",
+        FEATURES,
+        "Scale meshes to radius 1 or to area 1. all-radius and all-area count vertices of no face, too.",
+    )
+    max_faces: int | None = option(
+        None,
+        FEATURES,
+        "Decimate meshes with more faces. Scores and predictions are those of the full meshes. Default: none.",
+        least=4,
+    )
+    align: bool = option(
+        False,
+        None,
+        "Give xyz, normals and vectors in the principal axes of each mesh. By default, yes if the method is "
+        "unsupervised, --features has them, and the training meshes have no common orientation.",
+    )
+    epochs: int = option(100, TRAINING, "Passes over the training meshes.", least=1)
+    learning_rate: float = option(2e-3, TRAINING, "Learning rate of Adam.", flag="--lr")
+    schedule: Schedule = option(
+        "cosine", TRAINING, "step halves the learning rate every --decay-every epochs; cosine lowers it to 0."
+    )
+    decay_every: int = option(50, TRAINING, "Epochs between two steps of the step schedule.", least=1)
+    clip: float = option(
+        0.0, TRAINING, "Scale gradients down to this norm if they are longer; 0: never.", least=0, metavar="NORM"
+    )
+    batch_meshes: int | None = option(1, TRAINING, "Meshes per step of all ranks, one each at least.", least=1)
+    batch_vertices: int | None = option(
+        None, TRAINING, "Instead of a number of meshes: at most N vertices per step.", least=1
+    )
+    accumulate: int = option(
+        1, TRAINING, "Divide each step into N passes, which need less memory, with equal results.", least=1, metavar="N"
+    )
+    average_weights: float = option(
+        0.0,
+        TRAINING,
+        "Average the weights over about 1/(1 - DECAY) steps.",
+        least=0,
+        below=1,
+        most=0.999999,
+        metavar="DECAY",
+    )
+    validation: float = option(
+        0.0,
+        TRAINING,
+        "Share of the training meshes held out to choose the best epoch, as a part val/ of the data does.",
+        least=0,
+        below=1,
+        most=0.9,
+    )
+    group_by: str | None = option(
+        None,
+        TRAINING,
+        "Random divisions leave groups together, such as scans of a patient. A regular expression on the names of "
+        "meshes: its first group, or all that it matches, names the group.",
+        metavar="PATTERN",
+        check=checked_pattern,
+    )
+    eval_every: int = option(5, TRAINING, "Epochs between evaluations of the test set.", least=1)
+    seed: int = option(0, TRAINING, "Seed of weights, order of meshes, dropout and splits.")
+    rotate: bool | None = option(
+        None, AUGMENTATION, "Rotate xyz, normals and vectors at random in training. Default: yes."
+    )
+    rotate_about: RotationAxis = option("any", AUGMENTATION, "The axis of the random rotations; any for all rotations.")
+    scale_range: float = option(
+        1.0, AUGMENTATION, "Scale meshes at random by a factor from 1/S to S in training.", least=1, most=10
+    )
+    jitter: float = option(
+        0.0, AUGMENTATION, "Standard deviation of noise on xyz in training. Meshes have radius 1.", least=0, below=1
+    )
+    mirror: bool = option(False, AUGMENTATION, "Mirror half of the meshes in training.")
+    cut: float = option(
+        0.0,
+        AUGMENTATION,
+        "Also train on cut variants of the meshes. Random planes cut off up to this share.",
+        least=0,
+        below=1,
+    )
+    decimate: float = option(
+        0.0, AUGMENTATION, "Also train on variants with fewer faces, which lack up to this share.", least=0, below=1
+    )
+    variants: int = option(8, AUGMENTATION, "Variants of each training mesh, with --cut or --decimate.", least=1)
+    precision: Precision = option("auto", RUN, "auto is bf16 on GPUs that support it, else fp32.")
+    backend: TrainBackend = option("auto", RUN, "auto uses the fused kernels on a GPU; torch is plain PyTorch.")
+    upright: tuple[float, ...] = ()
+    # The defaults of training that differ from those of `DiffusionNet`.
+    width: int = field(default=256, kw_only=True)
+    initial_times: InitialTimes = field(default="spread", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
+            raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
+        if self.attention_heads and self.width % self.attention_heads != 0:
+            raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
+        chosen = self.preprocessing  # checks its own options
+        if chosen.k < 1 and self.diffusion == "spectral":
+            raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
+        if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
+            name = "rotate" if self.rotate else "rotate_about"
+            raise OptionError(f"{name} needs features with xyz, normals or vector:NAME, got {self.features!r}")
+        if self.align and self.rotate_about != "any":
+            raise OptionError(
+                f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
+            )
+        if self.rotate is False and self.rotate_about != "any":
+            raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
+        if self.jitter > 0 and "xyz" not in self.features.split("+"):
+            raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
+        object.__setattr__(self, "upright", tuple(self.upright))  # the only way in a frozen dataclass
+        if len(self.upright) not in (0, 3, 9) or not all(map(math.isfinite, self.upright)):
+            raise OptionError(f"upright should be empty or three or nine finite numbers, got {self.upright}")
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The options that preprocessing depends on."""
+        return Preprocessing(
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
+        )
+
+    @property
+    def aligns(self) -> bool:
+        """Whether there are features that are given in principal axes."""
+        return self.align and bool(vector_channels(self.features))
+
+    @property
+    def mesh_variants(self) -> Variants:
+        """The variants of the training meshes."""
+        return Variants(self.variants if self.cut or self.decimate else 0, self.cut, self.decimate)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether features are rotated at random in training."""
+        return bool(vector_channels(self.features)) if self.rotate is None else self.rotate
+
+    def learning_rate_at(self, epoch: float) -> float:
+        """The learning rate after a number of epochs, which may have a fraction.
+
+        The step schedule halves it every `decay_every` epochs. The cosine schedule lowers it to 0 over the run.
+        """
+        if self.schedule == "step":
+            return self.learning_rate * 0.5 ** int(epoch // self.decay_every)
+        return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+
+    def check_together(self) -> None:
+        """Raises OptionError for options of a task that don't go together. The classes of own options define it."""

@@ -1,0 +1,100 @@
+"""`TaskOptions`: the options in which tasks differ. The command line reads them, so this loads fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from diffnet.data.folders.layouts import Layout
+from diffnet.data.labeled import LabelsAt
+from diffnet.data.pairs.indices import Base
+from diffnet.options import Checked, option
+from diffnet.train.options.shared import LABELS, SharedOptions
+
+RecipeName: TypeAlias = Literal["default", "original"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetOptions(Checked):
+    """How a data set is read, which a run doesn't store. Each task reads the options of its sets.
+
+    cache: the folder of preprocessed meshes and of indices
+    targets, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
+    generated: the variant of the generated set, see `TaskOptions.variant`; None for another set
+    needs_train: whether the training part is read
+    jobs: see `index_dataset`
+    """
+
+    layout: Layout = option("auto", None, "Layout of a folder for segmentation; auto detects it.")
+    outputs_at: LabelsAt | None = option(
+        None, LABELS, "Elements that the network labels; other labels are converted. Default: those of the labels."
+    )
+    pairs: str | None = option(
+        None,
+        None,
+        "all pairs of meshes, those within or across folders, or a file with two names in each line. By default "
+        "pairs.txt in the folder, else all.",
+    )
+    base: Base = option("auto", None, "Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
+    channels: int | None = option(
+        None, None, "Features that the network computes. By default 128; 256 if unsupervised.", least=1
+    )
+    cache: Path
+    targets: str | None = None
+    group_by: str | None = None
+    seed: int = 0
+    generated: str | None = None
+    needs_train: bool = True
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of `TrainOptions` in which a task differs from others, and its command.
+
+    help: the explanation of the command
+    data: that of its option --data
+    takes_several: whether --data may be repeated
+    sets: the options of `SetOptions` that the command has
+    changes: other explanations and defaults of options of the command, as arguments of `about`
+    own: the shared options, and those that only this task and other tasks with the same class have
+    owners: how error messages name the tasks with this class; None for the names of the tasks
+    unavailable: options that all tasks have but this one
+    generated: the name of the generated data set of this task on the command line; None if there is none. NAME:VARIANT
+        is a variant of it, see `variant`.
+    prediction: names of the own options that are read from the metadata of a network, see `network_input`
+    recipe: changes to the defaults of `TrainOptions`, for the default recipe
+    original: changes to the recipe of the original, see `recipe`
+    adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
+    advice: (options, number of classes, mean number of vertices of a mesh) to a hint about options that suit such data
+        better, or None
+    """
+
+    help: str
+    data: str
+    takes_several: bool = False
+    sets: tuple[str, ...] = ()
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: type[SharedOptions] = SharedOptions
+    owners: str | None = None
+    unavailable: tuple[str, ...] = ()
+    generated: str | None = None
+    prediction: tuple[str, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    original: Mapping[str, Any] = field(default_factory=dict)
+    adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda name, options, chosen: options
+    )
+    advice: Callable[[SharedOptions, int, float], str | None] = lambda options, classes, vertices: None
+
+    def variant(self, data: object) -> str | None:
+        """VARIANT of "NAME:VARIANT", the name of a generated set; "" for NAME alone, and None for other data sets."""
+        name, _, variant = str(data).partition(":")
+        return variant if name == self.generated else None
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of the options that `own` adds to the shared ones."""
+        return tuple(each.name for each in fields(self.own)[len(fields(SharedOptions)) :])

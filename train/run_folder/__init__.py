@@ -1,1 +1,0 @@
-"""Files in the folder of a run: its lock, its table and its events for TensorBoard."""

@@ -1,1 +1,0 @@
-"""The commands `diffnet train NAME`, one for each task."""
