@@ -15,8 +15,8 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_finite, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import sum_dtype, without_autocast
-from diffnet.ops.functional_maps.checks import checked_number
 from diffnet.ops.functional_maps.nearest import row_chunks
+from diffnet.ops.functional_maps.op import checked_number
 
 
 def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float | Tensor) -> Tensor:

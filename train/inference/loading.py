@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 
 from diffnet import DiffusionNet
-from diffnet.checkpoints.files import CheckpointError, read_checkpoint_file
-from diffnet.checkpoints.kinds import kind_of
+from diffnet.checkpoints.files import CheckpointError, kind_of, read_checkpoint_file
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import outputs_at_of
 from diffnet.data import TargetsAt
