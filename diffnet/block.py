@@ -124,7 +124,7 @@ class DiffusionNetBlock(nn.Module):
         self.mlp = MLP([inputs, *hidden, channels], o.dropout, o.backend)
 
     @refuses_fields
-    def forward(self, x: Tensor, operators: Operators, shared: Shared = NOTHING) -> Tensor:
+    def forward(self, x: Tensor, operators: Operators, *, shared: Shared = NOTHING) -> Tensor:
         """x (V, C) → (V, C)
 
         shared: what the network has computed for all blocks

@@ -167,11 +167,11 @@ class DiffusionNet(nn.Module):
             )
         x = aligned(features)
         first, *shared, last = shared_launches(self, [self.first, *self.blocks, self.last], self.backend, x, operators)
-        x = self._linear(self.first, x, *first)
-        operators = self._prepared(operators, compute_dtype(x))
+        x = self._linear(self.first, x, **first)
+        prepared = self._prepared(operators, compute_dtype(x))
         for block, more in zip(self.blocks, shared, strict=True):
-            x = self._call(block, x, operators, *more)
-        return self._outputs(self._linear(self.last, x, *last), operators)
+            x = self._call(block, x, prepared, **more)
+        return self._outputs(self._linear(self.last, x, **last), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
         """Compute a layer. A plain one is an MLP of one layer."""
@@ -186,14 +186,14 @@ class DiffusionNet(nn.Module):
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         return operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
 
-    def _call(self, block: nn.Module, x: Tensor, operators: Operators, *shared: Shared) -> Tensor:
+    def _call(self, block: nn.Module, x: Tensor, operators: Operators, **shared: Shared) -> Tensor:
         """Call a block. With `recompute_activations`, only its input is kept for the backward pass."""
         call: Callable[..., Tensor] = block
         if self.recompute_activations and torch.is_grad_enabled():
             # A CUDA graph can't record that a random state is restored.
             draws = not isinstance(block, DiffusionNetBlock) or block.draws_numbers()
             call = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=draws)
-        return call(x, operators, *shared)
+        return call(x, operators, **shared)
 
     def _outputs(self, x: Tensor, operators: Operators) -> Tensor:
         """Average the values (V, C_out) at the vertices as `outputs_at` asks, and apply the last activation."""

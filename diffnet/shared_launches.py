@@ -23,13 +23,13 @@ from diffnet.ops.mlp.op import Shared, new_seeds
 
 def shared_launches(
     network: nn.Module, modules: Sequence[nn.Module], backend: Backend, x: Tensor, operators: Operators
-) -> list[tuple[Shared] | tuple[()]]:
-    """Return the further arguments of each layer and block of a network.
+) -> list[dict[str, Shared]]:
+    """Return the further keyword arguments of each layer and block of a network.
 
     Where kernels compute, three launches convert all weights, set negative times to 0, and draw the seeds of dropout.
     There are none if a module of the network isn't plain, because hooks may change parameters in between.
     """
-    nothing: list[tuple[Shared] | tuple[()]] = [() for _ in modules]
+    nothing: list[dict[str, Shared]] = [{} for _ in modules]
     if torch.compiler.is_compiling() or under_transforms() or type(x) is not Tensor or x.is_meta:
         return nothing
     if not use_kernels(backend, x, matrix=True):
@@ -51,7 +51,7 @@ def shared_launches(
     rest = iter(converted)
     shares = [Shared(list(islice(rest, len(each))), s, True) for each, s in zip(weights, seeds, strict=True)]
     takes = [is_plain(module, nn.Linear) or is_plain(module, DiffusionNetBlock) for module in modules]
-    return [(share,) if take else () for share, take in zip(shares, takes, strict=True)]
+    return [{"shared": share} if take else {} for share, take in zip(shares, takes, strict=True)]
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

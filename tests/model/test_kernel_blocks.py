@@ -209,7 +209,7 @@ def test_exact_float32_keeps_fewer_tensors(network: DiffusionNet, operators: Ope
 def one_by_one() -> Iterator[None]:
     """A context without shared launches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "shared_launches", lambda network, modules, *_: [()] * len(modules))
+        patch.setattr(model, "shared_launches", lambda network, modules, *_: [{}] * len(modules))
         yield
 
 
