@@ -46,12 +46,12 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     # cuSPARSE counts in the dtype of the indices, which have one dtype.
     if ends.dtype != all_indices.dtype or max(*shape, len(flat)) * (x.shape[2] if x.is_cuda else 1) > MAX_INT32:
         ends, all_indices = ends.long(), all_indices.long()
-    product = _csr_product(ends, all_indices, flat, dense, shape)
+    product = _product(ends, all_indices, flat, dense, shape)
     out = in_row_order(csr, product.reshape(1 if side_by_side else sets, rows, x.shape[2]))
     return (out.sum(0, keepdim=True) if reduce and not side_by_side else out).to(x.dtype)
 
 
-def _csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, shape: tuple[int, int]) -> Tensor:
+def _product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, shape: tuple[int, int]) -> Tensor:
     if x.is_cpu and x.dtype == torch.float32:
         return csr_product(indptr, indices, values, x)
     matrix = csr_tensor(indptr, indices, values, shape)
