@@ -34,10 +34,8 @@ def label_smoothing_loss(
     Args:
         logits: (N, C) floating point, C ≥ 2. Log-probabilities give the same loss, because their log-softmax is
             themselves.
-        labels: (N,) int64 or int32 from 0 to C − 1
+        labels, ignored, backend: see `cross_entropy`
         smoothing: s, from 0 to 1
-        ignored: a label whose rows don't count
-        backend: see `cross_entropy`
         weights: (C,) the weight of each class, see `cross_entropy`. The result is then the weighted mean over the rows,
             where a row has the weight of its label. None means 1 for all.
 
@@ -85,11 +83,8 @@ def focal_loss(
     γ = 0 gives the mean cross-entropy.
 
     Args:
-        logits: (N, C) floating point. Log-probabilities give the same loss.
-        labels: (N,) int64 or int32 from 0 to C − 1
+        logits, labels, ignored, backend: see `cross_entropy`. Log-probabilities give the same loss.
         gamma: γ, finite and at least 0. The larger it is, the less rows count that are predicted well.
-        ignored: a label whose rows don't count
-        backend: see `cross_entropy`
         weights: (C,) α of each class, see `cross_entropy`. None means 1 for all.
 
     Returns:

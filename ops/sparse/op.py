@@ -44,7 +44,7 @@ def spmm(
     precision is added up in float32. If one operand is integer or bool, both are promoted as PyTorch does. If both are,
     the product is computed in int64 and returned in the promoted dtype.
 
-    Differentiable in values and x. Deterministic, also on a GPU.
+    Differentiable in values and x. Deterministic, but on a GPU not for backend="torch".
 
     Args:
         pattern: (rows, columns), a `Pattern`, or a matrix, whose values are left out if others are given
@@ -106,7 +106,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     Low precision is added up in float32. If one factor is integer or bool, both are promoted as PyTorch does. If both
     are, the product is computed in int64 and returned in the promoted dtype.
 
-    Differentiable in a and b. Deterministic, also on a GPU.
+    Differentiable in a and b. Deterministic, but on a GPU not for backend="torch".
 
     Args:
         pattern: (rows, columns), a `Pattern`, or a matrix as in `spmm`, whose values aren't read
