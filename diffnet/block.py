@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from diffnet.geometry.errors import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
-from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
+from diffnet.ops import Backend, spmm
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.diffusion_features.block import diffusion_block, is_one_node
-from diffnet.ops.diffusion_features.op import BlockArguments
-from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
-from diffnet.ops.mlp.op import mlp_with
+from diffnet.ops.definition import BlockArguments
+from diffnet.ops.diffusion_features.block import diffusion_block
+from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features
+from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
 from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
@@ -33,25 +33,6 @@ _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
     "layer": nn.LayerNorm,
     "rms": nn.RMSNorm,
 }
-
-
-class Plan(NamedTuple):
-    """How one forward pass computes a block or a layer. Plain modules are computed from their parameters.
-
-    spectral: whether the diffusion is a plain `LearnedTimeDiffusion` beside plain gradient features
-    layers: the weights and the biases of its layers, or None if they have to be called
-    dropout: the probability of a zero in the hidden layers
-    matrices: the weights as `matmul.operands` converts them, or empty to convert them
-    seeds: of dropout in the hidden layers (n − 1, 2), or None to draw them
-    clamped: whether negative times have been set to 0
-    """
-
-    spectral: bool = False
-    layers: tuple[list[Tensor], list[Tensor]] | None = None
-    dropout: float = 0.0
-    matrices: Sequence[Tensor] = ()
-    seeds: Tensor | None = None
-    clamped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,74 +124,68 @@ class DiffusionNetBlock(nn.Module):
         self.mlp = MLP([inputs, *hidden, channels], o.dropout, o.backend)
 
     @refuses_fields
-    def forward(self, x: Tensor, operators: Operators) -> Tensor:
+    def forward(self, x: Tensor, operators: Operators, *, shared: Shared = NOTHING) -> Tensor:
         """x (V, C) → (V, C)
+
+        shared: what the network has computed for all blocks
 
         Raises ValueError for another shape of x, TypeError for operators of another type.
         """
-        return self.run(x, operators, self.plan())
-
-    def plan(self) -> Plan:
-        """Decide which parts of the next forward pass are computed from parameters."""
-        mlp = self.mlp
-        layers = mlp.plain_parameters() if is_plain(mlp, MLP) else None
-        return Plan(self._is_spectral(), layers, 0.0 if layers is None else mlp.current_dropout())
-
-    def run(self, x: Tensor, operators: Operators, plan: Plan) -> Tensor:
-        """Compute `forward` by a plan. A block with hooks has to be called."""
         check_operators(operators)
         if x.shape != (operators.num_vertices, self.channels):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
-        o, features, mlp = operators, self.gradient_features, self.mlp
-        if plan.spectral:
-            time, a_re, a_im, swapped = self._learned(o, plan)
-        # The rest of the block uses the returned x; its gradients are then summed in one kernel.
-        if plan.spectral and self._takes_basis(o):
-            o = o.prepared(compute_dtype(x, o.evecs))
-            assert o.gradient_evecs is not None
-            arguments = BlockArguments(o.mass, o.evals, o.evecs, o.gradient_evecs, time, a_re, a_im, o.ptr)
-            if self._is_one_node(x, arguments, plan):
-                assert plan.layers is not None
-                return diffusion_block(
-                    x, arguments, o.lengths, *plan.layers, plan.dropout, plan.seeds, swapped, plan.matrices
-                )
-            x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend, swapped=swapped)
-        elif plan.spectral:
-            gradient, backend = (o.gradient.pattern, o.gradient.values), self.backend
-            x, *parts = sparse_diffusion_and_gradient_features(
-                x, o.mass, o.evals, o.evecs, *gradient, time, a_re, a_im, o.ptr, o.lengths, backend, swapped=swapped
-            )
+        mlp = self.mlp
+        arguments = self._arguments(x, operators, shared) if self._is_spectral() else None
+        layers = mlp.plain_parameters() if is_plain(mlp, MLP) else None
+        extended = self.attention is not None or self.mlp_norm is not None
+        if arguments is not None and layers is not None and not extended and mlp.backend == self.backend:
+            return diffusion_block(x, arguments, *layers, mlp.current_dropout(), self.backend, shared)
+        if arguments is None:
+            inputs = [x, *self._call_modules(x, operators)]
         else:
-            parts = [self.diffusion(x, o)]
-            if features is not None:
-                parts.append(features(spmm(o.gradient.pattern, o.gradient.values, parts[0], backend=self.backend)))
+            x, *parts = diffused_with_features(x, check_arguments(x, arguments), self.backend)
+            inputs = [x, *parts]
         if self.attention is not None:
-            parts.append(self.attention(x, o.neighborhood or o.gradient.pattern))
-        inputs = [x, *parts]
+            inputs.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         if self.mlp_norm is not None:
             joined = torch.cat(inputs, 1)
             scales = next(self.mlp_norm.parameters(), joined)
             inputs = [self.mlp_norm(joined.to(scales.dtype)).to(x.dtype)]  # under autocast, joined may be bfloat16
-        if plan.layers is not None:
-            return mlp_with(inputs, *plan.layers, plan.dropout, x, mlp.backend, plan.matrices, plan.seeds)
+        if layers is not None:
+            return mlp_with(inputs, *layers, mlp.current_dropout(), x, mlp.backend, shared)
         out: Tensor = mlp(inputs, residual=x)
         return out
 
-    def _is_one_node(self, x: Tensor, arguments: BlockArguments, plan: Plan) -> bool:
-        """Whether one operation computes the whole block."""
-        if plan.layers is None or self.attention is not None or self.mlp_norm is not None:
-            return False
-        return self.mlp.backend == self.backend and is_one_node(self.backend, x, arguments, plan.layers[0])
+    def _call_modules(self, x: Tensor, operators: Operators) -> list[Tensor]:
+        """The diffused x and, if the block has any, its gradient features."""
+        parts: list[Tensor] = [self.diffusion(x, operators)]
+        if self.gradient_features is not None:
+            matrix = operators.gradient
+            parts.append(self.gradient_features(spmm(matrix.pattern, matrix.values, parts[0], backend=self.backend)))
+        return parts
 
-    def _learned(self, operators: Operators, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """The parameters of a spectral block: times, A_re, A_im, and whether A is swapped."""
+    def _arguments(self, x: Tensor, operators: Operators, shared: Shared) -> BlockArguments:
+        """The operators, and the parameters of plain modules."""
         check_eigenpairs(operators)
-        diffusion, features = self.diffusion, self.gradient_features
+        o, diffusion, features = operators, self.diffusion, self.gradient_features
         assert isinstance(diffusion, LearnedTimeDiffusion)
         assert features is not None
-        time = diffusion.time if plan.clamped else diffusion.learned_time()
-        return time, features.a_re, features.a_im, features.swapped
+        time = diffusion.time if shared.clamped else diffusion.learned_time()
+        a_re, a_im, swapped = features.a_re, features.a_im, features.swapped
+        if not self._takes_basis(o):
+            pattern, values = o.gradient.pattern, o.gradient.values
+            return BlockArguments(
+                o.mass, o.evals, o.evecs, values, time, a_re, a_im, o.ptr, pattern, o.lengths, swapped
+            )
+        o = o.prepared(compute_dtype(x, o.evecs))
+        assert o.gradient_evecs is not None
+        basis = o.gradient_evecs
+        return BlockArguments(o.mass, o.evals, o.evecs, basis, time, a_re, a_im, o.ptr, None, o.lengths, swapped)
+
+    def draws_numbers(self) -> bool:
+        """Whether a call may draw random numbers."""
+        return type(self.mlp) is not MLP or self.mlp.current_dropout() > 0
 
     def on_basis(self, operators: Operators) -> bool:
         """Whether the block takes gradients on the basis, so that it uses `operators.prepared`.

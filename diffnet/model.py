@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffnet.arguments import check_features, has_plain_modules, refuses_fields
-from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Plan
+from diffnet.arguments import check_features, is_plain, refuses_fields
+from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
 from diffnet.checkpoints.activations import Activation, log_softmax
-from diffnet.first_call import compile_before_first_call
-from diffnet.forward_plans import plan_of, shared_plans, shares_launches
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.device import existing_device
@@ -26,8 +25,10 @@ from diffnet.geometry.errors import refuses
 from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.mlp.op import mlp_with
-from diffnet.options import Architecture, about, takes
+from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
+from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, about, takes
+from diffnet.shared_launches import shared_launches
+from diffnet.spatial_gradient_features import Rotation
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -81,11 +82,17 @@ class DiffusionNet(nn.Module):
 
     outputs_at: OutputsAt
     last_activation: Activation | None
+    mlp_hidden: list[int]
+    gradient_features: bool
+    gradient_rotation: Rotation
+    gradient: GradientMode
     backend: Backend
+    diffusion: DiffusionMode
+    initial_times: InitialTimes
+    mlp_norm: MLPNorm
+    attention_heads: int
+    dropout: float
     recompute_activations: bool = False  # of the class, because pickles of older versions lack it
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # the other options
 
     @refuses(
         C_in="in_channels",
@@ -158,38 +165,35 @@ class DiffusionNet(nn.Module):
                 f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
-        features = aligned(features)
-        modules = [self.first, *self.blocks, self.last]
-        plans: Sequence[Plan | None] = [None] * len(modules)
-        if shares_launches(self.backend, features):
-            compile_before_first_call(self, features, operators)
-            if has_plain_modules(self):
-                plans = shared_plans(modules, features)
-        x = self._linear(self.first, features, plans[0])
-        # All blocks share these. On a GPU they are computed in the first step only.
-        dtype = compute_dtype(x)
-        on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
-        prepared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
-        for block, plan in zip(self.blocks, plans[1:-1], strict=True):
-            if plan is not None and isinstance(block, DiffusionNetBlock):
-                run: Callable[..., Tensor] = block.run
-                inputs: tuple[Any, ...] = x, prepared, plan
-            else:
-                run, inputs = block, (x, prepared)
-            if self.recompute_activations and torch.is_grad_enabled():
-                draws = plan is None or plan.dropout > 0  # a CUDA graph can't record that a random state is restored
-                x = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=draws)
-            else:
-                x = run(*inputs)
-        return self._outputs(self._linear(self.last, x, plans[-1]), operators)
+        x = aligned(features)
+        first, *shared, last = shared_launches(self, [self.first, *self.blocks, self.last], self.backend, x, operators)
+        x = self._linear(self.first, x, **first)
+        prepared = self._prepared(operators, compute_dtype(x))
+        for block, more in zip(self.blocks, shared, strict=True):
+            x = self._call(block, x, prepared, **more)
+        return self._outputs(self._linear(self.last, x, **last), operators)
 
-    def _linear(self, layer: nn.Module, x: Tensor, plan: Plan | None) -> Tensor:
-        plan = plan_of(layer) if plan is None else plan
-        if plan is not None and plan.layers is not None:
-            weights, biases = plan.layers
-            return mlp_with([x], weights, biases or None, backend=self.backend, matrices=plan.matrices)
-        out: Tensor = layer(x)
-        return out
+    def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
+        """Compute a layer. A plain one is an MLP of one layer."""
+        if not is_plain(layer, nn.Linear):
+            out: Tensor = layer(x)
+            return out
+        biases = None if layer.bias is None else [layer.bias]
+        return mlp_with([x], [layer.weight], biases, backend=self.backend, shared=shared)
+
+    def _prepared(self, operators: Operators, dtype: torch.dtype) -> Operators:
+        """The operators as all blocks take them. On a GPU they are computed in the first step only."""
+        on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
+        return operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
+
+    def _call(self, block: nn.Module, x: Tensor, operators: Operators, **shared: Shared) -> Tensor:
+        """Call a block. With `recompute_activations`, only its input is kept for the backward pass."""
+        call: Callable[..., Tensor] = block
+        if self.recompute_activations and torch.is_grad_enabled():
+            # A CUDA graph can't record that a random state is restored.
+            draws = not isinstance(block, DiffusionNetBlock) or block.draws_numbers()
+            call = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=draws)
+        return call(x, operators, **shared)
 
     def _outputs(self, x: Tensor, operators: Operators) -> Tensor:
         """Average the values (V, C_out) at the vertices as `outputs_at` asks, and apply the last activation."""

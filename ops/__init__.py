@@ -11,9 +11,7 @@ from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.block_sparse.softmax import block_softmax
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.ragged import row_offsets
-from diffnet.ops.cross_entropy.dice import dice_loss, generalized_dice_loss
-from diffnet.ops.cross_entropy.focal import focal_loss
-from diffnet.ops.cross_entropy.label_smoothing import label_smoothing_loss
+from diffnet.ops.cross_entropy.losses import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import cross_entropy
 from diffnet.ops.diffusion_features.op import diffusion_and_gradient_features
 from diffnet.ops.functional_maps.conversion import (
@@ -29,14 +27,13 @@ from diffnet.ops.functional_maps.soft_map import soft_map
 from diffnet.ops.gradient_features.op import gradient_features, spectral_gradient_features, values_and_gradient_features
 from diffnet.ops.implicit.op import implicit_diffusion
 from diffnet.ops.mlp.op import mlp
-from diffnet.ops.segment_mean.op import segment_mean
 from diffnet.ops.sparse.ell import EllPattern
 from diffnet.ops.sparse.hybrid import HybridPattern
 from diffnet.ops.sparse.matrix import SparseMatrix, block_diagonal, split_diagonal
 from diffnet.ops.sparse.op import diagonal, row_sum, sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
 from diffnet.ops.sparse.softmax import sparse_softmax
-from diffnet.ops.spectral.op import diffuse, from_spectral, to_spectral
+from diffnet.ops.spectral.op import diffuse, from_spectral, segment_mean, to_spectral
 
 __all__ = [
     "Backend",

@@ -16,14 +16,16 @@ from diffnet.ops.sparse import pattern as pattern_module
 Shape: TypeAlias = tuple[int, int, int] | str
 
 PIECE = 16  # in these tests, so that rows of several pieces are small enough for Triton's interpreter
-BACKENDS = ["torch", "triton"]
+BACKENDS = ["torch", "auto", "triton"]  # on a CPU, "auto" is PyTorch's own sparse products
 # (rows, columns, channels). "skewed" has a row of several pieces and a full row.
 SHAPES: list[Shape] = [(9, 6, 3), (1, 17, 5), (17, 1, 1), (7, 96, 40), (11, 55, 8), (12, 12, 130), "skewed"]
 # (backend, dtype, index dtype, the shapes that are fast enough for the interpreter)
 _KINDS: list[tuple[str, torch.dtype, torch.dtype, list[Shape]]] = [
     ("torch", torch.float64, torch.int64, SHAPES),
-    ("torch", torch.float32, torch.int32, SHAPES),
     ("torch", torch.bfloat16, torch.int32, SHAPES),
+    ("auto", torch.float64, torch.int64, SHAPES),
+    ("auto", torch.float32, torch.int32, SHAPES),
+    ("auto", torch.bfloat16, torch.int32, SHAPES),
     ("triton", torch.float32, torch.int32, [(9, 6, 3), (17, 1, 1), (12, 12, 130), "skewed"]),
     ("triton", torch.bfloat16, torch.int32, [(9, 6, 3)]),
     ("triton", torch.float16, torch.int64, [(9, 6, 3)]),

@@ -21,7 +21,6 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.operators import blank
 from diffnet.ops import Pattern
 from diffnet.ops.common.memo import remember
-from diffnet.ops.sparse.decompositions import decompositions
 
 DESCRIPTION = "diffnet.json"  # the name of the text inside the file
 MAX_ERROR = 1e-5  # of the largest output
@@ -123,7 +122,7 @@ def _exported(network: DiffusionNet, inputs: dict[str, Tensor]) -> torch.export.
             if hasattr(module, option):
                 setattr(module, option, value)
     program: torch.export.ExportedProgram = torch.export.export(_Plain(plain), (), inputs, dynamic_shapes=shapes)
-    program = program.run_decompositions(decompositions())
+    program = program.run_decompositions({})
     # Sizes that turned out to be equal stay in the list. Reading the file would warn of each.
     values = [node.meta["val"] for node in program.graph.nodes if node.meta.get("val") is not None]
     for symbol in program.range_constraints.keys() - free_symbols(values):

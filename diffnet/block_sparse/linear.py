@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, BlockPattern, block_matmul
+from diffnet.sparse.linear import PatternModule
 
 
-class BlockSparseModule(nn.Module):
+class BlockSparseModule(PatternModule):
     """Base class of modules with a block-sparse matrix of weights and a bias for each of its rows."""
 
     def __init__(self, pattern: BlockPattern, bias: bool, backend: Backend) -> None:
@@ -21,11 +19,6 @@ class BlockSparseModule(nn.Module):
         self.backend: Backend = backend
         self.weight = nn.Parameter(_initial_weight(pattern))
         self.bias = nn.Parameter(torch.zeros(pattern.rows)) if bias else None
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> BlockSparseModule:
-        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
-        self.pattern = self.pattern.to(self.weight.device)
-        return self
 
 
 class BlockSparseLinear(BlockSparseModule):

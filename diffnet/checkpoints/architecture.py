@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.kinds import kind_of
+from diffnet.checkpoints.files import kind_of
 
 SIZES = ("in_channels", "out_channels", "width", "blocks")
 ABOVE_0 = "above 0"  # the value of an option of which weights show only this

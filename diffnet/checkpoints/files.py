@@ -1,4 +1,4 @@
-"""Reading the file of a checkpoint, and checks of its content. A file can hold anything."""
+"""Reading the file of a checkpoint, what it can hold, and checks of its content. A file can hold anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,9 +17,32 @@ from diffnet.geometry.options import chosen_scale
 
 NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
 
+# "original": segmentation and classification of the original implementation.
+# "original correspondence": its functional maps, whose weights have the prefix "feature_extractor.".
+# "unsupervised correspondence": {"networks": {"feature_extractor": …}} of unsupervised functional maps
+#     (Cao et al. 2023).
+Kind: TypeAlias = Literal["original", "original correspondence", "unsupervised correspondence"]
+
+PREFIX = "feature_extractor."
+
 
 class CheckpointError(DiffnetError, ValueError):
     """A file is not a usable checkpoint. The message names the file and gives the reason."""
+
+
+def kind_of(content: Any) -> Kind | None:
+    """The kind of checkpoint that the content of a file is, or None for any other content."""
+    if not isinstance(content, dict):
+        return None
+    if "first_lin.weight" in content:
+        return "original"
+    if f"{PREFIX}first_lin.weight" in content:
+        return "original correspondence"
+    networks = content.get("networks")
+    extractor = networks.get("feature_extractor") if isinstance(networks, dict) else None
+    if isinstance(extractor, dict) and "first_linear.weight" in extractor:
+        return "unsupervised correspondence"
+    return None
 
 
 def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:

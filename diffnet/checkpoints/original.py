@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from diffnet.checkpoints.architecture import visible_options
-from diffnet.checkpoints.files import CheckpointError, check_named_tensors
-from diffnet.checkpoints.kinds import PREFIX, Kind, kind_of
+from diffnet.checkpoints.files import PREFIX, CheckpointError, Kind, check_named_tensors, kind_of
 
 _RENAMED = (
     (r"^first_lin(ear)?\.", "first."),

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, with_older_scale
-from diffnet.checkpoints.kinds import kind_of
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, kind_of, with_older_scale
 from diffnet.options import Architecture
 
 FORMAT = 2  # increase when older versions would misread a checkpoint

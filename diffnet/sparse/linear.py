@@ -11,7 +11,19 @@ from torch import Tensor, nn
 from diffnet.ops import Backend, Pattern, spmm
 
 
-class SparseLinear(nn.Module):
+class PatternModule(nn.Module):
+    """Base class of modules with a pattern, which moves along with their weight."""
+
+    pattern: Any
+    weight: nn.Parameter
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> PatternModule:
+        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
+        self.pattern = self.pattern.to(self.weight.device)
+        return self
+
+
+class SparseLinear(PatternModule):
     """y = x Wᵀ + bias, where W has weights only at the entries of a pattern.
 
     Args:
@@ -86,11 +98,6 @@ class SparseLinear(nn.Module):
             raise ValueError(f"a pattern of {self.pattern.nnz} entries expected, got {len(state) - rows - 1}")
         state = state.to(self.pattern.indices)
         self.pattern = Pattern(state[: rows + 1], state[rows + 1 :], columns).prepare()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> SparseLinear:
-        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
-        self.pattern = self.pattern.to(self.weight.device)
-        return self
 
     def extra_repr(self) -> str:
         rows, columns = self.pattern.shape

@@ -15,9 +15,9 @@ from diffnet.ops.block_sparse.pattern import BlockArrays, BlockPattern, block_ar
 from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_key_mask, mask_at_blocks
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_operand
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype, sum_dtype
-from diffnet.ops.sparse.checks import check_operand
+from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.sparse.softmax import checked_number
 
 
@@ -35,9 +35,9 @@ def block_attention(
 ) -> Tensor:
     """Compute softmax(scale · Q Kᵀ + bias) V at the blocks of the pattern.
 
-    One kernel replaces "sdd" of `block_matmul`, `block_softmax` and "dsd" of `block_matmul`. The backward pass computes
-    scores again (Dao et al. 2022, FlashAttention), so memory grows only with rows and columns. Low precision is added
-    up in float32. Differentiable in query, key, value, bias, and scale if it is a tensor.
+    One kernel replaces "sdd" of `block_matmul`, `block_softmax` and "dsd" of `block_matmul`. Its backward pass computes
+    scores again (Dao et al. 2022, FlashAttention), so memory grows only with rows and columns; plain PyTorch keeps
+    them. Low precision is added up in float32. Differentiable in query, key, value, bias, and scale if it is a tensor.
 
     A tensor as scale multiplies the query before the kernel, rounded to the dtype of the result. With a bias, the three
     operations above are used instead of the one kernel, so scores are stored.
@@ -91,12 +91,15 @@ def block_attention(
         query, scale = query.to(wide) * scale.to(wide).reshape(-1, 1, 1), 1.0
     else:
         scale = checked_number("scale", scale)
-    flat = [t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value)]
+    q, k, v = (t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value))
     if key_padding_mask is not None:
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     mask = None if attention_mask is None else mask_at_blocks(pattern, attention_mask)
-    triton = use_kernels(backend, *flat)
-    out: Tensor = _operator(block_arrays(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]
+    inputs = AttentionInputs(q, k, v, key_padding_mask, mask, scale, pattern.block)
+    if use_kernels(backend, q, k, v):
+        out: Tensor = _operator(block_arrays(pattern), *inputs)[0]
+    else:
+        out = reference.attention(pattern.blocks.indptr, pattern.blocks.indices, inputs)
     return out.reshape(*batch, heads, rows, channels)
 
 
@@ -109,21 +112,16 @@ def _forward(
     mask: Tensor | None,
     scale: float,
     block: int,
-    triton: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `reference.attention`. Operators of torch.library take no NamedTuple."""
-    arrays, inputs = BlockArrays(*structure), AttentionInputs(query, key, value, key_mask, mask, scale, block)
-    if triton:
-        from diffnet.ops.block_sparse import attention_kernels
+    """The result, and the logarithm to base 2 of each row's sum of exponentials, (Z, H, rows) float32."""
+    from diffnet.ops.block_sparse.attention_kernels import attention
 
-        return attention_kernels.attention(arrays, inputs)
-    return reference.attention(arrays, inputs)
+    # Operators of torch.library take no NamedTuple.
+    return attention(BlockArrays(*structure), AttentionInputs(query, key, value, key_mask, mask, scale, block))
 
 
 def _fake(structure: Sequence[Tensor], query: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
-    triton = inputs[-1]
-    dtype = torch.float32 if triton else sum_dtype(query)
-    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=dtype)
+    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 def _gradients(
@@ -138,15 +136,11 @@ def _gradients(
     out: Tensor,
     sums: Tensor,
     grad: Tensor,
-    triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `reference.attention_backward`."""
-    arrays, inputs = BlockArrays(*structure), AttentionInputs(query, key, value, key_mask, mask, scale, block)
-    if triton:
-        from diffnet.ops.block_sparse import attention_kernels
+    from diffnet.ops.block_sparse.attention_kernels import attention_backward
 
-        return attention_kernels.attention_backward(arrays, inputs, out, sums, grad)
-    return reference.attention_backward(arrays, inputs, out, sums, grad)
+    inputs = AttentionInputs(query, key, value, key_mask, mask, scale, block)
+    return attention_backward(BlockArrays(*structure), inputs, out, sums, grad)
 
 
 def _gradients_fake(
@@ -156,7 +150,7 @@ def _gradients_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    structure, *tensors, ctx.scale, ctx.block, ctx.triton = inputs
+    structure, *tensors, ctx.scale, ctx.block = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*structure, *tensors, *output)
 
@@ -164,8 +158,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     *structure, query, key, value, key_mask, mask, out, sums = ctx.saved_tensors
     inputs = AttentionInputs(query, key, value, key_mask, mask, ctx.scale, ctx.block)
-    grads = _gradients_operator(structure, *inputs, out, sums, grad.to(out.dtype), ctx.triton)
-    return [None] * len(structure), *grads, *[None] * 5
+    grads = _gradients_operator(structure, *inputs, out, sums, grad.to(out.dtype))
+    return [None] * len(structure), *grads, *[None] * 4
 
 
 _gradients_operator = opaque("diffnet::block_attention_backward", _gradients, _gradients_fake)

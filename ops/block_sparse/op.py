@@ -11,10 +11,9 @@ from torch import Tensor
 from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern, block_arrays
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import broadcast_shapes
+from diffnet.ops.common.checks import broadcast_shapes, check_operand
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.sparse.checks import check_operand
 
 MatmulMode: TypeAlias = Literal["sdd", "dsd", "dds"]
 
@@ -87,8 +86,10 @@ def _at_blocks(pattern: BlockPattern, a: Tensor, b: Tensor, backend: Backend) ->
             )
     batch = broadcast_shapes(a.shape[:-3], b.shape[:-3])
     flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (a, b)]
-    sizes = pattern.block, rows, columns
-    out: Tensor = sdd_operator(block_arrays(pattern), *flat, *sizes, use_kernels(backend, *flat))
+    if use_kernels(backend, *flat):
+        out: Tensor = sdd_operator(block_arrays(pattern), *flat, pattern.block, rows, columns)
+    else:
+        out = reference.sdd(pattern.blocks.indptr, pattern.blocks.indices, flat[0], flat[1], pattern.block)
     return out.reshape(*batch, *pattern.values_shape)
 
 
@@ -103,21 +104,22 @@ def _times_dense(pattern: BlockPattern, values: Tensor, x: Tensor, transpose: bo
         )
     batch = broadcast_shapes(values.shape[:-3], x.shape[:-3])
     flat = [t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:]) for t in (values, x)]
-    triton = use_kernels(backend, *flat)
-    out: Tensor = dsd_operator(block_arrays(pattern), *flat, pattern.block, rows, columns, transpose, triton)
+    if use_kernels(backend, *flat):
+        out: Tensor = dsd_operator(block_arrays(pattern), *flat, pattern.block, rows, columns, transpose)
+    else:
+        blocks, (s, dense) = pattern.blocks, flat
+        if transpose:
+            blocks, order = blocks.transpose
+            s = s.index_select(1, order).mT
+        out = reference.dsd(blocks.indptr, blocks.indices, s, dense, result)
     return out.reshape(*batch, heads, result, x.shape[-1])
 
 
-def _sdd_forward(
-    structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, rows: int, columns: int, triton: bool
-) -> Tensor:
+def _sdd_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, rows: int, columns: int) -> Tensor:
     """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, block, block)."""
-    indptr, indices, *_ = structure
-    if triton:
-        from diffnet.ops.block_sparse import kernels
+    from diffnet.ops.block_sparse import kernels
 
-        return kernels.sdd(indptr, indices, a, b, block)
-    return reference.sdd(indptr, indices, a, b, block)
+    return kernels.sdd(structure[0], structure[1], a, b, block)
 
 
 def _sdd_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, *_: Any) -> Tensor:
@@ -132,25 +134,22 @@ def _dsd_forward(
     rows: int,
     columns: int,
     transpose: bool,
-    triton: bool,
 ) -> Tensor:
     """Multiply S X or Sᵀ X: values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
+    from diffnet.ops.block_sparse import kernels
+
     indptr, indices, t_indptr, t_indices, order = structure
     places, size = ((t_indptr, t_indices), columns) if transpose else ((indptr, indices), rows)
-    if triton:
-        from diffnet.ops.block_sparse import kernels
-
-        return kernels.dsd(*places, values, x, size, order if transpose else None)
-    return reference.dsd(*places, values[:, order].mT if transpose else values, x, size)
+    return kernels.dsd(*places, values, x, size, order if transpose else None)
 
 
 def _dsd_fake(structure: Sequence[Tensor], values: Tensor, x: Tensor, *sizes: Any) -> Tensor:
-    _, rows, columns, transpose, _ = sizes
+    _, rows, columns, transpose = sizes
     return x.new_empty(*x.shape[:2], columns if transpose else rows, x.shape[3])
 
 
 def _sdd_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, a, b, *ctx.sizes, ctx.triton = inputs
+    structure, a, b, *ctx.sizes = inputs
     ctx.save_for_backward(*structure, a, b)
 
 
@@ -158,13 +157,13 @@ def _sdd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
     need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = dsd_operator(structure, grad, b, *ctx.sizes, False, ctx.triton) if need_a else None
-    grad_b = dsd_operator(structure, grad, a, *ctx.sizes, True, ctx.triton) if need_b else None
-    return [None] * len(structure), grad_a, grad_b, *[None] * 4
+    grad_a = dsd_operator(structure, grad, b, *ctx.sizes, False) if need_a else None
+    grad_b = dsd_operator(structure, grad, a, *ctx.sizes, True) if need_b else None
+    return [None] * len(structure), grad_a, grad_b, *[None] * 3
 
 
 def _dsd_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, values, x, *ctx.sizes, ctx.transpose, ctx.triton = inputs
+    structure, values, x, *ctx.sizes, ctx.transpose = inputs
     ctx.save_for_backward(*structure, values, x)
 
 
@@ -175,10 +174,10 @@ def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grad_values = grad_x = None
     if need_values:
         a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = sdd_operator(structure, a, b, *ctx.sizes, ctx.triton)
+        grad_values = sdd_operator(structure, a, b, *ctx.sizes)
     if need_x:
-        grad_x = dsd_operator(structure, values, grad, *ctx.sizes, not ctx.transpose, ctx.triton)
-    return [None] * len(structure), grad_values, grad_x, *[None] * 5
+        grad_x = dsd_operator(structure, values, grad, *ctx.sizes, not ctx.transpose)
+    return [None] * len(structure), grad_values, grad_x, *[None] * 4
 
 
 sdd_operator = differentiable("diffnet::block_sdd", _sdd_forward, _sdd_fake, _sdd_save, _sdd_backward)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.ops.sparse.checks import check_operand
+from diffnet.ops.common.checks import check_operand
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern
 
 BLOCKS = (16, 32, 64, 128)

@@ -1,4 +1,4 @@
-"""Block-sparse products, softmax and attention in plain PyTorch: the CPU path, and the reference for the kernels.
+"""Block-sparse products, softmax and attention in plain PyTorch: what CPUs compute, and the reference for the kernels.
 
 They gather blocks, multiply them as a batch, and add up each block row. Shapes: Z batches, H heads, B the edge of a
 block. Low precision is added up in float32.
@@ -6,13 +6,11 @@ block. Low precision is added up in float32.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.block_sparse.pattern import BlockArrays
 from diffnet.ops.common.precision import sum_dtype, without_autocast
 from diffnet.ops.sparse.csr import row_of_each
 
@@ -41,7 +39,7 @@ def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Te
     """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, B, B)."""
     rows, columns = (in_blocks(x, block) for x in (a, b))
     with without_autocast(a):
-        return (rows[:, row_of_each(indptr, indices)] @ columns[:, indices].mT).to(a.dtype)
+        return (rows.index_select(1, row_of_each(indptr, indices)) @ columns.index_select(1, indices).mT).to(a.dtype)
 
 
 def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -> Tensor:
@@ -50,7 +48,7 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -
     dense = in_blocks(x, block)
     block_rows = -(-rows // block)
     with without_autocast(x):
-        products = values.to(dense.dtype) @ dense[:, indices]
+        products = values.to(dense.dtype) @ dense.index_select(1, indices)
     out = dense.new_zeros(batches, heads * block_rows, block, x.shape[3])
     out = out.index_add(1, row_of_each(indptr, indices), products)
     out = out.reshape(batches, heads, block_rows * block, x.shape[3])[:, :, :rows]
@@ -74,58 +72,24 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
     if bias is not None:
         scaled = scaled + bias
     scaled = scaled.masked_fill(~mask, -torch.inf)
-    _, weights, total = _exponentials(indptr, brows, scaled)
-    weights = weights / torch.where(total == 0, 1, total)[:, brows, :, None]
+    by_block = scaled.detach().amax(-1)
+    top = scaled.new_full((len(scaled), len(indptr) - 1, scaled.shape[2]), -torch.inf)
+    top = top.scatter_reduce(1, brows[:, None].expand_as(by_block), by_block, "amax")
+    top = top.masked_fill(top == -torch.inf, 0)  # in rows without a visible entry
+    weights = torch.exp(scaled - top.index_select(1, brows)[..., None])
+    total = torch.zeros_like(top).index_add(1, brows, weights.sum(-1))
+    weights = weights / torch.where(total == 0, 1, total).index_select(1, brows)[..., None]
     return weights.masked_fill(~mask, 0).to(scores.dtype)
 
 
-def softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row."""
-    brows = row_of_each(indptr, indices).long()
-    p, g = out.to(sum_dtype(out)), grad.to(sum_dtype(out))
-    total = p.new_zeros(len(p), len(indptr) - 1, p.shape[2]).index_add(1, brows, (p * g).sum(-1))
-    return (scale * p * (g - total[:, brows, :, None])).to(out.dtype)
-
-
-def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Compute attention at the blocks.
-
-    Returns the result (Z, H, rows, C), and the logarithm to base 2 of each row's sum of exponentials, (Z, H, rows). The
-    logarithm of an empty row is 0, that of a row with NaN is NaN.
-    """
+def attention(indptr: Tensor, indices: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Compute attention at the blocks, (Z, H, rows, C)."""
     query, key, value, key_mask, mask, scale, block = inputs
-    indptr, indices, *_ = arrays
-    batches, heads, rows, _ = query.shape
-    dtype = sum_dtype(query)
-    scores = sdd(indptr, indices, query.to(dtype), key.to(dtype), block) * scale
+    rows, dtype = query.shape[2], sum_dtype(query)
+    scores = sdd(indptr, indices, query.to(dtype), key.to(dtype), block)
     inside = mask_inside(indptr, indices, (rows, key.shape[2]), block, key_mask, mask)
-    weights = softmax(indptr, indices, scores, None, inside, 1.0)
-    out = dsd(indptr, indices, weights, value.to(dtype), rows)
-    top, _, total = _exponentials(indptr, row_of_each(indptr, indices).long(), scores.masked_fill(~inside, -torch.inf))
-    sums = torch.where(total == 0, 0, (top + torch.log(total)) * math.log2(math.e))
-    sums = sums.reshape(batches, heads, sums.shape[1] // max(heads, 1) * block)[:, :, :rows]
-    return out.to(query.dtype), sums.contiguous()
-
-
-def attention_backward(
-    arrays: BlockArrays, inputs: AttentionInputs, out: Tensor, sums: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value. `out` and `sums` are the results of `attention`."""
-    query, key, value, key_mask, mask, scale, block = inputs
-    indptr, indices, t_indptr, t_indices, order = arrays
-    rows, columns, dtype = query.shape[2], key.shape[2], sums.dtype
-    delta = (out.to(dtype) * grad).sum(-1)
-    q, k, v, g = (t.to(dtype) for t in (query, key, value, grad))
-    inside = mask_inside(indptr, indices, (rows, columns), block, key_mask, mask)
-    of_row = row_of_each(indptr, indices)
-    sums, delta = (in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta))
-    scores = sdd(indptr, indices, q, k, block) * (scale * math.log2(math.e))
-    weights = torch.exp2(scores.masked_fill(~inside, -torch.inf) - sums)  # all NaN in a row whose sum is NaN
-    grad_scores = scale * weights * (sdd(indptr, indices, g, v, block) - delta)
-    grad_q = dsd(indptr, indices, grad_scores, k, rows)
-    grad_k = dsd(t_indptr, t_indices, grad_scores[:, order].mT, q, columns)
-    grad_v = dsd(t_indptr, t_indices, weights[:, order].mT, g, columns)
-    return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype)
+    weights = softmax(indptr, indices, scores, None, inside, scale)
+    return dsd(indptr, indices, weights, value.to(dtype), rows).to(query.dtype)
 
 
 def mask_inside(
@@ -157,17 +121,3 @@ def in_blocks(x: Tensor, block: int) -> Tensor:
     """Divide rows into blocks: (Z, H, N, C) → (Z, H · block rows, B, C) in float32 or wider, padded with 0."""
     padded = torch.nn.functional.pad(x.to(sum_dtype(x)), (0, 0, 0, -x.shape[2] % block))
     return padded.reshape(len(x), x.shape[1] * -(-x.shape[2] // block), block, x.shape[3])
-
-
-def _exponentials(indptr: Tensor, brows: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest score of each row, exp(score − largest), and the sum of these over each row.
-
-    scores (Z, number of blocks, B, B) → (Z, all block rows, B), the shape of the scores, (Z, all block rows, B). The
-    largest score is 0 in rows where all scores are −∞.
-    """
-    by_block = scores.amax(-1)
-    top = scores.new_full((len(scores), len(indptr) - 1, scores.shape[2]), -torch.inf)
-    top = top.scatter_reduce(1, brows[:, None].expand_as(by_block), by_block, "amax")
-    top = top.masked_fill(top == -torch.inf, 0)
-    exponentials = torch.exp(scores - top[:, brows, :, None])
-    return top, exponentials, torch.zeros_like(top).index_add(1, brows, exponentials.sum(-1))

@@ -11,9 +11,9 @@ from torch import Tensor
 from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_operand
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import sum_dtype
-from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.softmax import check_broadcast, checked_number, scaled_and_biased
 
 
@@ -36,7 +36,7 @@ def block_softmax(
     own, is applied by PyTorch operations before the kernel, which write one or two float32 tensors of the shape of the
     scores.
 
-    A visible score that is NaN or +∞ makes all visible entries of its row NaN. The gradients of this row are NaN.
+    A visible score that is NaN or +∞ makes all visible entries of its row NaN, and their gradients.
 
     Args:
         pattern: H heads of (rows, columns)
@@ -84,8 +84,13 @@ def block_softmax(
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     if attention_mask is not None:
         attention_mask = mask_at_blocks(pattern, attention_mask)
-    blocks, masks, size = pattern.blocks, (key_padding_mask, attention_mask), (pattern.rows, pattern.columns)
-    out: Tensor = _operator(blocks.indptr, blocks.indices, flat, at_blocks, *masks, scale, *size, triton)
+    indptr, indices, size = pattern.blocks.indptr, pattern.blocks.indices, (pattern.rows, pattern.columns)
+    masks = key_padding_mask, attention_mask
+    if triton:
+        out: Tensor = _operator(indptr, indices, flat, at_blocks, *masks, scale, *size)
+    else:
+        inside = reference.mask_inside(indptr, indices, size, pattern.block, *masks)
+        out = reference.softmax(indptr, indices, flat, at_blocks, inside, scale)
     return out.to(dtype).reshape(shape)
 
 
@@ -163,50 +168,47 @@ def _forward(
     scale: float,
     rows: int,
     columns: int,
-    triton: bool,
 ) -> Tensor:
     """Compute the softmax of scores (Z, number of blocks, B, B).
 
     bias and mask are (number of blocks, B, B), key_mask is (Z, columns).
     """
-    if triton:
-        from diffnet.ops.block_sparse import kernels
+    from diffnet.ops.block_sparse import kernels
 
-        return kernels.softmax(indptr, indices, scores, bias, key_mask, mask, scale, rows, columns)
-    inside = reference.mask_inside(indptr, indices, (rows, columns), scores.shape[3], key_mask, mask)
-    return reference.softmax(indptr, indices, scores, bias, inside, scale)
+    return kernels.softmax(indptr, indices, scores, bias, key_mask, mask, scale, rows, columns)
 
 
-def _gradients(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
-    if triton:
-        from diffnet.ops.block_sparse import kernels
+def _gradients(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
+    from diffnet.ops.block_sparse import kernels
 
-        return kernels.softmax_backward(indptr, out, grad, scale)
-    return reference.softmax_backward(indptr, indices, out, grad, scale)
+    return kernels.softmax_backward(indptr, out, grad, scale)
+
+
+def _gradients_fake(indptr: Tensor, out: Tensor, *_: Any) -> Tensor:
+    return out.new_empty(out.shape)
 
 
 def _fake(indptr: Tensor, indices: Tensor, scores: Tensor, *_: Any) -> Tensor:
-    """Return an empty result, of the forward or of the backward pass."""
     return scores.new_empty(scores.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    indptr, indices, _, bias, _, _, ctx.scale, _, _, ctx.triton = inputs
+    indptr, _, _, bias, _, _, ctx.scale, *_ = inputs
     ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(indptr, indices, output)
+    ctx.save_for_backward(indptr, output)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indptr, indices, out = ctx.saved_tensors
+    indptr, out = ctx.saved_tensors
     grad = grad.to(out.dtype)
     need_bias = ctx.needs_input_grad[3]
     # Without the scale, the gradient of the scores is also the gradient of the bias.
-    grad_scores = _gradients_operator(indptr, indices, out, grad, 1.0 if need_bias else ctx.scale, ctx.triton)
+    grad_scores = _gradients_operator(indptr, out, grad, 1.0 if need_bias else ctx.scale)
     if not need_bias:
-        return None, None, grad_scores, *[None] * 7
+        return None, None, grad_scores, *[None] * 6
     grad_bias = grad_scores.sum(0, dtype=ctx.bias_dtype)
-    return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 6
+    return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 5
 
 
-_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, _fake)
+_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, _gradients_fake)
 _operator = differentiable("diffnet::block_softmax", _forward, _fake, _save, _backward)

@@ -129,6 +129,30 @@ def _elsewhere(name: str, tensor: Tensor, device: torch.device) -> ValueError:
     return ValueError(f"{name} should be on {device}, it is on {tensor.device}")
 
 
+def check_operand(
+    name: str, operand: Any, shape: Sequence[int | str], device: torch.device, *, floating: bool = False
+) -> None:
+    """Check that an operand of a pattern is a real tensor on its device, whose last dimensions have this shape.
+
+    A string in the shape stands for any size. floating: whether integers and bools are refused, too
+
+    Raises TypeError if it is no tensor, is complex or should be floating point, ValueError for another shape or device.
+    """
+    if not isinstance(operand, Tensor):
+        raise not_a_tensor(name, operand)
+    if not operand.is_floating_point() and (floating or operand.is_complex()):
+        raise TypeError(f"{name} should be {'floating point' if floating else 'real'}, got {operand.dtype}")
+    found = operand.shape
+    matches = len(found) >= len(shape)
+    for n, m in zip(reversed(shape), reversed(found), strict=False):  # a loop, as a generator costs a microsecond
+        if n != m and not isinstance(n, str):
+            matches = False
+    if not matches:
+        raise ValueError(f"{name} should have shape (…, {', '.join(map(str, shape))}), shape is {tuple(found)}")
+    if operand.device != device:
+        raise ValueError(f"{name} should be on {device}, where the pattern is; it is on {operand.device}")
+
+
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """The shape that two shapes broadcast to.
 

@@ -7,36 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
-from diffnet.ops.common.precision import promoted_dtype, without_autocast
+from diffnet.ops.common.precision import without_autocast
 
 # Rows that an operation computes at a time. 4096 rows of 128 channels in float32 take 2 MB, so a few such buffers stay
 # in the cache. Matrix products of this size reach full speed.
 ROWS = 4096
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
-def eager_on_cpu(*tensors: Tensor) -> bool:
-    """Return whether a CPU path can compute with these tensors.
-
-    It can't while something is traced or transformed (torch.compile, torch.jit.trace, torch.func, forward-mode
-    derivatives), for float16, and for tensors of inference mode in training. The plain references do all of that.
-    """
-    if torch.compiler.is_compiling() or under_transforms() or forward_ad._current_level >= 0:
-        return False
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return False
-    if torch.is_grad_enabled() and any(t.is_inference() for t in tensors):
-        return False  # they can't be saved for the backward
-    for t in tensors:  # a loop takes half the time of `all`
-        if type(t) not in PLAIN_TYPES or not t.is_cpu or t.dtype not in DTYPES:
-            return False
-    if not torch.is_autocast_enabled("cpu"):
-        return True
-    # Autocast leaves float64 as it is.
-    return torch.get_autocast_dtype("cpu") in DTYPES and promoted_dtype(*tensors) != torch.float64
 
 
 def largest_chunk(rows: int) -> int:

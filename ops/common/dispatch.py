@@ -21,7 +21,6 @@ def differentiable(
     backward: Callable[..., Any],
     *,
     tensor_lists: bool = False,
-    returns_input: bool = False,
 ) -> Callable[..., Any]:
     """Register a custom operator with a gradient, and return the function that calls it.
 
@@ -36,14 +35,10 @@ def differentiable(
         save: saves tensors for the backward, as the `setup_context` of `torch.library.register_autograd`
         backward: returns a tuple of gradients. For a list of tensors without gradients it returns a list of None.
         tensor_lists: whether the arguments include lists of tensors that have gradients. The output is then a list.
-        returns_input: return the first argument before the outputs. A caller that uses the returned tensor instead of
-            its own gets both gradients added inside `backward`, which receives the extra gradient first, or None.
-            It is always None while something is traced, because a custom operator can't return its own input.
     """
     operator = torch.library.custom_op(name, forward, mutates_args=())
     operator.register_fake(fake)
-    traced_backward = functools.partial(_without_input_gradient, backward) if returns_input else backward
-    operator.register_autograd(traced_backward, setup_context=save)
+    operator.register_autograd(backward, setup_context=save)
 
     def computed(*arguments: Any) -> Any:
         output = forward(*arguments)
@@ -52,7 +47,7 @@ def differentiable(
     def forward_of_tensors(ctx: Any, *arguments: Any) -> Any:
         output = computed(*arguments)
         save(ctx, arguments, output)
-        return (arguments[0], *output) if returns_input else output
+        return output
 
     def backward_of_tensors(ctx: Any, *grads: Any) -> Any:
         return tuple(None if isinstance(grad, list) else grad for grad in backward(ctx, *grads))
@@ -72,12 +67,10 @@ def differentiable(
     eager = applied(type(name.replace("::", "_"), (torch.autograd.Function,), members))
 
     def call(*arguments: Any) -> Any:
-        if not _traced(arguments):
-            _refuse_transforms(name)
-            if not returns_input and not differentiated(arguments):
-                return computed(*arguments)
-            return eager(*arguments)
-        return (arguments[0], *operator(*arguments)) if returns_input else operator(*arguments)
+        if _traced(arguments):
+            return operator(*arguments)
+        _refuse_transforms(name)
+        return eager(*arguments) if differentiated(arguments) else computed(*arguments)
 
     def call_with_lists(*arguments: Any) -> Any:
         flat = _flattened(arguments)
@@ -122,10 +115,6 @@ def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., An
 def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
     """Save all inputs for the backward: a `save` for `differentiable`."""
     ctx.save_for_backward(*inputs)
-
-
-def _without_input_gradient(backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
-    return backward(ctx, None, *grads)
 
 
 def _with_separate_outputs(implementation: Callable[..., Any], *arguments: Any) -> Any:
@@ -178,6 +167,6 @@ def _traced(arguments: Sequence[Any]) -> bool:
 def _refuse_transforms(name: str) -> None:
     if under_transforms():
         raise RuntimeError(
-            f"{name} doesn't work under vmap and other transforms of torch.func. Spectral networks do without it: "
-            'pass backend="torch" to the network and operators.with_gradient_evecs() to its calls'
+            f"{name} doesn't work under vmap and other transforms of torch.func; "
+            'spectral networks of backend="torch" do'
         )

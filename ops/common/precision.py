@@ -79,6 +79,14 @@ def empty_operand(like: Tensor, shape: Sequence[int], dtype: torch.dtype, precis
     return like.new_empty(shape, dtype=dtype) if parts == 1 else like.new_empty((parts, *shape), dtype=torch.bfloat16)
 
 
+def empty_table(evecs: Tensor, d: Tensor, rotation: bool) -> Tensor:
+    """Return an empty table of D, P and, with rotations, Q for d (B, K, C), as `empty_operand` does.
+
+    It is what the kernels of gradient features read, in the arithmetic of products with evecs.
+    """
+    return empty_operand(evecs, (3 if rotation else 2, *d.shape), evecs.dtype, dot_precision(evecs))
+
+
 def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
     """Return how kernels on sparse blocks multiply. Their matrix units truncate float32 to tf32 if tf32 is allowed."""
     if operand.dtype != torch.float32:

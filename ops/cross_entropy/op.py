@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_index, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.cross_entropy import reference
+from diffnet.ops.common.precision import sum_dtype
 
 
 def cross_entropy(
@@ -51,7 +52,7 @@ def cross_entropy(
     if use_kernels(backend, logits):
         losses: Tensor = _operator(logits, labels, ignored)
     else:
-        losses = reference.cross_entropy(logits, labels, ignored)
+        losses = _plain(logits, labels, ignored)
     return losses if weights is None else losses * row_weights(weights, labels).to(losses.dtype)
 
 
@@ -84,6 +85,20 @@ def check_classes(logits: Tensor, labels: Tensor, ignored: int, weights: Tensor 
     wrong = ((labels < 0) | (labels >= classes)) & (labels != ignored)
     if wrong.any():
         raise IndexError(f"labels should be from 0 to {classes - 1}, or {ignored}, got {labels[wrong][0].item()}")
+
+
+def _plain(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    """The loss of each row in plain PyTorch. On a GPU, a label out of range gives NaN and no device error."""
+    precise = logits.to(sum_dtype(logits))
+    labels = labels.long()
+    if logits.device.type == "cpu":
+        return F.cross_entropy(precise, labels, ignore_index=ignored, reduction="none")
+    if logits.shape[1] == 0:  # PyTorch would stop the GPU
+        return precise.sum(1) + torch.where(labels == ignored, 0.0, float("nan"))
+    known = ((labels >= 0) & (labels < logits.shape[1])) | (labels == ignored)
+    losses = F.cross_entropy(precise, torch.where(known, labels, 0), ignore_index=ignored, reduction="none")
+    # A product also makes the gradient NaN.
+    return losses * torch.where(known, 1.0, float("nan"))
 
 
 def _forward(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

@@ -1,8 +1,4 @@
-"""A block in the eigenbasis as one node of autograd.
-
-It computes the same as `diffusion_and_gradient_features` and `mlp` one after the other, with fewer launches and less
-Python.
-"""
+"""A block in the eigenbasis: the definition, one node of autograd on kernels, or its two halves one after the other."""
 
 from __future__ import annotations
 
@@ -13,59 +9,60 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops import definition
+from diffnet.ops.common.backend import Backend, use_definition, use_kernels
 from diffnet.ops.common.dispatch import applied, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
+from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features.op import (
-    BlockArguments,
     check_arguments,
-    diffusion_features_forward,
-    gradients_of_sums,
+    diffused_with_features,
 )
-from diffnet.ops.mlp.op import check_mlp, drawn_seeds, mlp_forward
+from diffnet.ops.mlp.op import NOTHING, Shared, check_mlp, drawn_seeds, mlp_forward, mlp_with
 
 
 def diffusion_block(
     x: Tensor,
-    arguments: BlockArguments,
-    lengths: Sequence[int] | None,
+    o: BlockArguments,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     dropout: float,
-    seeds: Tensor | None = None,
-    swapped: bool = False,
-    matrices: Sequence[Tensor] = (),
+    backend: Backend,
+    shared: Shared = NOTHING,
 ) -> Tensor:
-    """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features. It can be differentiated once.
+    """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features, see `definition.block`.
 
-    Call it if `is_one_node` is true. Arguments are those of `diffusion_and_gradient_features` and `mlp`.
-
-    seeds: of the hidden layers' dropout (n − 1, 2) int64, or None to draw them
-    swapped: see `gradient_features`
-    matrices: the weights as `matmul.operands` converts them, or empty to convert them
+    As one node, it has fewer launches and less Python than `diffused_with_features` and `mlp` one after the other, and
+    can be differentiated once.
 
     Raises TypeError and ValueError as these operations do.
     """
-    arguments = check_arguments(x, arguments, lengths, swapped)
+    o, plain = check_arguments(x, o), use_definition(backend)
+    if not (plain or _is_one_node(backend, x, o, weights)):
+        inputs = diffused_with_features(x, o, backend)
+        return mlp_with(inputs, weights, biases, dropout, inputs[0], backend, shared)
     check_mlp([x] * 3, weights, biases, dropout, x)
-    seeds = drawn_seeds(seeds, len(weights) - 1, dropout, x.device)
-    tensors = x, *arguments, *weights, *biases
+    if plain:
+        return definition.block(x, o, weights, biases, dropout)
+    seeds = drawn_seeds(shared.seeds, len(weights) - 1, dropout, x.device)
+    tensors = x, *o[:8], *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    out: Tensor = _block(keep, dropout, seeds, swapped, matrices, *tensors)
+    out: Tensor = one_node(keep, dropout, seeds, o.swapped, shared.matrices, *tensors)
     return out
 
 
-def is_one_node(backend: Backend, x: Tensor, arguments: BlockArguments, weights: Sequence[Tensor]) -> bool:
-    """Whether `diffusion_block` computes with these tensors as its two halves do.
+def _is_one_node(backend: Backend, x: Tensor, o: BlockArguments, weights: Sequence[Tensor]) -> bool:
+    """Whether one node computes as the two halves do.
 
-    It doesn't under torch.compile and torch.func, in plain PyTorch, for operators with a gradient, and if tensors have
-    to be converted first.
+    It doesn't under torch.compile, in plain PyTorch, with sparse gradients, for operators with a gradient, and if
+    tensors have to be converted first.
     """
-    operators = arguments[:4]
-    if is_traced((x, *arguments, *weights)) or any(operator.requires_grad for operator in operators):
+    operators = o[:4]
+    if o.pattern is not None or any(operator.requires_grad for operator in operators):
         return False
-    dtype = compute_dtype(x, arguments.evecs, *weights)
-    if not x.dtype == arguments.evecs.dtype == arguments.gradient_evecs.dtype == dtype:
+    if is_traced((x, *o[:8], *weights)):
+        return False
+    if not x.dtype == o.evecs.dtype == o.gradient.dtype == compute_dtype(x, o.evecs, *weights):
         return False
     return use_kernels(backend, x, *operators, *weights, matrix=True)
 
@@ -79,6 +76,8 @@ def _recomputes(x: Tensor) -> bool:
 
 
 class _Block(torch.autograd.Function):
+    """The forward and the backward of a block on kernels, see docs/kernels.md."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -90,10 +89,16 @@ class _Block(torch.autograd.Function):
         x: Tensor,
         *tensors: Any,
     ) -> Tensor:
-        arguments = BlockArguments(*tensors[:8])
-        parameters = tensors[8:]
+        from diffnet.ops.gradient_features.coefficient_kernels import table
+        from diffnet.ops.gradient_features.kernels import forward
+        from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
+        from diffnet.ops.spectral.kernels import project_spans
+
+        (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), parameters = tensors[:8], tensors[8:]
         weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
-        diffused, features, *coefficients = diffusion_features_forward(x, *arguments, swapped)
+        spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
+        coefficients = table(d, a_re, a_im, gradient_evecs)
+        diffused, features = forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped)
         out, *kept = mlp_forward([x, diffused, features], weights, known, biases, None, True, dropout, seeds, keep)
         ctx.layers, ctx.dropout, ctx.swapped = len(weights), dropout, swapped
         ctx.dtypes = [parameter.dtype for parameter in parameters]
@@ -106,12 +111,15 @@ class _Block(torch.autograd.Function):
                 computed[0] = None
                 if len(hidden) > 1:
                     computed[-1] = None
-            ctx.save_for_backward(x, features, *matrices, *computed, bias, seeds, *arguments, *coefficients)
+            ctx.save_for_backward(
+                x, features, *matrices, *computed, bias, seeds, *tensors[:8], spectrum, d, coefficients
+            )
         return without_base(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
         from diffnet.ops.gradient_features.kernels import backward
         from diffnet.ops.mlp.kernels import backward as mlp_backward
         from diffnet.ops.mlp.linear_kernels import linear
@@ -122,8 +130,7 @@ class _Block(torch.autograd.Function):
         (x, features), matrices = saved[:2], saved[2 : 2 + layers]
         diffused, *hidden = saved[2 + layers : 2 + 2 * layers]
         bias, seeds, *rest = saved[2 + 2 * layers :]
-        arguments, (spectrum, d, table) = BlockArguments(*rest[:8]), rest[8:]
-        evecs, ptr, a_im = arguments.evecs, arguments.ptr, arguments.a_im
+        (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), (spectrum, d, table) = rest[:8], rest[8:]
         if diffused is None:
             diffused = evaluate(d, evecs, None, ptr)
         if hidden and hidden[-1] is None:
@@ -141,10 +148,10 @@ class _Block(torch.autograd.Function):
         # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
         del saved, x, diffused, features, inputs, matrices, hidden, layer_grads
         ctx.maybe_clear_saved_tensors()
-        coefficient_sums = backward(
+        sums = backward(
             features_grad,
             table,
-            arguments.gradient_evecs,
+            gradient_evecs,
             ptr,
             swapped=ctx.swapped,
             values_grad=diffused_grad,
@@ -152,12 +159,13 @@ class _Block(torch.autograd.Function):
             projected=projected,
             unsummed=unsummed,
         )
-        x_grad, time_grad, re_grad, im_grad = gradients_of_sums(coefficient_sums, arguments, spectrum, d, x_grad)
+        spectrum_grad, re_grad, im_grad, time_grad = coefficients_backward(sums, d, a_re, a_im, (spectrum, evals, time))
+        x_grad = evaluate(spectrum_grad, evecs, mass, ptr, added=x_grad)
         im_grad = None if im_grad is None or a_im is None else in_dtype(im_grad, a_im.dtype)
-        sums = [*weight_grads, *bias_grads]
-        parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
-        of_features = in_dtype(time_grad, arguments.time.dtype), in_dtype(re_grad, arguments.a_re.dtype), im_grad
+        of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
+        of_layers = zip((*weight_grads, *bias_grads), ctx.dtypes, strict=True)
+        parameter_grads = [in_dtype(g, dtype) for g, dtype in of_layers]
         return None, None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
 
 
-_block = applied(_Block)
+one_node = applied(_Block)

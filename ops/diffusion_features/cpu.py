@@ -2,14 +2,15 @@
 
 With the complex matrices G = G_X + i G_Y and A = A_re + i A_im, b = g Aᵀ is computed as G (x_d Aᵀ), and the backward
 applies the adjoint Gᴴ before it multiplies with Φᵀ. docs/kernels.md derives this. Large products of dense matrices have
-the dtype of Φ, and everything else is float32. Second derivatives are those of the reference.
+the dtype of Φ, and everything else is float32. Second derivatives are those of the definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -24,31 +25,23 @@ from diffnet.ops.common.cpu import (
     write_product,
 )
 from diffnet.ops.common.precision import in_dtype, without_autocast
-from diffnet.ops.common.ragged import row_offsets
-from diffnet.ops.diffusion_features import reference
-from diffnet.ops.diffusion_features.complex_entries import complex_entries
+from diffnet.ops.common.ragged import row_lengths, row_offsets
+from diffnet.ops.definition import BlockArguments, diffusion_and_gradient_features
 from diffnet.ops.sparse.csr import csr_chunks, csr_product
 from diffnet.ops.sparse.pattern import Pattern
 
 
-class SparseOperators:
+class _Operators:
     """The operators of a batch: mass (V,), evals (B, K), evecs (V, K), pattern (V, V) and gradient (2, nnz).
 
     chunks: slices of the vertices of one mesh, and the number of the mesh
     """
 
-    def __init__(
-        self,
-        mass: Tensor,
-        evals: Tensor,
-        evecs: Tensor,
-        pattern: Pattern,
-        gradient: Tensor,
-        ptr: Tensor,
-        lengths: Sequence[int],
-    ) -> None:
-        self.mass, self.evals, self.evecs, self.pattern, self.gradient = mass, evals, evecs, pattern, gradient
-        self.ptr, self.lengths = ptr, lengths
+    def __init__(self, arguments: BlockArguments) -> None:
+        assert arguments.pattern is not None
+        self.arguments, self.pattern = arguments, arguments.pattern
+        self.mass, self.evals, self.evecs, self.gradient = arguments[:4]
+        lengths = row_lengths(arguments.ptr, arguments.lengths)
         self.chunks = [
             (mesh, slice(first + rows.start, first + rows.stop))
             for mesh, (first, length) in enumerate(zip(row_offsets(lengths), lengths, strict=True))
@@ -56,11 +49,12 @@ class SparseOperators:
         ]
 
 
-def sparse_diffusion_and_gradient_features(
-    x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: SparseOperators
-) -> tuple[Tensor, Tensor, Tensor]:
+def diffused_with_features(x: Tensor, arguments: BlockArguments) -> tuple[Tensor, Tensor, Tensor]:
     """x, and x_d and f in the dtype of Φ. They are differentiable in x, time and A."""
     keep_freed_memory()
+    time, a_re, a_im = arguments[4:7]
+    assert a_im is not None
+    operators = _Operators(arguments)
     with without_autocast(x):
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
             out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(  # type: ignore[no-untyped-call]
@@ -74,7 +68,7 @@ def sparse_diffusion_and_gradient_features(
 class _DiffusionFeatures(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: SparseOperators
+        ctx: Any, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: _Operators
     ) -> tuple[Tensor, Tensor, Tensor]:
         diffused, decay, coefficients = _diffused(x, time, operators)
         parts: list[Tensor] = []
@@ -86,7 +80,7 @@ class _DiffusionFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        o: SparseOperators = ctx.operators
+        o: _Operators = ctx.operators
         x, time, a_re, a_im, decay, coefficients, features, *parts = ctx.saved_tensors
         passed_grad, diffused_grad, features_grad = grads
         diffused_grad = torch.zeros_like(features) if diffused_grad is None else diffused_grad
@@ -109,7 +103,7 @@ class _DiffusionFeatures(torch.autograd.Function):
             return x_grad, time_grad, re.mT @ d, im.mT @ d, None
 
 
-def _diffused(x: Tensor, time: Tensor, o: SparseOperators) -> tuple[Tensor, Tensor, Tensor]:
+def _diffused(x: Tensor, time: Tensor, o: _Operators) -> tuple[Tensor, Tensor, Tensor]:
     """x_d (V, C), exp(−λ tᵀ) and D (B, K, C)"""
     decay = torch.exp(o.evals[..., None] * time.clamp(min=0).neg())
     d = torch.zeros_like(decay)
@@ -123,7 +117,7 @@ def _diffused(x: Tensor, time: Tensor, o: SparseOperators) -> tuple[Tensor, Tens
     return diffused, decay, d
 
 
-def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: SparseOperators, parts: list[Tensor] | None) -> Tensor:
+def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: _Operators, parts: list[Tensor] | None) -> Tensor:
     """The features (V, C). g_x, g_y, b_x and b_y of each chunk of vertices are appended to `parts`."""
     pattern, (gx, gy) = o.pattern, o.gradient
     turned = a_re.new_empty(2, *diffused.shape)
@@ -158,7 +152,7 @@ def _inner_gradients(grad: Tensor, features: Tensor, parts: Sequence[Tensor]) ->
     return inner
 
 
-def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: SparseOperators) -> Tensor:
+def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: _Operators) -> Tensor:
     """Φᵀ (dx_d + Re Gᴴ (ds ∘ b)), Re(Y) and Im(Y): (3, B, K, C) float32"""
     pairs, real, imaginary = complex_entries(o.pattern, o.gradient, adjoint=True)
     of_b, of_g = inner[:2].flatten(0, 1), inner[2:].flatten(0, 1)
@@ -176,7 +170,7 @@ def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: SparseOperators) -> T
     return sums
 
 
-def _from_spectrum(spectrum_grad: Tensor, o: SparseOperators, added: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _from_spectrum(spectrum_grad: Tensor, o: _Operators, added: Tensor | None, dtype: torch.dtype) -> Tensor:
     """m ∘ (Φ dS), plus `added`: (V, C)"""
     out = o.evecs.new_empty(len(o.evecs), spectrum_grad.shape[2], dtype=dtype)
     factors = in_dtype(spectrum_grad, o.evecs.dtype)
@@ -186,7 +180,57 @@ def _from_spectrum(spectrum_grad: Tensor, o: SparseOperators, added: Tensor | No
     return out
 
 
-def _plain(o: SparseOperators, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor) -> tuple[Tensor, ...]:
-    return reference.sparse_diffusion_and_gradient_features(
-        x, o.mass, o.evals, o.evecs, o.pattern, o.gradient, time, a_re, a_im, o.ptr, o.lengths
-    )[1:]
+def _plain(o: _Operators, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor) -> tuple[Tensor, ...]:
+    return diffusion_and_gradient_features(x, o.arguments._replace(time=time, a_re=a_re, a_im=a_im))
+
+
+class ComplexEntries(NamedTuple):
+    """The entries of G = G_X + i G_Y, for vectors with all real parts first. Each entry of G becomes two.
+
+    indices: (2 nnz,) columns
+    real, imaginary: (2 nnz,) the values that give the real and the imaginary part of a product
+    """
+
+    indices: Tensor
+    real: Tensor
+    imaginary: Tensor
+
+
+class _Known(NamedTuple):
+    gradient: ref[Tensor]
+    version: int
+    entries: dict[bool, ComplexEntries]
+
+
+# The last matrix. All blocks of a network use the same one, and making its entries takes 3 % of a step on 1,000
+# vertices. Those of all meshes of a data set would take too much memory.
+_last: WeakKeyDictionary[Pattern, _Known] = WeakKeyDictionary()
+
+
+def complex_entries(pattern: Pattern, gradient: Tensor, *, adjoint: bool) -> ComplexEntries:
+    """The entries of G, or of its adjoint Gᴴ, row by row.
+
+    gradient: (2, nnz) the real and the imaginary parts of G
+    """
+    if gradient.is_inference():  # such a tensor doesn't tell whether it has been changed
+        return _entries(pattern, gradient, adjoint)
+    known = _last.get(pattern)
+    if known is None or known.gradient() is not gradient or known.version != gradient._version:
+        known = _Known(ref(gradient), gradient._version, {})
+        _last.clear()
+        _last[pattern] = known
+    if adjoint not in known.entries:
+        with torch.inference_mode(False):  # training may use them, too
+            known.entries[adjoint] = _entries(pattern, gradient, adjoint)
+    return known.entries[adjoint]
+
+
+def _entries(pattern: Pattern, gradient: Tensor, adjoint: bool) -> ComplexEntries:
+    if adjoint:
+        pattern, order = pattern.transpose
+        gradient = gradient[:, order]
+    x, y = gradient
+    y = -y if adjoint else y
+    indices = torch.stack([pattern.indices, pattern.indices + pattern.columns], 1)
+    real, imaginary = torch.stack([x, -y], 1), torch.stack([y, x], 1)
+    return ComplexEntries(indices.flatten(), real.flatten(), imaginary.flatten())

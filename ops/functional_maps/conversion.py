@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, check_finite, check_index, check_tensor
+from diffnet.ops.common.checks import check_count, check_finite, check_index, check_tensor, readable
 from diffnet.ops.common.precision import promoted_dtype, sum_dtype, without_autocast
-from diffnet.ops.functional_maps.checks import check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
 
@@ -103,7 +102,7 @@ def functional_map_from_points(matches: Tensor, evecs_a: Tensor, evecs_b: Tensor
     device = evecs_b.device
     check_tensor("evecs_a", evecs_a, ("V_a", "K_a"), device)
     check_tensor("mass_b", mass_b, (len(evecs_b),), device)
-    check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
+    _check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
     dtype = promoted_dtype(evecs_a, evecs_b, mass_b)
     with without_autocast(evecs_b):
         return (evecs_b * mass_b[:, None]).to(dtype).mT @ evecs_a[matches.long()].to(dtype)
@@ -140,8 +139,8 @@ def functional_map_from_correspondences(
     device = evecs_a.device
     check_tensor("evecs_b", evecs_b, ("V_b", "K_b"), device)
     check_index("vertices_a", vertices_a, None, device)
-    check_vertices("vertices_a", vertices_a, len(evecs_a), len(vertices_a), device)
-    check_vertices("vertices_b", vertices_b, len(evecs_b), len(vertices_a), device)
+    _check_vertices("vertices_a", vertices_a, len(evecs_a), len(vertices_a), device)
+    _check_vertices("vertices_b", vertices_b, len(evecs_b), len(vertices_a), device)
     if len(vertices_a) < evecs_b.shape[1]:
         raise ValueError(
             f"{evecs_b.shape[1]} eigenvectors need as many correspondences, got {len(vertices_a)}; "
@@ -155,6 +154,19 @@ def functional_map_from_correspondences(
     q, r = torch.linalg.qr(from_b)
     c: Tensor = torch.linalg.pinv(r) @ (q.mT @ from_a)
     return c.to(dtype)
+
+
+def _check_vertices(name: str, vertices: Tensor, count: int, rows: int, device: torch.device) -> None:
+    """Check vertex numbers (rows,) from 0 to count − 1. Their values are checked on the CPU and in debug mode.
+
+    Raises TypeError or ValueError as `check_index` does, IndexError for a number out of range.
+    """
+    check_index(name, vertices, (rows,), device)
+    if readable(vertices):
+        wrong = (vertices < 0) | (vertices >= count)
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            raise IndexError(f"{name} should be from 0 to {count - 1}, got {int(vertices[at])} at index {at}")
 
 
 def zoomout(

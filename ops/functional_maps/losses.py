@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import check_tensor
 from diffnet.ops.common.precision import without_autocast
-from diffnet.ops.functional_maps.checks import eigenpair_mask
+from diffnet.ops.functional_maps.op import eigenpair_mask
 
 
 def orthogonality_loss(c: Tensor, k_a: Sequence[int] | None = None) -> Tensor:

@@ -77,12 +77,12 @@ def _by_products(queries: Tensor, points: Tensor) -> Tensor:
     points = points - center
     half_squares = points.square().sum(1).div_(2)
     with without_autocast(queries), ieee_products():
-        for rows in row_chunks(len(queries), queries, len(points)):
+        for rows in table_rows(len(queries), queries, len(points)):
             torch.argmin(torch.addmm(half_squares, queries[rows] - center, points.mT, alpha=-1), 1, out=out[rows])
     return out
 
 
-def row_chunks(rows: int, like: Tensor, columns: int) -> Iterator[slice]:
+def table_rows(rows: int, like: Tensor, columns: int) -> Iterator[slice]:
     """Slices of almost equal numbers of rows, for a table (rows, columns) on the device of a tensor."""
     kind = "cuda" if like.is_cuda else "cpu"
     largest = max(MIN_ROWS[kind], MAX_ENTRIES[kind] // max(columns, 1))

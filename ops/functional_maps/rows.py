@@ -25,14 +25,11 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = Fals
     which factors them again. It is differentiable any number of times in all arguments. Entries of G count as
     independent of each other, so G should be a function such as A Aᵀ that stays symmetric.
 
-    Args:
-        gram: (P, K, K) float32 or float64, the symmetric matrices G_p
-        penalty: (P, R, K), the rows d_pi
-        right: (P, R, K), the rows r_pi
-        triton: whether a kernel computes the factors of the blocks on the diagonal
+    gram: (P, K, K) float32 or float64, the symmetric matrices G_p
+    penalty, right: (P, R, K), the rows d_pi and r_pi
+    triton: whether a kernel computes the factors of the blocks on the diagonal
 
-    Returns:
-        (P, R, K). A row whose matrix is not positive definite is NaN.
+    Returns (P, R, K). A row whose matrix is not positive definite is NaN.
     """
     out: Tensor = _operator(gram, penalty, right, triton)
     return out

@@ -15,8 +15,8 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_finite, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import sum_dtype, without_autocast
-from diffnet.ops.functional_maps.checks import checked_number
-from diffnet.ops.functional_maps.nearest import row_chunks
+from diffnet.ops.functional_maps.nearest import table_rows
+from diffnet.ops.functional_maps.op import checked_number
 
 
 def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float | Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Ten
     """queries (N, C), keys (M, C), values (M, K) → (N, K), and the logarithms of the sums (N,)"""
     out, sums = queries.new_empty(len(queries), values.shape[1]), queries.new_empty(len(queries))
     with without_autocast(queries):
-        for rows in row_chunks(len(queries), queries, len(keys)):
+        for rows in table_rows(len(queries), queries, len(keys)):
             scores = queries[rows] @ keys.mT
             top = scores.amax(1, keepdim=True)
             weights = scores.sub_(top).exp_()
@@ -94,7 +94,7 @@ def _gradients(
     grad_values = torch.zeros_like(values, memory_format=torch.contiguous_format)
     along = (grad * out).sum(1, keepdim=True)
     with without_autocast(queries):
-        for rows in row_chunks(len(queries), queries, len(keys)):
+        for rows in table_rows(len(queries), queries, len(keys)):
             weights = (queries[rows] @ keys.mT).sub_(sums[rows, None]).exp_()
             grad_values.addmm_(weights.mT, grad[rows])
             grad_scores = (grad[rows] @ values.mT).sub_(along[rows]).mul_(weights)

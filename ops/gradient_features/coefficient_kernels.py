@@ -18,10 +18,9 @@ from triton.language.target_info import is_cuda
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
-from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.precision import dot_precision, empty_table
 from diffnet.ops.common.spans import Unsummed, sum_spans
 from diffnet.ops.common.tiling import SIZES, cdiv, interpreted, planned, tile
-from diffnet.ops.gradient_features.table import empty_table
 
 # Rows of a program. Matrix units take no fewer, and more would leave multiprocessors without rows.
 ROWS = 16

@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.gradient_features import cpu, reference
-from diffnet.ops.gradient_features.reference import matrices
-from diffnet.ops.gradient_features.table import empty_table
-from diffnet.ops.spectral.op import check_coefficients, evaluate_operator
+from diffnet.ops.common.precision import compute_dtype, empty_table
+from diffnet.ops.definition import matrices
+from diffnet.ops.spectral.op import check_coefficients
 
 
 def gradient_features(
@@ -58,9 +56,7 @@ def gradient_features(
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
         out: Tensor = _direct_operator(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype), swapped)
         return out
-    if not swapped and eager_on_cpu(gradients, *matrices(a_re, a_im)):
-        return cpu.gradient_features(gradients, a_re, a_im)
-    return reference.gradient_features(gradients, a_re, a_im, swapped)
+    return definition.gradient_features(gradients, a_re, a_im, swapped)
 
 
 def spectral_gradient_features(
@@ -76,7 +72,8 @@ def spectral_gradient_features(
 ) -> Tensor:
     """Compute the gradient features of x = Φ D in the eigenbasis: gradients are (G Φ) D, without a sparse product.
 
-    It is differentiable in all floating-point arguments.
+    It is differentiable in all floating-point arguments. Where the gradient_evecs need a gradient, `definition`
+    computes it, because the kernels have none.
 
     Args:
         coefficients: (B, K, C) floating point, D
@@ -94,11 +91,12 @@ def spectral_gradient_features(
         ValueError: for other shapes, devices or extents.
     """
     ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
-    if use_kernels(backend, coefficients, gradient_evecs, *matrices(a_re, a_im), matrix=True):
+    tensors = coefficients, gradient_evecs, *matrices(a_re, a_im)
+    if use_kernels(backend, *tensors, matrix=True) and not gradient_evecs.requires_grad:
         gradient_evecs = gradient_evecs.to(compute_dtype(gradient_evecs))
         features: Tensor = features_operator(coefficients.float(), a_re, a_im, None, gradient_evecs, ptr, swapped)[1]
         return features
-    return reference.spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
+    return definition.spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
 
 
 def values_and_gradient_features(
@@ -115,6 +113,8 @@ def values_and_gradient_features(
 ) -> tuple[Tensor, Tensor]:
     """Compute `from_spectral` and `spectral_gradient_features` of the same coefficients in one kernel.
 
+    Where the evecs or the gradient_evecs need a gradient, `definition` computes it.
+
     Args:
         evecs: (V, K) floating point
         coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend, swapped: see `spectral_gradient_features`
@@ -127,13 +127,15 @@ def values_and_gradient_features(
     """
     ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     check_tensor("evecs", evecs, gradient_evecs.shape[1:], gradient_evecs.device)
-    if use_kernels(backend, coefficients, evecs, gradient_evecs, *matrices(a_re, a_im), matrix=True):
+    constant = not (evecs.requires_grad or gradient_evecs.requires_grad)
+    tensors = coefficients, evecs, gradient_evecs, *matrices(a_re, a_im)
+    if use_kernels(backend, *tensors, matrix=True) and constant:
         dtype = compute_dtype(evecs, gradient_evecs)
         values, features, _ = features_operator(
             coefficients.float(), a_re, a_im, evecs.to(dtype), gradient_evecs.to(dtype), ptr, swapped
         )
         return values, features
-    return reference.values_and_gradient_features(
+    return definition.values_and_gradient_features(
         coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths, swapped
     )
 
@@ -307,54 +309,14 @@ def _features_backward(
     ctx: Any, values_grad: Tensor | None, features_grad: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    d, a_re, a_im, _, gradient_evecs, ptr, _ = saved
-    need_d, need_re, need_im, need_evecs, need_gradient_evecs, *_ = ctx.needs_input_grad
-    d_grad = re_grad = im_grad = evecs_grad = gradient_evecs_grad = None
+    d, a_re, a_im, _, gradient_evecs, *_ = saved
     if features_grad is None:
         features_grad = gradient_evecs.new_zeros(gradient_evecs.shape[1], d.shape[2])
     features_grad = features_grad.to(gradient_evecs.dtype)
     values_grad = values_grad if values_grad is None else values_grad.to(gradient_evecs.dtype)
-    if need_d or need_re or need_im:
-        d_grad, re_grad, im_grad = _features_gradients_operator(values_grad, features_grad, *saved, ctx.swapped)
-        re_grad = re_grad.to(a_re.dtype)
-        im_grad = None if a_im is None else im_grad.to(a_im.dtype)
-    if need_evecs and values_grad is not None:
-        evecs_grad = evaluate_operator(d.mT.contiguous(), values_grad, None, ptr)
-    if need_gradient_evecs:
-        gradient_evecs_grad = _gradient_evecs_gradient(features_grad, d, a_re, a_im, gradient_evecs, ptr, ctx.swapped)
-    return d_grad, re_grad, im_grad, evecs_grad, gradient_evecs_grad, None, None
-
-
-def _gradient_evecs_gradient(
-    grad: Tensor,
-    d: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    gradient_evecs: Tensor,
-    ptr: Tensor,
-    swapped: bool,
-) -> Tensor:
-    """The gradient of gradient_evecs (2, V, K): plain PyTorch between two products, because training never needs it"""
-    # `evaluate` computes P and Q as accurately as the kernels do. PyTorch would use tf32 if that is allowed.
-    rows = d.flatten(0, 1)
-    all_rows = len(rows) * torch.arange(2, device=d.device)
-    given = [a.float().mT.contiguous()[None] for a in matrices(a_re, a_im)]
-    parts = [d] + [evaluate_operator(a, rows, None, all_rows).view_as(d) for a in given]
-    table = torch.cat(parts, dim=2)
-    values = [evaluate_operator(table, component, None, ptr).float() for component in gradient_evecs]
-    (gx, px, *qx), (gy, py, *qy) = (v.chunk(len(parts), dim=1) for v in values)
-    if swapped:
-        py, qx = px, qy
-    bx, by = (px - qy[0], py + qx[0]) if qx else (px, py)
-    ds = grad.float() * (1 - torch.tanh(gx * bx + gy * by) ** 2)
-    terms = ([bx, gx, gy], [by, gy, -gx]) if qx else ([bx, gx], [by, gy])
-    if swapped:
-        zero = torch.zeros_like(gx)
-        terms = [bx, gx + gy, zero], [by, zero, gy - gx]
-    back, dtype = table.mT.contiguous(), gradient_evecs.dtype
-    return torch.stack(
-        [evaluate_operator(back, torch.cat([ds * t for t in ts], dim=1).to(dtype), None, ptr) for ts in terms]
-    )
+    d_grad, re_grad, im_grad = _features_gradients_operator(values_grad, features_grad, *saved, ctx.swapped)
+    im_grad = None if a_im is None else im_grad.to(a_im.dtype)
+    return d_grad, re_grad.to(a_re.dtype), im_grad, None, None, None, None
 
 
 features_operator = differentiable(

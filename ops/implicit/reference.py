@@ -83,18 +83,11 @@ def iterate(
     bound: Tensor,
     remaining: Tensor,
 ) -> Tensor:
-    """Do one iteration of preconditioned conjugate gradients (Saad 2003, algorithm 9.1).
+    """Do one iteration (Saad 2003, algorithm 9.1), and return the next `remaining`.
 
-    Args:
-        apply: u (V, C) → A u
-        inverse_diagonal: (V, C), the preconditioner
-        meshes: the extents of the batch
-        u, r, p: (V, C) the solution, the residual and the direction. They are updated in place.
-        bound: (B, C). A mesh and channel whose inner product is at most this has stopped.
-        remaining: (B, C) the inner products of r with the preconditioned r
-
-    Returns:
-        The next inner products, (B, C).
+    u, r, p: (V, C) the solution, the residual and the direction. They are updated in place.
+    bound: (B, C). A mesh and channel whose inner product is at most this has stopped.
+    remaining: (B, C) the inner products of r with the preconditioned r
     """
     running = remaining > bound
     q = apply(p)

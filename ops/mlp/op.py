@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops import definition
+from diffnet.ops.common.backend import Backend, use_cpu_form, use_kernels
 from diffnet.ops.common.checks import check_dropout, check_tensor
-from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.limits import check_matrix
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
-from diffnet.ops.mlp import cpu, reference
+from diffnet.ops.mlp import cpu
 
 MAX_INPUTS = 3  # that the kernel of the first layer reads without concatenation
+
+
+class Shared(NamedTuple):
+    """What a few launches have computed for all layers and blocks of a network, see `diffnet.shared_launches`.
+
+    matrices: the weights as `matmul.operands` converts them, or empty to convert them
+    seeds: of dropout in the hidden layers (n − 1, 2) int64, or None to draw them
+    clamped: whether negative times have been set to 0
+    """
+
+    matrices: Sequence[Tensor] = ()
+    seeds: Tensor | None = None
+    clamped: bool = False
+
+
+NOTHING = Shared()
 
 
 def mlp(
@@ -67,26 +83,25 @@ def mlp_with(
     dropout: float = 0.0,
     residual: Tensor | None = None,
     backend: Backend = "auto",
-    matrices: Sequence[Tensor] = (),
-    seeds: Tensor | None = None,
+    shared: Shared = NOTHING,
 ) -> Tensor:
-    """Compute `mlp`. Kernels take the converted weights and the seeds of dropout (n − 1, 2), if they are given."""
+    """Compute `mlp`. Kernels take the converted weights and the seeds of dropout that are shared."""
     check_mlp(inputs, weights, biases, dropout, residual)
     if not use_kernels(backend, *inputs, *weights, matrix=True):
         rest = [] if residual is None else [residual]
-        on_cpu = eager_on_cpu(*inputs, *weights, *(biases or []), *rest)
-        function = cpu.mlp if on_cpu else reference.mlp
+        on_cpu = use_cpu_form(backend, *inputs, *weights, *(biases or []), *rest)
+        function = cpu.mlp if on_cpu else definition.mlp
         return function(inputs, weights, biases, dropout=dropout, residual=residual)
     dtype = compute_dtype(*inputs, *weights)
     alike = len(inputs) <= MAX_INPUTS and len({x.shape[-1] for x in inputs}) == 1
     parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
-    seeds = drawn_seeds(seeds, hidden, dropout, parts[0].device)
+    seeds = drawn_seeds(shared.seeds, hidden, dropout, parts[0].device)
     skip = residual is inputs[0] and alike
     added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    lists = parts, list(weights), list(matrices), list(biases or [])
+    lists = parts, list(weights), list(shared.matrices), list(biases or [])
     out: Tensor = _operator(*lists, added, skip, dropout, seeds, keep)[0]
     return out
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
-from diffnet.ops.common.checks import check_integer
+from diffnet.ops.common.checks import check_integer, check_operand
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized, remember
-from diffnet.ops.sparse.checks import check_ell, check_operand
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern
 from diffnet.ops.sparse.softmax import check_broadcast, sparse_softmax
@@ -56,7 +55,7 @@ class EllPattern:
     def __post_init__(self, check: bool) -> None:
         remember(self, _csr=None, _transpose=None)
         if check:
-            check_ell(self.indices, self.columns)
+            _check_ell(self.indices, self.columns)
         if isinstance(self.indices, Tensor) and not self.indices.is_contiguous():
             # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "indices", self.indices.contiguous())
@@ -214,6 +213,44 @@ class EllPattern:
             flat = values.new_zeros(*values.shape[:-1], self.indices.numel())
             values = flat.index_copy(-1, places, values)
         return values.reshape(*values.shape[:-1], *self.indices.shape)
+
+
+def _check_ell(indices: Any, columns: Any) -> None:
+    """Check the arguments of an ELL pattern, see `EllPattern`.
+
+    Reads the values of the indices, so it waits for a GPU. While something is traced, there are no values to read.
+
+    Raises:
+        TypeError: if `indices` is no tensor or `columns` is no integer.
+        ValueError: that names the wrong value.
+    """
+    if isinstance(indices, torch.fx.Proxy):  # the stand-in of torch.compile
+        return
+    if not isinstance(indices, Tensor) or isinstance(indices, torch.nn.Parameter):
+        raise TypeError(f"indices should be a plain tensor, got {type(indices).__name__}")
+    check_integer("columns", columns)
+    if indices.ndim != 2 or indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"indices should be 2-D int32 or int64, got {indices.dtype} of shape {tuple(indices.shape)}")
+    if columns < 0:
+        raise ValueError(f"columns should be at least 0, got {columns}")
+    if type(indices) is not Tensor or indices.is_meta:
+        return
+    outside = (indices < -1) | (indices >= columns)
+    if outside.any():
+        row, place = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"indices should be below columns, {columns}, and −1 at unused places, "
+            f"got {indices[row, place]} at place {place} of row {row}"
+        )
+    before, after = indices[:, :-1], indices[:, 1:]
+    wrong = (after >= 0) & (after <= before) | (after >= 0) & (before < 0)
+    if wrong.any():
+        row, place = wrong.nonzero()[0].tolist()
+        a, b = indices[row, place : place + 2].tolist()
+        if a < 0:
+            raise ValueError(f"unused places should come last in a row, got −1 before {b} in row {row}")
+        found = f"column {a} twice" if a == b else f"{a} before {b}"
+        raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
 
 
 def check_is_pattern(pattern: Any) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
-from diffnet.ops.sparse import foreign
-from diffnet.ops.sparse.op import spmm
+from diffnet.ops.sparse.op import from_scipy, from_torch, spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, check_blocks, split_diagonal_pattern
 from diffnet.ops.sparse.reference import csr_tensor
 
@@ -103,7 +102,7 @@ class SparseMatrix:
 
         Raises TypeError for other objects, ValueError for tensors of other layouts.
         """
-        return cls(*foreign.from_torch(matrix, check=check))
+        return cls(*from_torch(matrix, check=check))
 
     def to_torch(self) -> Tensor:
         """Convert one set of values to a torch.sparse_csr tensor. It shares memory if rows have their own order."""
@@ -134,7 +133,7 @@ class SparseMatrix:
         Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first. Raises
         TypeError for other objects.
         """
-        return cls(*foreign.from_scipy(matrix, check=check))
+        return cls(*from_scipy(matrix, check=check))
 
     def to_scipy(self) -> Any:
         """Convert one set of values to a scipy.sparse.csr_array."""

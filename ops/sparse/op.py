@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import broadcast_shapes
+from diffnet.ops import definition
+from diffnet.ops.common.backend import Backend, check_backend, use_definition, use_kernels
+from diffnet.ops.common.checks import broadcast_shapes, check_operand
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced
 from diffnet.ops.sparse import reference
-from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.sparse.foreign import MatrixLike, pattern_and_values, pattern_of
 from diffnet.ops.sparse.pattern import Pattern, product_arrays
+
+# A torch.sparse_csr or torch.sparse_coo tensor, a matrix or array of scipy.sparse, or a `SparseMatrix`.
+MatrixLike: TypeAlias = Any
 
 
 @overload
@@ -42,7 +44,7 @@ def spmm(
     precision is added up in float32. If one operand is integer or bool, both are promoted as PyTorch does. If both are,
     the product is computed in int64 and returned in the promoted dtype.
 
-    Differentiable in values and x. Deterministic, also on a GPU.
+    Differentiable in values and x. Deterministic, but on a GPU not for backend="torch".
 
     Args:
         pattern: (rows, columns), a `Pattern`, or a matrix, whose values are left out if others are given
@@ -79,11 +81,11 @@ def spmm(
     dtype = values.dtype
     if not (dtype.is_floating_point and x.is_floating_point()):
         dtype = torch.promote_types(dtype, x.dtype)
-        if not dtype.is_floating_point:
-            use_kernels(backend)  # refuses an unknown backend
-            return reference.integer_spmm(pattern.row_indices, pattern.column_indices, rows, values, x, transpose).to(
-                dtype
-            )
+    if not dtype.is_floating_point or use_definition(backend):
+        check_backend(backend)
+        places = pattern.row_indices, pattern.column_indices
+        at, near = places[::-1] if transpose else places
+        return definition.spmm(at, near, rows, values.to(dtype), x.to(dtype))
     batch = broadcast_shapes(values.shape[:-1], x.shape[:-2])
     flat = values.to(dtype).expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(dtype), batch)
@@ -104,7 +106,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     Low precision is added up in float32. If one factor is integer or bool, both are promoted as PyTorch does. If both
     are, the product is computed in int64 and returned in the promoted dtype.
 
-    Differentiable in a and b. Deterministic, also on a GPU.
+    Differentiable in a and b. Deterministic, but on a GPU not for backend="torch".
 
     Args:
         pattern: (rows, columns), a `Pattern`, or a matrix as in `spmm`, whose values aren't read
@@ -133,10 +135,10 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
         if a.is_floating_point() and b.is_floating_point():
             raise ValueError(f"the dense factors should have one dtype, got {a.dtype} and {b.dtype}")
         dtype = torch.promote_types(a.dtype, b.dtype)
-        if not dtype.is_floating_point:
-            use_kernels(backend)  # refuses an unknown backend
-            return reference.integer_sddmm(pattern.row_indices, pattern.column_indices, a, b).to(dtype)
         a, b = a.to(dtype), b.to(dtype)
+    if not a.is_floating_point() or use_definition(backend):
+        check_backend(backend)
+        return definition.sddmm(pattern.row_indices, pattern.column_indices, a, b)
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = _flat_sets(a, batch), _flat_sets(b, batch)
     triton = use_kernels(backend, a, b)
@@ -175,6 +177,56 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
     # Each row has at most one diagonal entry. The order of the atomic additions doesn't matter: all others are zeros.
     sums = values.new_zeros(*values.shape[:-1], pattern.shape[0]).index_add(-1, rows, on_diagonal)
     return sums[..., : pattern.columns]
+
+
+def from_torch(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
+    """See `SparseMatrix.from_torch`."""
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"a torch.sparse_csr or torch.sparse_coo tensor expected, got {type(matrix).__name__}")
+    if matrix.layout not in (torch.sparse_csr, torch.sparse_coo) or matrix.ndim != 2:
+        raise ValueError(
+            f"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got {matrix.ndim}-D of {matrix.layout}"
+        )
+    if matrix.layout == torch.sparse_coo:
+        if matrix.dense_dim() != 0:
+            raise ValueError(f"a sparse tensor without dense dimensions expected, got {matrix.dense_dim()}")
+        entries = matrix.coalesce()  # sorted by rows and columns, each once
+        rows, columns = entries.indices()
+        lengths = torch.bincount(rows, minlength=matrix.shape[0])
+        return Pattern.from_row_lengths(lengths, columns, matrix.shape[1], check=check), entries.values()
+    pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
+    # torch.compile can't take a view of a sparse tensor.
+    values = matrix.values()  # type: ignore[no-untyped-call]
+    return pattern, values.clone() if values.requires_grad else values.detach()
+
+
+def from_scipy(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
+    """See `SparseMatrix.from_scipy`."""
+    if not hasattr(matrix, "tocsr"):
+        found = type(matrix).__name__
+        raise TypeError(f"a SciPy sparse matrix expected, got {found}; write scipy.sparse.csr_array(matrix)")
+    csr = matrix.tocsr()
+    indptr, indices, values = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
+    return Pattern(indptr, indices, csr.shape[1], check=check), values
+
+
+def pattern_and_values(matrix: MatrixLike) -> tuple[Pattern, Tensor]:
+    """The pattern and the values of a matrix. Raises TypeError for other objects, with what is expected."""
+    if isinstance(matrix, Tensor):
+        return from_torch(matrix)
+    if hasattr(matrix, "tocsr"):
+        return from_scipy(matrix)
+    if hasattr(matrix, "pattern") and hasattr(matrix, "values"):  # a `SparseMatrix`, whose module imports this one
+        return matrix.pattern, matrix.values
+    raise TypeError(
+        "pattern should be a Pattern or a sparse matrix (SparseMatrix, torch.sparse_csr, torch.sparse_coo or SciPy), "
+        f"got {type(matrix).__name__}"
+    )
+
+
+def pattern_of(given: Any) -> Pattern:
+    """A pattern as it is, or the pattern of a matrix. Raises TypeError for other objects."""
+    return given if isinstance(given, Pattern) else pattern_and_values(given)[0]
 
 
 def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,6 @@ from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
-from diffnet.ops.sparse.checks import check_csr, check_row_order
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
 
 # A row with more entries than this is long. Kernels divide it into pieces of this size and add up the sums of the
@@ -84,7 +83,7 @@ class Pattern:
                 check_count("columns", columns, 0)
             # While something is traced, tensors are instances of subclasses, which have no values to check.
             if all(type(array) is Tensor for _, array in arrays) and not (indptr.is_meta and indices.is_meta):
-                check_csr(indptr, indices, columns, row_order)
+                _check_csr(indptr, indices, columns, row_order)
         remember(
             self,
             stored_indptr=_contiguous(indptr),
@@ -286,7 +285,7 @@ class Pattern:
                 check_plain("order", order)
             order = order.to(self.stored_indptr)
             if check:
-                check_row_order(order, self.stored_indptr)
+                _check_row_order(order, self.stored_indptr)
         rows = torch.arange(self.shape[0], device=self.stored_indptr.device) if order is None else order
         stored, entries = rows_of(self, rows)
         return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
@@ -359,6 +358,58 @@ def check_plain(name: str, array: Any) -> None:
         raise TypeError(f"{name} should be a plain tensor, got Parameter; write {name}.data")
     if not isinstance(array, Tensor) and not is_stand_in(array):
         raise not_a_tensor(name, array)
+
+
+def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None) -> None:
+    """Check that arrays form a CSR pattern, see `Pattern`. Raises ValueError that names the value."""
+    for name, array in (("indptr", indptr), ("indices", indices)):
+        if array.ndim != 1 or array.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} should be 1-D int32 or int64, got {array.dtype} of shape {tuple(array.shape)}")
+    if indptr.dtype != indices.dtype or indptr.device != indices.device:
+        raise ValueError(
+            f"indptr and indices should have one dtype and device, got {indptr.dtype} on {indptr.device} "
+            f"and {indices.dtype} on {indices.device}"
+        )
+    if columns < 0:
+        raise ValueError(f"columns should be at least 0, got {columns}")
+    if len(indptr) == 0:
+        raise ValueError("indptr should have one value more than there are rows, got none")
+    first, last = indptr[[0, -1]].tolist()
+    if first != 0:
+        raise ValueError(f"indptr should start at 0, got {first}")
+    if last != len(indices):
+        raise ValueError(f"indptr should end at the number of indices, {len(indices)}, got {last}")
+    descents = torch.diff(indptr) < 0
+    if descents.any():
+        row = int(descents.nonzero()[0])
+        raise ValueError(f"indptr should not descend, got {indptr[row]} then {indptr[row + 1]} at row {row}")
+    if row_order is not None:
+        _check_row_order(row_order, indptr)
+    outside = (indices < 0) | (indices >= columns)
+    if outside.any():
+        entry = int(outside.nonzero()[0])
+        raise ValueError(f"indices should be from 0 to {columns - 1}, got {indices[entry]} at entry {entry}")
+    rows = row_of_each(indptr, indices)
+    wrong = (rows[1:] == rows[:-1]) & (indices[1:] <= indices[:-1])
+    if wrong.any():
+        entry = int(wrong.nonzero()[0])
+        before, after = indices[entry : entry + 2].tolist()
+        found = f"column {after} twice" if before == after else f"{before} before {after}"
+        row = int(rows[entry] if row_order is None else row_order[rows[entry]])
+        raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
+
+
+def _check_row_order(order: Tensor, indptr: Tensor) -> None:
+    """Check that `order` is a permutation of the rows of a pattern. Raises ValueError that names the row."""
+    rows = len(indptr) - 1
+    if order.shape != (rows,) or order.dtype != indptr.dtype or order.device != indptr.device:
+        raise ValueError(
+            f"row_order should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
+            f"got {order.dtype} of shape {tuple(order.shape)} on {order.device}"
+        )
+    missing = (order.sort().values != torch.arange(rows, device=order.device)).nonzero()
+    if len(missing) > 0:
+        raise ValueError(f"row_order should have each row once, row {int(missing[0])} is missing or twice")
 
 
 def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> CsrArrays:

@@ -46,12 +46,12 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     # cuSPARSE counts in the dtype of the indices, which have one dtype.
     if ends.dtype != all_indices.dtype or max(*shape, len(flat)) * (x.shape[2] if x.is_cuda else 1) > MAX_INT32:
         ends, all_indices = ends.long(), all_indices.long()
-    product = _csr_product(ends, all_indices, flat, dense, shape)
+    product = _product(ends, all_indices, flat, dense, shape)
     out = in_row_order(csr, product.reshape(1 if side_by_side else sets, rows, x.shape[2]))
     return (out.sum(0, keepdim=True) if reduce and not side_by_side else out).to(x.dtype)
 
 
-def _csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, shape: tuple[int, int]) -> Tensor:
+def _product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, shape: tuple[int, int]) -> Tensor:
     if x.is_cpu and x.dtype == torch.float32:
         return csr_product(indptr, indices, values, x)
     matrix = csr_tensor(indptr, indices, values, shape)
@@ -59,18 +59,6 @@ def _csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, sha
         # `matrix @ x` would fill zeros and copy its result once more.
         product = x.new_zeros(shape[0], x.shape[1])
         return torch.addmm(product, matrix, x, beta=0, out=product)
-
-
-def integer_spmm(rows: Tensor, columns: Tensor, size: int, values: Tensor, x: Tensor, transpose: bool) -> Tensor:
-    """Multiply integers or bools exactly, in int64: values (…, nnz), x (…, N, C) → (…, size, C).
-
-    rows, columns: (nnz,) of each entry. With `transpose` they change places.
-    """
-    if transpose:
-        rows, columns = columns, rows
-    products = values.long()[..., None] * x.long()[..., columns.long(), :]
-    out = products.new_zeros(*products.shape[:-2], size, products.shape[-1])
-    return out.index_add(-2, rows.long(), products)
 
 
 def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
@@ -110,35 +98,23 @@ def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     return in_dtype(out, a.dtype)
 
 
-def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Multiply integers or bools exactly, in int64: a (…, rows, C), b (…, columns, C) → (…, nnz)."""
-    return (a.long()[..., rows.long(), :] * b.long()[..., columns.long(), :]).sum(-1)
-
-
-def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def softmax(rows: Tensor, count: int, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Divide exp(scale · scores) by its sum over each row: scores (S, nnz), mask (1 or S, nnz) bool → (S, nnz).
+
+    rows: (nnz,), the row of each entry, below count
 
     If the sum is NaN, all visible entries of the row are NaN.
     """
-    rows, count = row_of_each(csr.indptr, csr.indices).long(), csr.indptr.shape[0] - 1
+    rows = rows.long().expand_as(scores)
     scaled = scores.to(sum_dtype(scores)) * scale
     if mask is not None:
         scaled = scaled.masked_fill(~mask, -torch.inf)
-    top = scaled.new_full((len(scores), count), -torch.inf)
-    top = top.scatter_reduce(1, rows.expand_as(scaled), scaled, "amax")
+    top = scaled.new_full((len(scores), count), -torch.inf).scatter_reduce(1, rows, scaled.detach(), "amax")
     top = top.masked_fill(top == -torch.inf, 0)  # in rows without a visible entry
-    weights = torch.exp(scaled - top[:, rows])
-    total = torch.zeros_like(top).index_add(1, rows, weights)
-    out = weights / torch.where(total == 0, 1, total)[:, rows]
+    weights = torch.exp(scaled - top.gather(1, rows))
+    total = torch.zeros_like(top).scatter_add(1, rows, weights)
+    out = weights / torch.where(total == 0, 1, total).gather(1, rows)
     return (out if mask is None else out.masked_fill(~mask, 0)).to(scores.dtype)
-
-
-def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row: p, g (S, nnz) → (S, nnz)."""
-    rows, count = row_of_each(csr.indptr, csr.indices).long(), csr.indptr.shape[0] - 1
-    p, g = out.to(sum_dtype(out)), grad.to(sum_dtype(out))
-    total = p.new_zeros(len(p), count).index_add(1, rows, p * g)
-    return (scale * p * (g - total[:, rows])).to(out.dtype)
 
 
 def csr_tensor(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_operand
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse import reference
-from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.sparse.foreign import MatrixLike, pattern_and_values, pattern_of
+from diffnet.ops.sparse.op import MatrixLike, pattern_and_values, pattern_of
 from diffnet.ops.sparse.pattern import Pattern, csr_arrays
 
 
@@ -36,7 +36,7 @@ def sparse_softmax(
     The kernel multiplies by a number. A tensor as scale, or a bias, is applied by PyTorch operations before the kernel,
     which write one or two float32 tensors of the shape of the scores.
 
-    A visible score that is NaN or +∞ makes all visible entries of its row NaN. The gradients of this row are NaN.
+    A visible score that is NaN or +∞ makes all visible entries of its row NaN, and their gradients.
 
     Args:
         pattern: (rows, columns), a `Pattern`, or a matrix as in `spmm`
@@ -78,7 +78,11 @@ def sparse_softmax(
     else:
         scale = checked_number("scale", scale)
     flat = scores.reshape(math.prod(shape[:-1]), pattern.nnz)
-    out: Tensor = _operator(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
+    out: Tensor
+    if triton:
+        out = _operator(list(csr_arrays(pattern, triton)), flat, mask, scale)
+    else:
+        out = reference.softmax(pattern.row_indices, pattern.shape[0], flat, mask, scale)
     return out.to(dtype).reshape(shape)
 
 
@@ -137,22 +141,16 @@ def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
     return mask.reshape(given).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
 
 
-def _forward(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
-    csr = CsrArrays(*structure)
-    if triton:
-        from diffnet.ops.sparse import softmax_kernels
+def _forward(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    from diffnet.ops.sparse.softmax_kernels import softmax
 
-        return softmax_kernels.softmax(csr, scores, mask, scale)
-    return reference.softmax(csr, scores, mask, scale)
+    return softmax(CsrArrays(*structure), scores, mask, scale)
 
 
-def _gradients(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
-    csr = CsrArrays(*structure)
-    if triton:
-        from diffnet.ops.sparse import softmax_kernels
+def _gradients(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float) -> Tensor:
+    from diffnet.ops.sparse.softmax_kernels import softmax_backward
 
-        return softmax_kernels.softmax_backward(csr, out, grad, scale)
-    return reference.softmax_backward(csr, out, grad, scale)
+    return softmax_backward(CsrArrays(*structure), out, grad, scale)
 
 
 def _fake(structure: Sequence[Tensor], scores: Tensor, *_: Any) -> Tensor:
@@ -161,14 +159,14 @@ def _fake(structure: Sequence[Tensor], scores: Tensor, *_: Any) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, _, _, ctx.scale, ctx.triton = inputs
+    structure, _, _, ctx.scale = inputs
     ctx.save_for_backward(*structure, output)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, out = ctx.saved_tensors
-    grad_scores = _gradients_operator(structure, out, grad.to(out.dtype), ctx.scale, ctx.triton)
-    return [None] * len(structure), grad_scores, None, None, None
+    grad_scores = _gradients_operator(structure, out, grad.to(out.dtype), ctx.scale)
+    return [None] * len(structure), grad_scores, None, None
 
 
 _gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, _fake)

@@ -1,4 +1,4 @@
-"""Spectral diffusion on packed ragged batches.
+"""Spectral diffusion and means on packed ragged batches.
 
 Source: Sharp et al. 2022, "DiffusionNet: Discretization Agnostic Learning on Surfaces", section "Learned Diffusion",
 spectral acceleration.
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.spectral import reference
 
 
 def to_spectral(
@@ -63,7 +63,7 @@ def to_spectral(
         dtype = compute_dtype(x, evecs)
         out: Tensor = project_operator(x.to(dtype), evecs.to(dtype), mass, ptr)
         return out
-    return reference.to_spectral(x, evecs, mass, ptr, lengths)
+    return definition.to_spectral(x, evecs, mass, ptr, lengths)
 
 
 def from_spectral(
@@ -98,7 +98,7 @@ def from_spectral(
     if use_kernels(backend, coefficients, evecs, matrix=True):
         out: Tensor = evaluate_operator(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
         return out
-    return reference.from_spectral(coefficients, evecs, ptr, lengths)
+    return definition.from_spectral(coefficients, evecs, ptr, lengths)
 
 
 def check_coefficients(coefficients: Tensor, evecs: Tensor, ptr: Tensor) -> None:
@@ -134,7 +134,55 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     if use_kernels(backend, spectrum, evals, time):
         out: Tensor = diffuse_operator(spectrum.float(), evals, time)
         return out
-    return reference.diffuse(spectrum, evals, time)
+    return definition.diffuse(spectrum, evals, time)
+
+
+def segment_mean(
+    x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None, backend: Backend = "auto"
+) -> Tensor:
+    """Return the weighted mean of x over each mesh. It is differentiable in x and the weights.
+
+    Args:
+        x: (V, C) floating point
+        weights: (V,) floating point, at least 0
+        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
+        lengths: the rows of each mesh as Python integers; they save plain PyTorch a read-back of `ptr` if B > 1
+        backend: see `ops.common.backend.use_kernels`
+
+    Returns:
+        (B, C) in the dtype of x. A mesh without weight gives zeros.
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes, devices or extents.
+
+    >>> x = torch.tensor([[1.0], [3.0], [5.0]])
+    >>> segment_mean(x, torch.ones(3), torch.tensor([0, 2, 3]))
+    tensor([[2.],
+            [5.]])
+    """
+    check_tensor("x", x, ("V", "C"))
+    check_tensor("weights", weights, (x.shape[0],), x.device)
+    ptr = check_ptr(ptr, x.shape[0], lengths, x.device)
+    if use_kernels(backend, x, weights) and len(ptr) > 2:
+        # The sums are projections onto the constant function.
+        ones = torch.ones(x.shape[0], 1, device=x.device)
+        total = project_operator(x.float(), ones, weights, ptr)[:, 0]
+        weight = project_operator(weights.float()[:, None], ones, None, ptr)[:, 0, 0]
+    else:
+        total, weight = _plain_sums(x, weights, ptr, lengths)
+    # `where` passes a gradient to both branches, so the division must be finite in both.
+    mean: Tensor = total / torch.where(weight > 0, weight, 1.0)[:, None]
+    return mean.to(x.dtype)
+
+
+def _plain_sums(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """The sums over each mesh of weights · x, (B, C), and of the weights, (B,), in the dtype of x."""
+    weights = weights.to(x.dtype)
+    parts = [definition.by_mesh(t, ptr, lengths) for t in (weights, x)]
+    sums = [(w @ rows, w.sum()) for w, rows in zip(*parts, strict=True)]
+    total, weight = (torch.stack(each)[: len(ptr) - 1] for each in zip(*sums, strict=True))
+    return total, weight
 
 
 # `project` and `evaluate` are each other's gradients in every argument, so both can be differentiated any number of

@@ -15,11 +15,12 @@ from kernel_accuracy import relative
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffnet import DiffusionNet, block as block_module, collate, model, precompute
+from diffnet import DiffusionNet, collate, model, precompute
 from diffnet.geometry import Operators
 
 pytest.importorskip("triton")
 
+from diffnet.ops.diffusion_features import block as block_module
 from diffnet.ops.gradient_features import kernels
 from diffnet.ops.mlp import kernels as mlp_kernels
 
@@ -47,13 +48,13 @@ def network(request: pytest.FixtureRequest) -> Iterator[DiffusionNet]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Has one element for each block that ran as one node."""
     found: list[None] = []
-    original = block_module.diffusion_block
+    original = block_module.one_node
 
     def counted(*arguments: Any) -> Tensor:
         found.append(None)
         return original(*arguments)
 
-    monkeypatch.setattr(block_module, "diffusion_block", counted)
+    monkeypatch.setattr(block_module, "one_node", counted)
     return found
 
 
@@ -208,7 +209,7 @@ def test_exact_float32_keeps_fewer_tensors(network: DiffusionNet, operators: Ope
 def one_by_one() -> Iterator[None]:
     """A context without shared launches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "shares_launches", lambda *_: False)
+        patch.setattr(model, "shared_launches", lambda network, modules, *_: [{}] * len(modules))
         yield
 
 

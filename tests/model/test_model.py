@@ -36,6 +36,7 @@ from diffnet import (
 from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common import launcher
+from diffnet.ops.definition import BlockArguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -106,16 +107,18 @@ def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
 
 
 def test_auto_uses_the_basis_if_present(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
-    original = block.diffusion_and_gradient_features
-    monkeypatch.setattr(
-        block, "diffusion_and_gradient_features", lambda *given, **named: used.append(True) or original(*given, **named)
-    )
+    patterns = []
+    original = block.diffusion_block
+
+    def noted(x: Tensor, arguments: BlockArguments, *rest: Any) -> Tensor:
+        patterns.append(arguments.pattern)
+        return original(x, arguments, *rest)
+
+    monkeypatch.setattr(block, "diffusion_block", noted)
     model = network()
     model(features(meshes[0]), meshes[0])
-    assert not used
     model(features(meshes[0]), meshes[0].with_gradient_evecs())
-    assert len(used) == 2
+    assert patterns == [meshes[0].gradient.pattern] * 2 + [None] * 2
 
 
 def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -> None:
@@ -500,7 +503,8 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
     if mode == "spectral":
         # On a GPU, the operators remember the gradients of the basis from the call before.
         prepares = {"spmm"} if device == "cpu" else set()
-        assert {name.split(".")[1] for name in seen} == {"diffusion_features", "mlp"} | prepares
+        steps = {"project", "diffuse", "spectral_gradient_features", "mlp"}
+        assert {name.split(".")[1] for name in seen} == steps | prepares
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.ops.mlp import op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,19 +73,34 @@ def ensemble(models: list[DiffusionNet], x: Tensor, operators: Operators, random
     return out
 
 
-@pytest.mark.parametrize("name", ["spectral", "faces", "global-mean"])
-def test_ensembles_of_weights(operators: Operators, name: str) -> None:
-    models = networks(3, **OPTIONS[name])
-    x, own = torch.randn(54, 3), operators.with_gradient_evecs()
+@pytest.mark.parametrize("on_basis", [False, True], ids=["sparse", "basis"])
+@pytest.mark.parametrize("name", ["spectral", "attention", "mlp_norm", "faces", "global-mean"])
+def test_ensembles_and_derivatives(operators: Operators, name: str, on_basis: bool) -> None:
+    """vmap, forward mode and second derivatives, for "torch", and the first two for "auto", too."""
+    models = [model.double() for model in networks(2, **OPTIONS[name])]
+    x, direction = torch.randn(54, 3, dtype=torch.float64), torch.randn(54, 3, dtype=torch.float64)
+    own = operators.to(dtype=torch.float64)
+    own = own.with_gradient_evecs() if on_basis else own
     expected = torch.stack([model(x, own) for model in models])
     assert not torch.allclose(expected[0], expected[1])
-    torch.testing.assert_close(ensemble(models, x, own), expected, rtol=1e-5, atol=1e-6)
+    forward = torch.func.jvp(lambda y: models[0](y, own), (x,), (direction,))[1]
+    second = torch.func.jvp(torch.func.grad(lambda y: models[0](y, own).square().sum()), (x,), (direction,))[1]
+    leaf = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(models[0](leaf, own).square().sum(), leaf, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first, leaf, direction)[0], second)
+    for backend in ("torch", "auto"):
+        for module in (module for model in models for module in model.modules() if hasattr(module, "backend")):
+            module.backend = backend
+        torch.testing.assert_close(ensemble(models, x, own), expected)
+        _, found = torch.func.jvp(lambda y: models[0](y, own), (x,), (direction,))
+        torch.testing.assert_close(found, forward)
+    near = [models[0](x + h * direction, own) for h in (1e-6, -1e-6)]
+    torch.testing.assert_close((near[0] - near[1]) / 2e-6, forward, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_gradients_in_training(operators: Operators, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_in_training(operators: Operators, dropout: float) -> None:
     """`torch.func.grad` agrees with autograd and changes no parameter. Negative times count as 0."""
-    monkeypatch.setattr(op, "eager_on_cpu", lambda *tensors: False)  # its dropout draws other numbers
     (model,) = networks(1, dropout=dropout)
     model.train()
     model.blocks[0].diffusion.time.data[:4] *= -1
@@ -113,11 +127,10 @@ def test_ensembles_in_training(operators: Operators) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", ["spectral", "sparse-gradient", "implicit", "attention"])
-def test_operators_without_a_batching_rule(operators: Operators, name: str, training: bool) -> None:
-    """Sparse products don't work under vmap. The error names the networks that do."""
-    models = [model.train(training) for model in networks(2, **OPTIONS[name])]
-    with pytest.raises(RuntimeError, match=r'under vmap.*backend="torch".*operators\.with_gradient_evecs\(\)'):
+def test_implicit_diffusion_has_no_batching_rule(operators: Operators, training: bool) -> None:
+    """The error names the networks that have one."""
+    models = [model.train(training) for model in networks(2, **OPTIONS["implicit"])]
+    with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
         ensemble(models, torch.randn(54, 3), operators)
 
 
@@ -127,7 +140,7 @@ def test_kernels_under_vmap(operators: Operators) -> None:
         for module in model.modules():
             if hasattr(module, "backend"):
                 module.backend = "triton"
-    with pytest.raises(RuntimeError, match=r'under vmap.*backend="torch"'):
+    with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
         ensemble(models, torch.randn(54, 3), operators.with_gradient_evecs())
 
 

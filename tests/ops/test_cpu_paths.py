@@ -1,8 +1,9 @@
-"""The CPU paths of `mlp`, `gradient_features` and blocks with sparse gradients against the plain references."""
+"""The CPU forms of `mlp` and of blocks with sparse gradients against the definition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -11,13 +12,13 @@ import torch
 from kernel_accuracy import relative
 from torch import Tensor
 
-from diffnet.ops import Pattern, gradient_features, mlp
+from diffnet.ops import Backend, Pattern, definition, mlp
 from diffnet.ops.common import cpu as common
-from diffnet.ops.diffusion_features import cpu as diffusion_cpu, reference as diffusion_reference
-from diffnet.ops.diffusion_features.complex_entries import complex_entries
-from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
-from diffnet.ops.gradient_features import reference as features_reference
-from diffnet.ops.mlp import reference as mlp_reference
+from diffnet.ops.common.backend import use_cpu_form
+from diffnet.ops.definition import BlockArguments
+from diffnet.ops.diffusion_features import cpu as diffusion_cpu
+from diffnet.ops.diffusion_features.cpu import complex_entries
+from diffnet.ops.diffusion_features.op import diffused_with_features
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -77,7 +78,7 @@ def test_mlp(
     biases = [(w[0],) for w in weights] if biased else []
     other = [(inputs[0][0], weights[-1][0])] if residual == "other" else []
     tensors = leaves(*inputs, *weights, *biases, *other, dtype=dtype)
-    run, expected = (perceptron(f, len(inputs), len(weights), residual == "first") for f in (mlp, mlp_reference.mlp))
+    run, expected = (perceptron(f, len(inputs), len(weights), residual == "first") for f in (mlp, definition.mlp))
     agree(run, expected, tensors, BOUNDS[dtype])
     with torch.no_grad():
         assert torch.equal(run(*tensors), run(*(t.requires_grad_() for t in tensors)))
@@ -113,27 +114,8 @@ def test_most_and_least_dropout() -> None:
         assert (out == 0).all() == (p > 0.5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("rotation", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 37])
-def test_gradient_features(rows: int, rotation: bool, dtype: torch.dtype) -> None:
-    tensors = leaves((2, rows, 5), *[(5, 5)] * (1 + rotation), dtype=dtype)
-    if rotation:
-        agree(gradient_features, features_reference.gradient_features, tensors, BOUNDS[dtype])
-    else:
-        run, expected = (
-            lambda g, a, f=f: f(g, a, None) for f in (gradient_features, features_reference.gradient_features)
-        )
-        agree(run, expected, tensors, BOUNDS[dtype])
-
-
 def test_only_some_gradients() -> None:
     """Inputs without gradients get none, and the others are the same as when all have them."""
-    g, a_re, a_im = leaves((2, 37, 5), (5, 5), (5, 5))
-    everything = torch.autograd.grad(gradient_features(g, a_re, a_im).sum(), [g, a_re, a_im])
-    for i, t in enumerate((g, a_re, a_im)):
-        only = [x if j == i else x.detach() for j, x in enumerate((g, a_re, a_im))]
-        assert torch.equal(torch.autograd.grad(gradient_features(*only).sum(), t)[0], everything[i])
     tensors = leaves((37, 5), (5, 5), (5, 5), (5,), (5,))
     run = perceptron(mlp, 1, 2, skip=True)
     everything = torch.autograd.grad(run(*tensors).sum(), tensors)
@@ -143,7 +125,6 @@ def test_only_some_gradients() -> None:
 
 
 def test_second_derivatives() -> None:
-    assert torch.autograd.gradgradcheck(gradient_features, leaves((2, 3, 2), (2, 2), (2, 2)))
     torch.manual_seed(1)  # no unit is so close to 0 that the check crosses it
     assert torch.autograd.gradgradcheck(perceptron(mlp, 2, 2, skip=True), leaves((3, 2), (3, 2), (4, 4), (2, 4)))
 
@@ -159,13 +140,11 @@ def test_second_derivative_with_dropout() -> None:
 
 
 def test_autocast() -> None:
-    """Products are rounded to bfloat16. Dtypes and errors are those of the reference."""
-    x, d, w1, w2, a_re, a_im = leaves((37, 8), (37, 8), (8, 16), (8, 8), (8, 8), (8, 8), dtype=torch.float32)
-    g = torch.randn(2, 37, 8, requires_grad=True)
+    """Products are rounded to bfloat16. Dtypes and errors are those of the definition."""
+    x, d, w1, w2 = leaves((37, 8), (37, 8), (8, 16), (8, 8), dtype=torch.float32)
     for run, expected, tensors in (
-        (perceptron(mlp, 2, 2, skip=True), perceptron(mlp_reference.mlp, 2, 2, skip=True), (x, d, w1, w2)),
-        (perceptron(mlp, 2, 1), perceptron(mlp_reference.mlp, 2, 1), (x, d, w1)),
-        (gradient_features, features_reference.gradient_features, (g, a_re, a_im)),
+        (perceptron(mlp, 2, 2, skip=True), perceptron(definition.mlp, 2, 2, skip=True), (x, d, w1, w2)),
+        (perceptron(mlp, 2, 1), perceptron(definition.mlp, 2, 1), (x, d, w1)),
     ):
         with torch.autocast("cpu", torch.bfloat16):
             out, plain = run(*tensors), expected(*tensors)
@@ -181,7 +160,7 @@ def test_autocast() -> None:
 def test_backward_under_autocast() -> None:
     """Backward products keep the dtype of the forward ones."""
     x, w1, w2 = leaves((37, 8), (8, 8), (8, 8), dtype=torch.float32)
-    out = mlp([x], [w1, w2]) + gradient_features(torch.stack([x, x]), w1, w2)
+    out = mlp([x], [w1, w2])
     expected = torch.autograd.grad(out.sum(), [x, w1, w2], retain_graph=True)
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.autograd.grad(out.sum(), [x, w1, w2])
@@ -189,21 +168,25 @@ def test_backward_under_autocast() -> None:
         assert torch.equal(a, b)
 
 
-def test_where_the_cpu_paths_give_way() -> None:
+def test_where_the_cpu_forms_give_way() -> None:
+    def used(*tensors: Tensor) -> bool:
+        return use_cpu_form("auto", *tensors)
+
     x = torch.ones(2, 2)
-    assert common.eager_on_cpu(x, torch.nn.Parameter(x))
-    assert not common.eager_on_cpu(x, x.half())
-    assert not common.eager_on_cpu(x.to("meta"))
-    assert not torch.func.vmap(lambda y: torch.tensor(common.eager_on_cpu(y)))(x).any()
+    assert used(x, torch.nn.Parameter(x))
+    assert not used(x, x.half())
+    assert not used(x.to("meta"))
+    assert not use_cpu_form("torch", x)
+    assert not torch.func.vmap(lambda y: torch.tensor(used(y)))(x).any()
     with torch.autograd.forward_ad.dual_level():
-        assert not common.eager_on_cpu(x)
+        assert not used(x)
     with torch.inference_mode():
         inference = torch.ones(2, 2)
-        assert common.eager_on_cpu(x, inference)
-    assert not common.eager_on_cpu(x, inference)
+        assert used(x, inference)
+    assert not used(x, inference)
     with torch.autocast("cpu", torch.bfloat16):
-        assert common.eager_on_cpu(x)
-        assert not common.eager_on_cpu(x.double())
+        assert used(x)
+        assert not used(x.double())
 
 
 def operators_and_leaves(lengths: Sequence[int], k: int = 7, c: int = 5) -> tuple[list[Any], list[Tensor]]:
@@ -221,34 +204,25 @@ def operators_and_leaves(lengths: Sequence[int], k: int = 7, c: int = 5) -> tupl
     return operators, tensors
 
 
-def block_half(function: Callable[..., Any], operators: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """A form of diffusion and gradient features as a function of x, time, A_re and A_im."""
+def both_forms(operators: Sequence[Any]) -> list[Callable[..., tuple[Tensor, ...]]]:
+    """The form of the CPU and the definition, as functions of x, time, A_re and A_im."""
 
-    def run(x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor) -> tuple[Tensor, ...]:
-        mass, evals, evecs, pattern, gradient, ptr, lengths = (
-            t.to(x.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in operators
-        )
-        out: tuple[Tensor, ...] = function(
-            x, mass, evals, evecs, pattern, gradient, time, a_re, a_im, ptr=ptr, lengths=lengths
-        )
-        return out
+    def run(backend: Backend, x: Tensor, *learned: Tensor | None) -> tuple[Tensor, ...]:
+        mass, evals, evecs, gradient = (operators[i].to(x.dtype) for i in (0, 1, 2, 4))
+        pattern, ptr, lengths = (operators[i] for i in (3, 5, 6))
+        arguments = BlockArguments(mass, evals, evecs, gradient, *learned, ptr, pattern, lengths)
+        return diffused_with_features(x, arguments, backend)
 
-    return run
-
-
-def both_halves(operators: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The form of the CPU, and the reference."""
-    functions = sparse_diffusion_and_gradient_features, diffusion_reference.sparse_diffusion_and_gradient_features
-    return block_half(functions[0], operators), block_half(functions[1], operators)
+    return [partial(run, "auto"), partial(run, "torch")]
 
 
 @pytest.mark.parametrize("lengths", [(37,), (20, 0, 33, 1), (0,)], ids=["one", "ragged", "empty"])
 def test_sparse_diffusion_and_gradient_features(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     operators, tensors = operators_and_leaves(lengths)
     calls = []
-    fast = diffusion_cpu.sparse_diffusion_and_gradient_features
-    monkeypatch.setattr(diffusion_cpu, "sparse_diffusion_and_gradient_features", lambda *a: calls.append(a) or fast(*a))
-    run, reference = both_halves(operators)
+    fast = diffusion_cpu.diffused_with_features
+    monkeypatch.setattr(diffusion_cpu, "diffused_with_features", lambda *a: calls.append(a) or fast(*a))
+    run, reference = both_forms(operators)
     x, time, *matrices = tensors
     bound = BOUNDS[torch.float32]
     agree(lambda *t: torch.cat(run(*t)), lambda *t: torch.cat(reference(*t)), tensors, bound)
@@ -264,7 +238,7 @@ def test_sparse_diffusion_and_gradient_features(lengths: tuple[int, ...], monkey
 def test_changed_gradient_operators() -> None:
     operators, tensors = operators_and_leaves((37,))
     gradient = operators[4]
-    run, reference = both_halves(operators)
+    run, reference = both_forms(operators)
     for change in (lambda: None, lambda: gradient.mul_(2), lambda: gradient.zero_()):
         change()
         agree(lambda *t: run(*t)[2], lambda *t: reference(*t)[2], tensors, BOUNDS[torch.float32])
@@ -284,7 +258,7 @@ def test_blocks_share_the_entries_of_the_gradient_operators() -> None:
 def test_second_derivative_of_sparse_diffusion_and_gradient_features() -> None:
     """A derivative that can be differentiated equals the fast one, and its own derivative that of the reference."""
     operators, tensors = operators_and_leaves((20, 17))
-    run, reference = both_halves(operators)
+    run, reference = both_forms(operators)
     grads = [torch.randn_like(out) for out in run(*tensors)]
     fast = torch.autograd.grad(run(*tensors), tensors, grads)
     found, expected = (torch.autograd.grad(f(*tensors), tensors, grads, create_graph=True) for f in (run, reference))
@@ -297,7 +271,7 @@ def test_second_derivative_of_sparse_diffusion_and_gradient_features() -> None:
 
 def test_sparse_diffusion_and_gradient_features_under_autocast() -> None:
     operators, tensors = operators_and_leaves((20, 17))
-    run, reference = both_halves(operators)
+    run, reference = both_forms(operators)
     with torch.autocast("cpu", torch.bfloat16):
         out, plain = run(*tensors), reference(*tensors)
     assert out[1].dtype == plain[1].dtype == torch.bfloat16
@@ -312,7 +286,7 @@ def test_sparse_diffusion_and_gradient_features_under_autocast() -> None:
 def test_where_sparse_diffusion_and_gradient_features_take_steps() -> None:
     """Without rotations, with gradients of operators and in float64, the steps run one by one, with the same result."""
     operators, tensors = operators_and_leaves((20, 17))
-    run, reference = both_halves(operators)
+    run, reference = both_forms(operators)
     exact = [t.detach().double() for t in tensors]
     for a, b in zip(run(*exact), reference(*exact), strict=True):
         assert relative(a, b) < BOUNDS[torch.float64]

@@ -1,23 +1,19 @@
-"""Gradient features, alone and with diffusion: formulas in float64, kernels against plain PyTorch, the returned x."""
+"""Gradient features, alone and with diffusion: formulas in float64, kernels against plain PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from kernel_accuracy import (
-    PLACES,
     Place,
     at_places,
     check,
     feature_inputs,
-    first_columns,
     normal,
     pointer,
-    relative,
     single_vertex_disturbance,
     sizes,
 )
@@ -72,25 +68,27 @@ def test_gradients_in_the_eigenbasis_are_gradients_of_values() -> None:
 
 
 @EACH_ROTATION
-def test_values_and_gradient_features(place: Place, rotation: bool | str) -> None:
-    operation = partial(values_and_gradient_features, swapped=rotation == "swapped")
-    for lengths, k, c in sizes(place):
-        draw = partial(feature_inputs, lengths, k, c, bool(rotation))
-        disturbance = single_vertex_disturbance(lengths)
-        check(place, operation, draw, [(sum(lengths), c)] * 2, disturbance=disturbance)
+@pytest.mark.parametrize("values", [True, False], ids=["values", "features"])
+def test_features_in_the_eigenbasis(place: Place, rotation: bool | str, values: bool) -> None:
+    """The basis is constant: where it needs gradients, kernels don't compute."""
+    swapped = rotation == "swapped"
 
+    def operation(d: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor, *basis: Tensor, backend: Any) -> Any:
+        if values:
+            return values_and_gradient_features(d, *basis, a_re, a_im, ptr, backend=backend, swapped=swapped)
+        return spectral_gradient_features(d, basis[1], a_re, a_im, ptr, backend=backend, swapped=swapped)
 
-@EACH_ROTATION
-def test_spectral_gradient_features(place: Place, rotation: bool | str) -> None:
-    operation = partial(spectral_gradient_features, swapped=rotation == "swapped")
-    for lengths, k, c in sizes(place)[-1:] if place.device == "cpu" else sizes(place)[:3]:
+    cases = sizes(place)
+    if not values:
+        cases = cases[-1:] if place.device == "cpu" else cases[:3]
+    for lengths, k, c in cases:
 
         def draw() -> list[Tensor | None]:
-            coefficients, _, *rest = feature_inputs(lengths, k, c, bool(rotation))  # noqa: B023
-            return [coefficients, *rest]
+            d, evecs, gradient_evecs, *rest = feature_inputs(lengths, k, c, bool(rotation))  # noqa: B023
+            return [d, *rest, evecs, gradient_evecs]
 
         disturbance = single_vertex_disturbance(lengths)
-        check(place, operation, draw, [(sum(lengths), c)], disturbance=disturbance)
+        check(place, operation, draw, [(sum(lengths), c)] * (1 + values), 2, disturbance)
 
 
 @EACH_ROTATION
@@ -264,27 +262,8 @@ def test_a_time_that_is_nan_is_not_hidden(backend: str) -> None:
     assert diffused.isnan().all(0).tolist() == [False, True, False]
 
 
-# ---- the returned x ----
-
-
 def test_x_of_another_dtype_is_returned_unchanged() -> None:
     x, *others, ptr = all_inputs((29,), 17, 5)
     x = x.float()
     with torch.autocast("cpu", torch.float16):
         assert diffusion_and_gradient_features(x, *(t.half() for t in others), ptr, backend="triton")[0] is x
-
-
-@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, first_columns])
-@pytest.mark.parametrize("place", [PLACES[i] for i in (0, 3, 4, 5)], indirect=True)
-def test_gradients_of_x_are_added(place: Place, layout: Callable[[Tensor], Tensor]) -> None:
-    """The gradient of the returned x, in any memory layout, is added to the gradient of what is computed from x."""
-    for lengths, k, c in sizes(place)[-1:]:
-        x, *rest = (place.put(t) for t in all_inputs(lengths, k, c))
-        x.requires_grad_()
-        outs = diffusion_and_gradient_features(x, *rest, backend="triton")
-        assert torch.equal(outs[0], x)
-        grads = [layout(normal(sum(lengths), c).to(x)) for _ in outs]
-        (apart,) = torch.autograd.grad(outs[1:], x, grads[1:], retain_graph=True)
-        (together,) = torch.autograd.grad(outs, x, grads)
-        assert relative(together, apart.detach().double() + grads[0].double()) <= place.bound
-        assert not torch.equal(together, apart)

@@ -81,12 +81,8 @@ SPECTRAL_GRADIENT = {
     "spectral_gradient_features_forward_kernel",
     "spectral_gradient_features_forward_table_kernel",
 }
-SPARSE_GRADIENT = {
-    "diffuse_backward_kernel",
-    "diffuse_forward_kernel",
-    "gradient_features_backward_kernel",
-    "gradient_features_forward_kernel",
-}
+DIFFUSION = {"diffuse_backward_kernel", "diffuse_forward_kernel"}
+SPARSE_GRADIENT = DIFFUSION | {"gradient_features_backward_kernel", "gradient_features_forward_kernel"}
 
 
 def in_arithmetic(kernels: set[str], arithmetic: str) -> set[str]:
@@ -135,6 +131,8 @@ def test_a_training_step_stays_on_the_gpu(triton_cache: Path, arguments: tuple[s
     for arithmetic, options, launched in steps:
         sparse, attention = "gradient" in options, "attention_heads" in options
         expected = EVERY_STEP | (SPARSE_GRADIENT if sparse else SPECTRAL_GRADIENT)
+        if attention:  # no node for the whole block
+            expected = expected - {"diffusion_features_forward_spectrum_kernel"} | DIFFUSION
         expected |= set() if attention else ONE_WIDTH - ({"mlp_backward_kernel"} if arithmetic == "fp32" else set())
         assert set(launched) & dense == in_arithmetic(expected, arithmetic), options
         others = " ".join(set(launched) - dense)

@@ -27,8 +27,7 @@ from diffnet.ops import (
 )
 from diffnet.ops.block_sparse.pattern import block_arrays
 from diffnet.ops.common.matmul import operands
-from diffnet.ops.common.precision import dot_precision
-from diffnet.ops.gradient_features.table import empty_table
+from diffnet.ops.common.precision import dot_precision, empty_table
 from diffnet.ops.sparse.pattern import csr_arrays, product_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces")
@@ -47,18 +46,16 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
     fixed_evecs, fixed_mass, fixed_gradient_evecs, fixed_x, fixed_d, fixed_a, fixed_time = (
         t.detach() for t in (evecs, mass, gradient_evecs, x, d, a, time)
     )
-    operators = fixed_mass, evals, fixed_evecs, fixed_gradient_evecs
     labels = torch.tensor([0, 4, -1, 2, 1, 3, 0], device=place.device)
     seeds = torch.randint(2**31, (1, 2), device=place.device)
     inputs, weights, biases = [x, leaf(7, 5)], [leaf(4, 10), leaf(6, 4)], [leaf(4), leaf(6)]
     constants, fixed_weights = ([t.detach() for t in group] for group in (inputs, weights))
     matrices = operands(fixed_weights, place.dtype, dot_precision(x))
     hidden = [leaf(7, 4).detach()]
-    features_saved, diffusion_saved = [], []
+    features_saved = []
     for turned in (None, fixed_a):
         table = empty_table(fixed_evecs, fixed_d, turned is not None).zero_()
         features_saved.append((fixed_d, fixed_a, turned, fixed_evecs, fixed_gradient_evecs, ptr, table))
-        diffusion_saved.append((*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table))
     symmetric, system = torch.eye(3, device=place.device)[None] + 0.1, torch.rand(1, 4, 3, device=place.device)
     return {
         "solve_rows": [
@@ -72,17 +69,12 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
         "diffuse": [(leaf(3, 3, 5, dtype=torch.float32), leaf(3, 3), leaf(5))],
         "diffuse_backward": [(fixed_d, fixed_d, evals, fixed_time)],
         "spectral_gradient_features": [
-            (d, a, b, evecs, gradient_evecs, ptr, True),
-            (d, a, None, None, gradient_evecs, ptr, False),
+            (d, a, b, fixed_evecs, fixed_gradient_evecs, ptr, True),
+            (d, a, None, None, fixed_gradient_evecs, ptr, False),
         ],
         "spectral_gradient_features_backward": [
             (values_grad, fixed_x, *saved, False)
             for saved, values_grad in zip(features_saved, (None, fixed_x), strict=True)
-        ],
-        "diffusion_features": [(x, *operators, time, a, b, ptr, True), (x, *operators, time, a, None, ptr, False)],
-        "diffusion_features_backward": [
-            (fixed_x, fixed_x, *saved, passed, False)
-            for saved, passed in zip(diffusion_saved, (None, fixed_x), strict=True)
         ],
         "gradient_features": [(leaf(2, 7, 5), a, leaf(5, 5), True)],
         "gradient_features_pointwise_backward": [(fixed_x, leaf(2, 7, 5).detach(), fixed_a, None, False)],
@@ -100,7 +92,7 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def sparse_operator_calls(device: str, triton: bool) -> dict[str, list[tuple[Any, ...]]]:
-    """The same for operators that serve both backends."""
+    """The same for operators on sparse patterns. Without Triton, PyTorch's own sparse products compute some of them."""
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, requires_grad=True)
@@ -116,16 +108,16 @@ def sparse_operator_calls(device: str, triton: bool) -> dict[str, list[tuple[Any
     positive = torch.ones(2, device=device)
     laplacian = torch.tensor([1.0, -1.0, -1.0, 1.0], device=device, requires_grad=True)
     system = (positive, laplacian, positive.clone().requires_grad_(), torch.ones(3, device=device, requires_grad=True))
-    return {
+    calls = {
         "spmm": [(arrays, values, x, False, False, triton), (arrays, values, y, True, True, triton)],
         "sddmm": [(arrays, y, x, triton)],
-        "sparse_softmax": [(arrays[:5], values, scores > 0, 0.5, triton)],
-        "sparse_softmax_backward": [(arrays[:5], scores, scores, 0.5, triton)],
-        "block_sdd": [(structure, a, b, 16, 20, 18, triton)],
-        "block_dsd": [(structure, block_values, b, 16, 20, 18, False, triton)],
-        "block_attention": [(structure, a, b, b, None, None, 0.5, 16, triton)],
-        "block_softmax": [(*structure[:2], block_values, leaf(*blocks.values_shape), None, None, 0.5, 20, 18, triton)],
-        "block_softmax_backward": [(*structure[:2], block_values.detach(), block_values.detach(), 0.5, triton)],
+        "sparse_softmax": [(arrays[:5], values, scores > 0, 0.5)],
+        "sparse_softmax_backward": [(arrays[:5], scores, scores, 0.5)],
+        "block_sdd": [(structure, a, b, 16, 20, 18)],
+        "block_dsd": [(structure, block_values, b, 16, 20, 18, False)],
+        "block_attention": [(structure, a, b, b, None, None, 0.5, 16)],
+        "block_softmax": [(*structure[:2], block_values, leaf(*blocks.values_shape), None, None, 0.5, 20, 18)],
+        "block_softmax_backward": [(structure[0], block_values.detach(), block_values.detach(), 0.5)],
         "implicit_solve": [
             (
                 list(csr_arrays(edge, triton)),
@@ -140,6 +132,7 @@ def sparse_operator_calls(device: str, triton: bool) -> dict[str, list[tuple[Any
             )
         ],
     }
+    return calls if triton else {name: calls[name] for name in ("spmm", "sddmm", "implicit_solve")}
 
 
 def check_operator(name: str, calls: list[tuple[Any, ...]], traced: bool) -> None:
@@ -161,7 +154,7 @@ def test_operators_are_well_formed(any_place: Place) -> None:
 @backends
 def test_operators_of_both_backends_are_well_formed(backend: Backend) -> None:
     for name, calls in sparse_operator_calls(DEVICE, backend == "triton").items():
-        check_operator(name, calls, backend == "torch")
+        check_operator(name, calls, traced=backend == "torch" or name not in ("spmm", "sddmm", "implicit_solve"))
 
 
 def test_gradients_without_second_derivatives_raise() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import scipy.sparse
 import torch
@@ -44,29 +42,6 @@ NNZ = PATTERN.nnz
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-# (operation, its operands, the error, its message)
-WRONG_SHAPES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], str]] = {
-    "spmm-values": (spmm, [(NNZ + 1,), (6, 3)], rf"values.*\(…, {NNZ}\), shape is \({NNZ + 1},\)"),
-    "spmm-dense": (spmm, [(NNZ,), (9, 3)], r"\(…, 6, C\), shape is \(9, 3\)"),
-    "spmm-1-D": (spmm, [(NNZ,), (6,)], r"\(…, 6, C\), shape is \(6,\)"),
-    "spmm-scalar": (spmm, [(), (6, 3)], r"shape is \(\)"),
-    "sddmm-channels": (sddmm, [(9, 3), (6, 4)], r"\(…, 6, 3\), shape is \(6, 4\)"),
-    "sddmm-broadcast-channels": (sddmm, [(9, 3), (6, 1)], r"\(…, 6, 3\), shape is \(6, 1\)"),
-    "sddmm-rows": (sddmm, [(8, 3), (6, 3)], r"\(…, 9, C\), shape is \(8, 3\)"),
-    "sddmm-columns": (sddmm, [(9, 3), (7, 3)], r"\(…, 6, 3\), shape is \(7, 3\)"),
-    "softmax": (sparse_softmax, [(4,)], r"scores.*shape is \(4,\)"),
-    "row_sum": (row_sum, [(1,)], r"values.*shape is \(1,\)"),
-}
-
-
-@backends
-@pytest.mark.parametrize("name", WRONG_SHAPES)
-def test_wrong_shapes_are_refused(name: str, backend: Backend) -> None:
-    operation, shapes, message = WRONG_SHAPES[name]
-    with pytest.raises(ValueError, match=message):
-        operation(PATTERN.to(DEVICE), *(zeros(*shape) for shape in shapes), backend=backend)
 
 
 def test_wrong_backends_and_dtypes_are_refused() -> None:
@@ -189,18 +164,6 @@ def test_strided_operands(backend: Backend) -> None:
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             torch.testing.assert_close(a, b)
-
-
-@backends
-def test_expanded_operands(backend: Backend) -> None:
-    """A stride of 0, as of the gradient of a sum."""
-    pattern = PATTERN.to(DEVICE)
-    values, x = torch.full((1,), 2.0, device=DEVICE).expand(2, NNZ), torch.ones(1, 1, device=DEVICE).expand(6, 3)
-    out = spmm(pattern, values, x, backend=backend)
-    expected = 2.0 * PATTERN.row_lengths[:, None].float().expand(2, 9, 3)
-    torch.testing.assert_close(out.cpu(), expected)
-    found = sddmm(pattern, torch.ones(1, 1, device=DEVICE).expand(9, 3), x, backend=backend)
-    torch.testing.assert_close(found.cpu(), torch.full((NNZ,), 3.0))
 
 
 @backends

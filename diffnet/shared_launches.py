@@ -1,0 +1,68 @@
+"""Launches that all layers and blocks of a network share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.arguments import has_plain_modules, is_plain
+from diffnet.block import DiffusionNetBlock
+from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
+from diffnet.first_call import compile_before_first_call
+from diffnet.geometry import Operators
+from diffnet.mlp import MLP
+from diffnet.ops import Backend
+from diffnet.ops.common.backend import use_kernels
+from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.precision import compute_dtype, dot_precision
+from diffnet.ops.mlp.op import Shared, new_seeds
+
+
+def shared_launches(
+    network: nn.Module, modules: Sequence[nn.Module], backend: Backend, x: Tensor, operators: Operators
+) -> list[dict[str, Shared]]:
+    """Return the further keyword arguments of each layer and block of a network.
+
+    Where kernels compute, three launches convert all weights, set negative times to 0, and draw the seeds of dropout.
+    There are none if a module of the network isn't plain, because hooks may change parameters in between.
+    """
+    nothing: list[dict[str, Shared]] = [{} for _ in modules]
+    if torch.compiler.is_compiling() or under_transforms() or type(x) is not Tensor or x.is_meta:
+        return nothing
+    if not use_kernels(backend, x, matrix=True):
+        return nothing
+    compile_before_first_call(network, x, operators)
+    if not has_plain_modules(network):
+        return nothing
+    from diffnet.ops.common.matmul import operands  # imports Triton
+
+    weights = [_weights(module) for module in modules]
+    matrices, converted = [matrix for each in weights for matrix in each], list[Tensor]()
+    if matrices and all(matrix.dtype == torch.float32 and matrix.device == x.device for matrix in matrices):
+        dtype = compute_dtype(x, matrices[0])
+        converted = operands(matrices, dtype, dot_precision(matrices[0]) if dtype == torch.float32 else "ieee")
+    diffusions = [module.diffusion for module in modules if isinstance(module, DiffusionNetBlock)]
+    keep_nonnegative([d.time for d in diffusions if d.training and type(d) is LearnedTimeDiffusion])
+    hidden = [len(each) - 1 if each and _drops(module) else 0 for each, module in zip(weights, modules, strict=True)]
+    seeds = new_seeds(sum(hidden), x.device).split_with_sizes(hidden) if any(hidden) else [None] * len(modules)
+    rest = iter(converted)
+    shares = [Shared(list(islice(rest, len(each))), s, True) for each, s in zip(weights, seeds, strict=True)]
+    takes = [is_plain(module, nn.Linear) or is_plain(module, DiffusionNetBlock) for module in modules]
+    return [{"shared": share} if take else {} for share, take in zip(shares, takes, strict=True)]
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """The weights of a plain layer, or of the MLP of a plain block."""
+    if is_plain(module, nn.Linear):
+        return [module.weight]
+    parameters = (
+        module.mlp.plain_parameters() if is_plain(module, DiffusionNetBlock) and type(module.mlp) is MLP else None
+    )
+    return [] if parameters is None else parameters[0]
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, DiffusionNetBlock) and module.mlp.current_dropout() > 0

@@ -1,1 +1,0 @@
-"""Weighted means over the meshes of a batch."""
