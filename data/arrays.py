@@ -113,7 +113,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
         moved = (array if every else array[item.mesh.on_surface]) - shift
-        rows.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(array)])
+        rows.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(moved)])
     return rows
 
 

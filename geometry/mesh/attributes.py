@@ -21,8 +21,9 @@ def load_attributes(path: str | os.PathLike[str]) -> Attributes:
     """Read the colors and properties of a mesh file, which may be compressed by gzip (.ply.gz).
 
     PLY files have properties, and colors as the properties red, green and blue. Coordinates and lists are left out. OBJ
-    files may have colors of vertices after the coordinates (``v x y z r g b``), and OFF files, too (COFF). VTK files
-    have the arrays of their points and cells. Arrays of three or four bytes are colors. Other formats give none.
+    files may have colors of vertices after the coordinates (``v x y z r g b``), and OFF files, too (COFF), and colors
+    of faces after their corners. VTK files have the arrays of their points and cells. Arrays of three or four bytes are
+    colors. glTF files have COLOR_0 and attributes of users, whose names begin with an underscore. STL files give none.
     Whole numbers from 0 to 255 become colors from 0 to 1.
 
     Raises MeshError for a file that is missing or doesn't parse, and for colors out of range.

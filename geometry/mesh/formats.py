@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.content import is_binary_stl, stl_count
-from diffnet.geometry.mesh.gltf import read_gltf
+from diffnet.geometry.mesh.gltf import read_gltf, read_gltf_attributes
 from diffnet.geometry.mesh.objects import mean_normals, unit_normals
 from diffnet.geometry.mesh.ply import Columns, Lists, read_ply
 from diffnet.geometry.mesh.text import (
@@ -385,38 +385,49 @@ def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | No
 
 
 def _obj_attributes(data: bytes) -> Attributes:
-    lines = without_comments(numbered_lines(data, continued=True))
-    return _colors_in((line for _, line in lines if line.split(None, 1)[0] == "v"), range(4, 7))
+    rows = (line.split() for _, line in without_comments(numbered_lines(data, continued=True)))
+    return Attributes(_colors_in(row[4:7] for row in rows if row[0] == "v"))
 
 
 def _off_attributes(data: bytes) -> Attributes:
-    kind, vertices, _, header_lines = read_off_header(data)
-    first = 6 if "N" in kind[:-3] else 3  # normals stand before colors
-    lines = islice(without_comments(numbered_lines(data)), header_lines, header_lines + vertices)
-    return _colors_in((line for _, line in lines), range(first, first + 3))
+    kind, vertices, faces, first = read_off_header(data)
+    column = 6 if "N" in kind[:-3] else 3  # normals stand before colors
+
+    def rows(first: int, count: int) -> Iterator[list[str]]:
+        return (line.split() for _, line in islice(lines_with_content(data), first, first + count))
+
+    at_faces = (row[1 + integer(row[0]) :][:3] for row in rows(first + vertices, faces))
+    at_vertices = (row[column : column + 3] for row in rows(first, vertices))
+    return Attributes(_colors_in(at_vertices), _colors_in(at_faces, "face"))
 
 
-def _colors_in(lines: Iterable[str], columns: range) -> Attributes:
-    """The colors in these columns of the lines of vertices. There are none if the first line doesn't have them."""
+def _gltf_attributes(data: bytes) -> Attributes:
+    arrays = read_gltf_attributes(data)
+    colors = arrays.pop("COLOR_0", None)
+    values = {name: x[:, 0] if x.shape[1] == 1 else x for name, x in arrays.items()}
+    return Attributes(None if colors is None else _unit_range(colors[:, :3]), vertices=values)
+
+
+def _colors_in(rows: Iterable[list[str]], what: str = "vertex") -> NDArray[np.float64] | None:
+    """The colors (N, 3) from the words after the other numbers of each row. None if the first row has none."""
     values = array("d")
-    for number, line in enumerate(lines):
-        words = line.split()
-        if len(words) < columns.stop:
+    for number, words in enumerate(rows):
+        if len(words) < 3:
             if number == 0:
-                break
-            raise ValueError(f"vertex 0 has a color, but vertex {number} has none")
-        values.extend([real(words[i]) for i in columns])
-    return Attributes(_unit_range(np.array(values).reshape(-1, len(columns))) if values else None)
+                return None
+            raise ValueError(f"{what} 0 has a color, but {what} {number} has none")
+        values.extend([real(word) for word in words])
+    return _unit_range(np.array(values).reshape(-1, 3), what) if values else None
 
 
-def _unit_range(colors: NDArray[Any]) -> NDArray[np.float64]:
+def _unit_range(colors: NDArray[Any], what: str = "vertex") -> NDArray[np.float64]:
     """Colors from 0 to 1. Raises ValueError for others than 0 … 1, 0 … 255, and 16 bits in PLY."""
     unit = colors.astype(np.float64)
     if colors.dtype.kind == "u":
         return unit / np.iinfo(colors.dtype).max
     if not ((unit >= 0) & (unit <= 255)).all():
         bad = np.flatnonzero(~((unit >= 0) & (unit <= 255)).all(axis=1))[0]
-        raise ValueError(f"colors should be from 0 to 1 or from 0 to 255, that of vertex {bad} is {unit[bad].tolist()}")
+        raise ValueError(f"colors should be from 0 to 1 or from 0 to 255, that of {what} {bad} is {unit[bad].tolist()}")
     return unit / 255 if colors.max(initial=0) > 1 else unit
 
 
@@ -433,7 +444,7 @@ class Reader(NamedTuple):
     properties: bool = False
 
 
-_GLTF = Reader(read_gltf)
+_GLTF = Reader(read_gltf, _gltf_attributes, properties=True)
 _VTK = Reader(read_vtk, _vtk_attributes, properties=True)
 READERS: dict[str, Reader] = {
     ".obj": Reader(_read_obj, _obj_attributes),

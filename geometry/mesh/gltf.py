@@ -6,9 +6,9 @@ import base64
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -18,9 +18,10 @@ from diffnet.geometry.mesh.content import check_unpacked
 
 Json: TypeAlias = dict[str, Any]
 Matrix: TypeAlias = NDArray[np.float64]
+T = TypeVar("T")
 
 _MODES = {0: "points", 4: "triangles", 5: "a triangle strip"}
-_COLUMNS = {1: "SCALAR", 3: "VEC3"}
+_COLUMNS = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4}
 _TYPES = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
 _DAMAGED = "not a glTF file, or a damaged one"
 _COMPRESSED = ("draco", "meshopt")
@@ -34,13 +35,16 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDAr
     transformation, share them. Buffers must be inside the file; see `embed_buffers`. Raises ValueError for a damaged
     file, for content that is not supported, and for more than `check_unpacked` allows.
     """
-    header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
-    try:
-        _check(header)
-        verts, faces = _scene(header, [_buffer(each, binary) for each in header.get("buffers", [])])
-    except (LookupError, TypeError, AttributeError, OverflowError) as e:
-        raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
+    verts, faces, _ = _of_parts(data, _scene)
     return verts, np.full(len(faces), 3), faces.reshape(-1)
+
+
+def read_gltf_attributes(data: bytes) -> dict[str, NDArray[Any]]:
+    """COLOR_0 and the attributes of users, (V, C) with the file's dtype, in the order of the vertices of `read_gltf`.
+
+    Those that a primitive lacks are left out. Raises ValueError as `read_gltf`.
+    """
+    return _of_parts(data, _attributes)
 
 
 def embed_buffers(data: bytes, folder: Path) -> bytes:
@@ -115,7 +119,27 @@ def _buffer(buffer: Json, binary: bytes) -> memoryview:
     return memoryview(binary if uri is None else base64.b64decode(uri.partition(",")[2]))
 
 
-def _scene(header: Json, buffers: list[memoryview]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _of_parts(data: bytes, read: Callable[[Json, list[memoryview]], T]) -> T:
+    """What a function reads from the header and the buffers of a file."""
+    header, binary = _parts_of_glb(data) if data.startswith(b"glTF") else (_json(data), b"")
+    try:
+        _check(header)
+        return read(header, [_buffer(each, binary) for each in header.get("buffers", [])])
+    except (LookupError, TypeError, AttributeError, OverflowError) as e:
+        raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
+
+
+def _attributes(header: Json, buffers: list[memoryview]) -> dict[str, NDArray[Any]]:
+    _, _, placed = _scene(header, buffers)
+    names = {name for name in placed[0] if name == "COLOR_0" or name.startswith("_")}.intersection(*placed)
+    parts = {name: [_numbers(header, buffers, each[name]) for each in placed] for name in sorted(names)}
+    check_unpacked(sum(part.nbytes for each in parts.values() for part in each))
+    return {name: np.concatenate(each) for name, each in parts.items()}
+
+
+def _scene(header: Json, buffers: list[memoryview]) -> tuple[NDArray[np.float64], NDArray[np.int64], list[Json]]:
+    """The vertices, the triangles, and the attributes of each primitive that gives vertices."""
+    placed: list[Json] = []
     shown: dict[int, list[Matrix]] = {}
     for mesh, matrix in _nodes(header):
         shown.setdefault(mesh, []).append(matrix)
@@ -132,12 +156,13 @@ def _scene(header: Json, buffers: list[memoryview]) -> tuple[NDArray[np.float64]
             check_unpacked(size)  # nodes may show a mesh many times
             if place not in firsts:
                 firsts[place], count = count, count + len(points)
+                placed.append(primitive["attributes"])
                 verts.append(points @ matrix[:3, :3].T + matrix[:3, 3])
             mirrored = np.linalg.det(matrix[:3, :3]) < 0
             faces.append((corners[:, ::-1] if mirrored else corners) + firsts[place])
     if count == 0:
         raise ValueError("the scene is empty: no node shows a mesh")
-    return np.concatenate(verts), np.concatenate(faces)
+    return np.concatenate(verts), np.concatenate(faces), placed
 
 
 def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
@@ -183,17 +208,21 @@ def _triangles(header: Json, buffers: list[memoryview], primitive: Json, vertice
     return strip
 
 
-def _numbers(header: Json, buffers: list[memoryview], index: int, columns: int) -> NDArray[Any]:
-    """The rows of an accessor (count, columns). They are not copied."""
+def _numbers(header: Json, buffers: list[memoryview], index: int, expected: int | None = None) -> NDArray[Any]:
+    """The rows of an accessor (count, columns). They are not copied.
+
+    expected: the number of columns of positions and indices. None for attributes, which may have any.
+    """
     accessor = header["accessors"][index]
     if "sparse" in accessor or "bufferView" not in accessor:
         raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
-    if accessor.get("normalized"):
+    if expected and accessor.get("normalized"):
         raise ValueError("quantized positions are not supported. Save the mesh without quantization")
     view, dtype = header["bufferViews"][accessor["bufferView"]], np.dtype(_TYPES[accessor["componentType"]])
+    columns = _COLUMNS[accessor["type"]]
     data = buffers[view["buffer"]][view.get("byteOffset", 0) :][: view["byteLength"]]
     begin, stride = accessor.get("byteOffset", 0), view.get("byteStride", columns * dtype.itemsize)
     end = begin + (accessor["count"] - 1) * stride + columns * dtype.itemsize
-    if not end <= len(data) == view["byteLength"] or accessor["type"] != _COLUMNS[columns]:
+    if not end <= len(data) == view["byteLength"] or columns != (expected or columns):
         raise ValueError(f"{_DAMAGED} (a buffer is too short, or has other numbers than it should)")
     return np.ndarray((accessor["count"], columns), dtype, data, begin, (stride, dtype.itemsize))

@@ -17,7 +17,7 @@ import torch
 import trimesh
 from command import complaint, diffnet, output
 from numpy.typing import NDArray
-from polygon_files import FORMS, read, refused, written
+from polygon_files import FORMS, lines, read, refused, written
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, Preprocessing, array_statistics, load_dataset, prepare
@@ -36,6 +36,7 @@ from diffnet.geometry import (
     precompute,
 )
 from diffnet.geometry.elements.elements import polygon_shares
+from diffnet.geometry.mesh.attributes import mesh_arrays
 from diffnet.train import match_meshes, predict_labels, predict_probabilities, predict_values
 from diffnet.viz import picture
 
@@ -525,6 +526,25 @@ def test_gltf_parts_share_their_vertices(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(read(tmp_path / "copied.gltf", json.dumps(copied)).verts) == 162
     assert len(read(tmp_path / "two.gltf", json.dumps(shared_gltf(3, count=2))).verts) == 2 * 162
     refused(tmp_path / "many.gltf", json.dumps(shared_gltf(2, count=60)), "DIFFNET_MAX_UNPACKED_GIB")
+
+
+@pytest.mark.parametrize("form", ["glb", "off"])
+def test_arrays_of_gltf_and_off_are_listed(tmp_path: Path, form: str) -> None:
+    box, path = trimesh.creation.box(), tmp_path / f"a.{form}"
+    colors = np.array([[255, 0, 0, 255], [0, 0, 255, 255]], np.uint8)
+    if form == "glb":
+        box.visual.vertex_colors = colors[np.arange(8) % 2]
+        box.vertex_attributes["_part"] = np.arange(8, dtype=np.float32) % 3
+        path.write_bytes(box.export(file_type="glb"))
+        expected = [("colors", "vertices", np.eye(3)[[0, 2] * 4]), ("labels", "vertices", np.arange(8) % 3)]
+    else:
+        faces = [[3, *face, *colors[i % 2]] for i, face in enumerate(box.faces.tolist())]
+        path.write_text("OFF\n8 12 0\n" + lines(box.vertices.tolist()) + lines(faces))
+        expected = [("colors", "faces", np.eye(3)[[0, 2] * 6])]
+    arrays = mesh_arrays(path)
+    assert [(array.kind, array.at) for array in arrays] == [each[:2] for each in expected]
+    for array, (_, _, values) in zip(arrays, expected, strict=True):
+        np.testing.assert_array_equal(array.values, values)
 
 
 def test_the_shared_buffer_of_others(shared: Path) -> None:

@@ -194,7 +194,7 @@ assert inspect.signature(DiffusionNet).parameters["strength"].default == 1.0
 assert "strength: Factor of the weights of the last layers." in DiffusionNet.__init__.__doc__
 assert not DiffusionNetBlock(8, strength=0).mlp.layers[-1].weight.any()
 for wrong in (DiffusionNet, TrainOptions):
-    with pytest.raises(ValueError, match="strength should be at least 0, got -1.0"):
+    with pytest.raises(ValueError, match="strength should be a finite number of at least 0, got -1.0"):
         wrong(**{"in_channels": 3, "out_channels": 5} if wrong is DiffusionNet else {}, strength=-1.0)
 
 network = DiffusionNet(3, 5, width=8, blocks=1, strength=0)
