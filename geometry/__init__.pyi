@@ -46,7 +46,8 @@ from .geodesics.errors import (
     geodesic_label_errors as geodesic_label_errors,
     mean_error as mean_error,
 )
-from .mesh.attributes import Attributes as Attributes, load_attributes as load_attributes
+from .mesh.attributes import load_attributes as load_attributes
+from .mesh.formats import Attributes as Attributes
 from .mesh.mesh import (
     FORMATS as FORMATS,
     Mesh as Mesh,
