@@ -45,8 +45,8 @@ class CapturedOptimizer:
     """Takes steps of an optimizer that a CUDA graph can record. The optimizer's groups stay as its user wrote them.
 
     During a step, learning rates are tensors on the device, and `capturable` is on. Where the user has chosen neither
-    `fused` nor `foreach`, one kernel updates all parameters of a group. For Adam and AdamW, that is a Triton kernel,
-    which also updates the average of the weights.
+    `fused` nor `foreach`, one kernel updates all parameters of a group. In graphs of Adam and AdamW, it is a Triton
+    kernel, which also updates the average of the weights.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -125,12 +125,15 @@ class CapturedOptimizer:
                 self._rates[key].fill_(value)
             self._values[key] = value
 
-    def step(self, device: torch.device, average: WeightAverage[Any] | None = None) -> None:
-        """Take a step. The average of the weights gets it, too."""
+    def step(self, device: torch.device, average: WeightAverage[Any] | None = None, is_recorded: bool = True) -> None:
+        """Take a step. The average of the weights gets it, too.
+
+        is_recorded: whether a graph will repeat it. Outside of graphs, PyTorch's fused kernel starts faster.
+        """
         self.follow_rates(device)  # nothing to do if it has been called
         averaged: set[Tensor] = set()
         with self._capturable(device):
-            for group in self.optimizer.param_groups if self._is_adam() else ():
+            for group in self.optimizer.param_groups if is_recorded and self._is_adam() else ():
                 averaged |= self._update_adam(group, average)
             self.optimizer.step()  # also without gradients, because schedulers notice the call
         if average is not None:

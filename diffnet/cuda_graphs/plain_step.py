@@ -80,13 +80,14 @@ class PlainStep:
             self.finish(loss.detach(), self.weight_of(batch.targets, by_rows) if adds else None)
         return loss.detach()
 
-    def finish(self, loss: Tensor, weight: Tensor | None) -> None:
+    def finish(self, loss: Tensor, weight: Tensor | None, is_recorded: bool = False) -> None:
         """Take the step with the gradients of the weights, or add them to `sums`. No gradients are left.
 
         weight: of the batch in `sums`, (). None takes the step.
+        is_recorded: whether a graph will repeat it
         """
         if weight is None:
-            self._update(loss.device, self._average)
+            self._update(loss.device, self._average, is_recorded)
         else:
             self._add(loss, weight)
         self.clear_gradients()
@@ -170,7 +171,7 @@ class PlainStep:
         for i in (*reached, *unsure):
             parameters[i].grad = grads[i].view_as(parameters[i]).to(parameters[i].dtype)
         with self._restored([(parameters[i], counts[i] > 0) for i in unsure]):
-            self._update(sums.device, None if unsure else self._average)
+            self._update(sums.device, None if unsure else self._average, is_recorded=True)
         if unsure and self._average is not None:
             self._average.update()
         self.clear_gradients()
@@ -198,11 +199,11 @@ class PlainStep:
                         condition = changes.to(x.device)
                         x.copy_(torch.where(condition, x, tensors.get(name, torch.zeros_like(x))))
 
-    def _update(self, device: torch.device, average: WeightAverage[Any] | None) -> None:
+    def _update(self, device: torch.device, average: WeightAverage[Any] | None, is_recorded: bool) -> None:
         if self._clip > 0:
             torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._clip)
         if self.fuses:
-            self.optimizer.step(device, average)
+            self.optimizer.step(device, average, is_recorded)
         else:
             self.optimizer.optimizer.step()
             if average is not None:

@@ -230,7 +230,7 @@ class StepGraphs(GraphRuntime):
                 p.grad = grad
             program.reached = step.with_gradients() if adds else frozenset()
             with torch.autocast(self.device.type, enabled=False):
-                step.finish(program.loss, program.weight if adds else None)
+                step.finish(program.loss, program.weight if adds else None, is_recorded=True)
 
         is_first = not any(key[0] is kind for key in lane.recorded())
         with lane.stream():
