@@ -43,24 +43,8 @@ def files_of(folder: Path) -> dict[str, object]:
     return found
 
 
-SMALL = (
-    "--jobs",
-    1,
-    "--k",
-    6,
-    "--width",
-    8,
-    "--blocks",
-    1,
-    "--epochs",
-    2,
-    "--eval-every",
-    1,
-    "--dropout",
-    0,
-    "--schedule",
-    "step",
-)
+SMALL = ("--jobs", 1, "--k", 6, "--width", 8, "--blocks", 1, "--epochs", 2, "--eval-every", 1, "--dropout", 0)
+SMALL = (*SMALL, "--schedule", "step")
 
 
 def write_set(root: Path) -> Path:
@@ -193,13 +177,9 @@ def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.
         return checked
 
     monkeypatch.setattr(epoch, "own_parts", watched)
-    for module, name in (
-        (loop, "save_checkpoint"),
-        (loop, "write_atomically"),
-        (run, "write_atomically"),
-        (run, "make_folder"),
-    ):
-        monkeypatch.setattr(module, name, in_rank_0(getattr(module, name)))
+    for module, names in ((loop, ("save_checkpoint", "write_atomically")), (run, ("write_atomically", "make_folder"))):
+        for name in names:
+            monkeypatch.setattr(module, name, in_rank_0(getattr(module, name)))
     assert diffnet(*train, "--out", tmp_path / "one")[::2] == (0, "")
     order = [json.loads(line)[0] for line in seen.with_suffix(".0").read_text().splitlines()]
     seen = tmp_path / "several"
@@ -226,9 +206,7 @@ def test_predictions(tmp_path: Path) -> None:
     DiffusionNet(3, 3, width=8, blocks=1, outputs_at="global_mean").save(classes, **metadata)
     meshes.mkdir()
     for i in range(5):
-        ball = trimesh.creation.icosphere(1)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        ball.export(meshes / f"{i}.off")
+        trimesh.Trimesh(ellipsoid(i).verts, ellipsoid(i).faces, process=False).export(meshes / f"{i}.off")
     (meshes / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
 
     def commands(out: Path) -> list[list[object]]:
