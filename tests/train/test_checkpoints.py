@@ -139,16 +139,14 @@ def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., 
         ({7: 7}, "unknown option 7"),
     ],
 )
-def test_options_are_checked(
-    stored: dict[str, Any], refused: Callable[..., str], changes: dict[Any, Any], named: str
-) -> None:
-    assert named in refused(options={**stored["options"], **changes})
+def test_options_are_checked(refused: Callable[..., str], changes: dict[Any, Any], named: str) -> None:
+    assert named in refused(options={**OPTIONS.as_dict(), **changes})
 
 
-def test_options_allocate_nothing_large(stored: dict[str, Any], refused: Callable[..., str]) -> None:
+def test_options_allocate_nothing_large(refused: Callable[..., str]) -> None:
     tracemalloc.start()
     for name in ("width", "blocks"):
-        assert f"{name} is 1000000000" in refused(options={**stored["options"], name: 10**9})
+        assert f"{name} is 1000000000" in refused(options={**OPTIONS.as_dict(), name: 10**9})
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
 
@@ -351,7 +349,7 @@ def test_damaged_files(stored: dict[str, Any], tmp_path: Path, kind: str) -> Non
     assert message(read, path).endswith("this is a folder, expected a checkpoint; it holds last.pt")
 
 
-def test_a_file_that_expands_is_refused(stored: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_expands_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
