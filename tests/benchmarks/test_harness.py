@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,10 +24,11 @@ from PIL import Image
 from rich.console import Console
 
 from diffnet import DiffusionNet, collate
-from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
+from diffnet.benchmarks import BENCHMARKS, Benchmark, Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.__main__ import main
 from diffnet.benchmarks.cases import preprocessing, shards
 from diffnet.benchmarks.catalog import PEERS, catalog
-from diffnet.benchmarks.harness import run, timing
+from diffnet.benchmarks.harness import registry as registry_module, run, timing
 from diffnet.benchmarks.harness.arithmetic import arithmetic, floor_ms
 from diffnet.benchmarks.harness.peers import both_passes, first_made, where_implemented
 from diffnet.benchmarks.harness.results import read_csv
@@ -34,11 +37,35 @@ from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.harness.timing import Failure, Measurement, measure
 from diffnet.benchmarks.loops import command, exported, inference, peers, train_step, training_loop, workload
 from diffnet.benchmarks.original.network import original_meshes, original_network
-from diffnet.train.console import console
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `python -m diffnet.benchmarks` with the given arguments on a device, and returns its exit code."""
+
+    def called(*arguments: object, device: str = "cpu") -> int:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments), "--device", device])
+        try:
+            main()
+        except SystemExit as e:
+            return int(e.code or 0)
+        return 0
+
+    return called
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Benchmark]:
+    """An empty registry in place of the real one."""
+    mine: dict[str, Benchmark] = {}
+    # The command imports BENCHMARKS from the package to resolve "all", which no test with this fixture uses.
+    monkeypatch.setattr(registry_module, "BENCHMARKS", mine)
+    monkeypatch.setattr(run, "BENCHMARKS", mine)
+    return mine
 
 
 def test_peers_take_turns() -> None:
@@ -49,23 +76,16 @@ def test_peers_take_turns() -> None:
     assert calls == ["a"] * 3 + ["b"] * 3 + ["a", "b"] * rounds
 
 
-def test_more_runs_before_the_first_measured_one() -> None:
+def test_the_measured_runs() -> None:
     calls: list[int] = []
     found = measure({"loop": lambda: calls.append(1)}, CPU, seconds=0.01, warm_up=7)["loop"]
-    assert isinstance(found, Measurement)
     assert len(calls) == 7 + len(found.milliseconds)
-
-
-def test_times_are_those_of_the_work() -> None:
     found = measure({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, CPU, seconds=0.05)
     short, long = (sorted(found[name].milliseconds)[2] for name in ("short", "long"))
     assert 2 <= short < 10 <= 20 <= long < 60
-
-
-def test_a_slow_peer_runs_once() -> None:
-    calls: list[int] = []
+    calls.clear()
     found = measure({"slow": lambda: (calls.append(1), time.sleep(0.05))}, CPU, seconds=0.01)
-    assert len(calls) == 1
+    assert len(calls) == 1  # a slow peer runs once
     assert found["slow"].milliseconds[0] >= 50
 
 
@@ -84,10 +104,8 @@ def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     peers = {"slow": partial(run, "slow", [9, 8]), "compiled": partial(run, "compiled", [9, 0.25])}
     found = measure(peers, torch.device("cuda"), seconds=1, flush=False)
     assert found["slow"] == Measurement((8000,), 0)
-    compiled = found["compiled"]
-    assert isinstance(compiled, Measurement)
-    assert set(compiled.milliseconds) == {250}
-    assert calls == ["slow"] * 2 + ["compiled"] * (3 + len(compiled.milliseconds))
+    assert set(found["compiled"].milliseconds) == {250}
+    assert calls == ["slow"] * 2 + ["compiled"] * (3 + len(found["compiled"].milliseconds))
 
 
 def test_calls_of_a_loop_are_averaged() -> None:
@@ -98,28 +116,21 @@ def test_calls_of_a_loop_are_averaged() -> None:
         time.sleep(0.004 if len(calls) % 2 else 0.008)
 
     found = measure({"loop": sleep}, CPU, seconds=0.01, wall_clock=True, calls=2)["loop"]
-    assert isinstance(found, Measurement)
     assert len(calls) == 2 * (3 + len(found.milliseconds))
     assert all(6 <= ms < 30 for ms in found.milliseconds)
     assert found.gpu_ms is None
 
 
+def raising(error: Exception) -> Callable[[], None]:
+    """A peer that fails."""
+    return Mock(side_effect=error)
+
+
 def test_failures_say_why() -> None:
-    def absent() -> None:
-        raise Unavailable("needs a GPU")
-
-    def too_large() -> None:
-        raise MemoryError
-
-    def broken() -> None:
-        raise KeyError("x")
-
     later = iter(range(5))
-    found = measure(
-        {"absent": absent, "large": too_large, "broken": broken, "later": lambda: next(later), "fine": lambda: None},
-        CPU,
-        seconds=0.1,
-    )
+    errors = {"absent": Unavailable("needs a GPU"), "large": MemoryError(), "broken": KeyError("x")}
+    peers = {name: raising(error) for name, error in errors.items()}
+    found = measure({**peers, "later": lambda: next(later), "fine": lambda: None}, CPU, seconds=0.1)
     assert found["absent"] == Failure("needs a GPU", expected=True)
     assert found["large"] == Failure("out of memory", expected=True)
     assert found["broken"] == Failure("KeyError: 'x'", expected=False)
@@ -128,7 +139,7 @@ def test_failures_say_why() -> None:
     assert list(found) == ["absent", "large", "broken", "later", "fine"]
 
 
-def test_two_benchmarks_of_one_name(registry: dict) -> None:
+def test_two_benchmarks_of_one_name(registry: dict[str, Benchmark]) -> None:
     def cases(options: Options) -> Iterator[Case]:
         yield from ()
 
@@ -185,59 +196,38 @@ def test_a_peer_is_made_once_and_only_if_it_is_called() -> None:
 
 
 def test_only_missing_implementations_are_unavailable() -> None:
-    def missing() -> None:
-        raise NotImplementedError("'addmm' not implemented for 'Half'\nmore")
-
-    def broken() -> None:
-        raise RuntimeError("shapes do not fit")
-
     with pytest.raises(Unavailable, match=r"not implemented for 'Half'$"):
-        where_implemented(missing)()
+        where_implemented(raising(NotImplementedError("'addmm' not implemented for 'Half'\nmore")))()
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        where_implemented(broken)()
+        where_implemented(raising(RuntimeError("shapes do not fit")))()
 
 
 # ---- the benchmarks themselves, at tiny sizes ----
 
 
 TINY = Options(CPU, vertices=(12,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
-KERNELS = [
-    "to-spectral",
-    "gradient-features",
-    "direct-gradient-features",
-    "mlp",
-    "train-step",
-    "inference",
-    "training-loop",
-]
+KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp", "train-step"]
+KERNELS += ["inference", "training-loop"]
 
-no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+NAMES = sorted(BENCHMARKS.keys() - {"command", "data-set"})
+SLOW = pytest.param("data-set", marks=pytest.mark.slow)  # starts processes several times
 
 
-SLOW = ["data-set"]  # starts processes several times
-NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-    for name in sorted(BENCHMARKS)
-    if name != "command"
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, SLOW])
 def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a GPU, kernels run in Triton's interpreter."""
     gc.freeze()  # each measurement collects garbage, which takes 0.1 s with the objects of the imports
-    monkeypatch.setattr(preprocessing, "MESHES", 2)
-    monkeypatch.setattr(preprocessing, "TORUS", 40)
-    monkeypatch.setattr(preprocessing, "SET", 16)
-    monkeypatch.setattr(preprocessing, "SMALL", 2)
-    monkeypatch.setattr(shards, "MESHES", 2)
-    monkeypatch.setattr(training_loop, "MESHES", 2)
-    monkeypatch.setattr(training_loop, "BATCH", 2)
-    monkeypatch.setattr(training_loop, "PASSES", 2)
-    monkeypatch.setattr(train_step, "STEPS", 1)
-    monkeypatch.setattr(inference, "CALLS", 1)
-    monkeypatch.setattr(exported, "CALLS", 1)
-    monkeypatch.setattr(workload, "BLOCKS", 1)
+    for module, sizes in (
+        (preprocessing, {"MESHES": 2, "TORUS": 40, "SET": 16, "SMALL": 2}),
+        (shards, {"MESHES": 2}),
+        (training_loop, {"MESHES": 2, "BATCH": 2, "PASSES": 2}),
+        (train_step, {"STEPS": 1}),
+        (inference, {"CALLS": 1}),
+        (exported, {"CALLS": 1}),
+        (workload, {"BLOCKS": 1}),
+    ):
+        for size, value in sizes.items():
+            monkeypatch.setattr(module, size, value)
     # Plots take longer than these benchmarks. `test_files_of_a_run` looks at one.
     monkeypatch.setattr(run, "plot", lambda *arguments: None)
     assert run.run_benchmarks([name], TINY, tmp_path, Console(quiet=True)) == []
@@ -251,7 +241,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
         assert all(row["error"] == "" for row in table if row["peer"] in ("original", "plain", "diffnet"))
 
 
-@no_compiler
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.slow
 def test_compiled_peers(tmp_path: Path) -> None:
     options = replace(TINY, compile=True, peers="eager,compiled")
@@ -316,9 +306,7 @@ def test_preprocessing_finds_compressed_meshes(tmp_path: Path) -> None:
 
 def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Path) -> None:
     held: list[str] = []
-
-    def absent() -> None:
-        raise Unavailable("no, really")
+    absent = raising(Unavailable("no, really"))
 
     @benchmark("mine", metrics=("TFLOP/s",))
     def cases(options: Options) -> Iterator[Case]:
@@ -337,18 +325,12 @@ def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Pat
     assert bench("mine", "--out", out, "--seconds", 0.1, "--vertices", "1_000,7") == 0
     assert held == ["in", "out"] * 2
     table = read_csv(out / "mine.csv")
-    assert [(r["vertices"], r["peer"]) for r in table] == [
-        ("1000", "sleep"),
-        ("1000", "absent"),
-        ("7", "sleep"),
-        ("7", "absent"),
-    ]
+    assert [(r["vertices"], r["peer"]) for r in table] == [*product(("1000", "7"), ("sleep", "absent"))]
     ms = float(table[0]["median_ms"])
     assert float(table[0]["q1_ms"]) <= ms <= float(table[0]["q3_ms"])
     assert ms >= 1
-    assert float(table[0]["tflops"]) == pytest.approx(2e6 / ms / 1e9, rel=1e-3)
-    assert float(table[0]["executed_tflops"]) == pytest.approx(4e6 / ms / 1e9, rel=1e-3)
-    assert float(table[0]["gbps"]) == pytest.approx(1e6 / ms / 1e6, rel=1e-3)
+    for rate, expected in {"tflops": 2e-3, "executed_tflops": 4e-3, "gbps": 1}.items():
+        assert float(table[0][rate]) == pytest.approx(expected / ms, rel=1e-3)
     assert 5 <= int(table[0]["runs"]) <= 200
     assert table[1]["error"] == "no, really"
     assert table[1]["median_ms"] == ""
@@ -362,7 +344,7 @@ def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Pat
 
 
 @pytest.fixture
-def commas(registry: dict) -> None:
+def commas(registry: dict[str, Benchmark]) -> None:
     """A benchmark "mine" with a comma in the name of a peer."""
 
     @benchmark("mine")
@@ -372,11 +354,7 @@ def commas(registry: dict) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
-    [
-        ("one, two", ["one, two"]),
-        ("one,two", ["one", "two"]),
-        ("two,one, two, one", ["two", "one, two", "one"]),
-    ],
+    [("one, two", ["one, two"]), ("one,two", ["one", "two"]), ("two,one, two, one", ["two", "one, two", "one"])],
 )
 def test_names_of_peers_may_contain_commas(
     asked: str, expected: list[str], commas: None, bench: Callable[..., int], tmp_path: Path
@@ -385,17 +363,11 @@ def test_names_of_peers_may_contain_commas(
     assert [row["peer"] for row in read_csv(tmp_path / "mine.csv")] == expected
 
 
-@pytest.mark.parametrize(("asked", "unknown"), [("one,three", "'three'"), ("one two", "'one two'"), ("", "''")])
-def test_unknown_peers(
-    asked: str,
-    unknown: str,
-    commas: None,
-    bench: Callable[..., int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert bench("mine", "--out", tmp_path, "--peers", asked) == 1
-    assert f"no peer is called {unknown}" in capsys.readouterr().err
+@pytest.mark.usefixtures("commas")
+def test_unknown_peers(bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, unknown in (("one,three", "'three'"), ("one two", "'one two'"), ("", "''")):
+        assert bench("mine", "--out", tmp_path, "--peers", asked) == 1
+        assert f"no peer is called {unknown}" in capsys.readouterr().err
 
 
 def test_a_broken_peer_fails_the_run_at_its_end(
@@ -411,34 +383,20 @@ def test_a_broken_peer_fails_the_run_at_its_end(
     assert [bool(r["error"]) for r in read_csv(tmp_path / "mine.csv")] == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param(["nothing"], "'nothing'", id="benchmark"),
-        pytest.param(["to-spectral"], "--out", id="out"),
-        pytest.param(["to-spectral", "--out", ".", "--vertices", "1e3"], "'1e3'", id="vertices"),
-        pytest.param(["to-spectral", "--out", ".", "--dtypes", "int8"], "'int8'", id="dtypes"),
-        pytest.param(["to-spectral", "--out", ".", "--vertices", "9", "--peers", "nobody"], "'nobody'", id="peers"),
-    ],
-)
 def test_bad_arguments(
-    arguments: list[str],
-    message: str,
-    bench: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert bench(*arguments) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_list(bench: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_width", 200)
-    assert bench("--list") == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in (*BENCHMARKS, *PEERS))
+    for arguments, message in (
+        ("nothing", "'nothing'"),
+        ("to-spectral", "--out"),
+        ("to-spectral --out . --vertices 1e3", "'1e3'"),
+        ("to-spectral --out . --dtypes int8", "'int8'"),
+        ("to-spectral --out . --vertices 9 --peers nobody", "'nobody'"),
+        ("command --out .", "needs --data"),
+    ):
+        assert bench(*arguments.split()) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_the_catalog_agrees_with_the_registry() -> None:
@@ -448,15 +406,11 @@ def test_the_catalog_agrees_with_the_registry() -> None:
 
 def test_the_list_loads_no_pytorch() -> None:
     code = "from diffnet.benchmarks.__main__ import main, sys\ntry: main()\nfinally: print('torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
     ran = subprocess.run([sys.executable, "-c", code, "--list"], env=environment, capture_output=True, text=True)
-    assert "train-step" in ran.stdout
+    assert ran.returncode == 0
+    assert all(name in ran.stdout for name in (*BENCHMARKS, *PEERS))
     assert ran.stdout.endswith("False\n")
-
-
-def test_the_command_needs_data(bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("command", "--out", tmp_path) == 1
-    assert "needs --data" in capsys.readouterr().err
 
 
 def test_whole_commands(

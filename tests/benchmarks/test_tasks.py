@@ -60,13 +60,10 @@ def test_figures_are_written_upright_and_rotated(tmp_path: Path, monkeypatch: py
     data = small_set()
     monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: data)
     upright, turned = (load_pairs(folder) for folder in correspondence.write_figures(tmp_path, 2, 2))
-    for one, other in zip(upright.test, turned.test, strict=True):
-        assert np.abs(one.mesh.verts - other.mesh.verts).max() > 0.1
-        np.testing.assert_allclose(
-            np.linalg.norm(one.mesh.verts - one.mesh.verts[0], axis=1),
-            np.linalg.norm(other.mesh.verts - other.mesh.verts[0], axis=1),
-            atol=1e-6,
-        )
+    for one, other in ((a.mesh.verts, b.mesh.verts) for a, b in zip(upright.test, turned.test, strict=True)):
+        assert np.abs(one - other).max() > 0.1
+        distances = (np.linalg.norm(verts - verts[0], axis=1) for verts in (one, other))
+        np.testing.assert_allclose(*distances, atol=1e-6)
     places = []
     for data in (upright, turned):
         mesh, truth = data.test[1].mesh, data.truth(*data.test)
@@ -83,26 +80,14 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch:
         asked.append(command)
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
-        content = {
-            "mean_error_x100": 1.5,
-            "floor": 0.006,
-            "unflipped_mean_error": 0.01,
-            "flipped_pairs": 2,
-            "auc": 0.9,
-            "test_pairs": 1,
-            "train_pairs": 1,
-            "preprocessing_seconds": 1.0,
-            "training_seconds": 2.0,
-            "options": {"epochs": 3},
-        }
-        (out / "results.json").write_text(json.dumps(content))
+        content = {"mean_error_x100": 1.5, "floor": 0.006, "unflipped_mean_error": 0.01, "flipped_pairs": 2, "auc": 0.9}
+        content |= {"test_pairs": 1, "train_pairs": 1, "preprocessing_seconds": 1.0, "training_seconds": 2.0}
+        (out / "results.json").write_text(json.dumps({**content, "options": {"epochs": 3}}))
 
     monkeypatch.setattr("subprocess.run", run)
     correspondence.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
     rows = read_csv(tmp_path / "correspondence.csv")
-    assert [(row["row"], row["seed"]) for row in rows] == [
-        (name, seed) for name in correspondence.ROWS for seed in "01"
-    ]
+    assert [(row["row"], row["seed"]) for row in rows] == [*itertools.product(correspondence.ROWS, "01")]
     assert all(row["floor_x100"] == "0.6" and row["zoomout_x100"] == "1.5" and row["epochs"] == "3" for row in rows)
     turned = [any(word.endswith("turned") for word in command) for command in asked]
     assert turned == [False] * 8 + [True] * 4
@@ -116,12 +101,6 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch:
 # ---- regression ----
 
 
-def test_volumes_are_those_of_normalized_meshes() -> None:
-    ball = trimesh.creation.icosphere(3)
-    mesh = make_mesh(7 + 2.5 * ball.vertices, ball.faces)
-    assert volume_of(mesh) == pytest.approx(ball.volume, rel=1e-6)
-
-
 def test_a_figure_and_its_targets_are_read_back(tmp_path: Path) -> None:
     name, volume, targets = write_figure(tmp_path, 4, (300, 400))
     np.save(tmp_path / f"{name}.curvature.npy", targets)
@@ -133,6 +112,7 @@ def test_a_figure_and_its_targets_are_read_back(tmp_path: Path) -> None:
     found = trimesh.Trimesh(normalize_positions(mesh.verts), mesh.faces, process=False)
     assert found.is_watertight
     assert volume == pytest.approx(found.volume, rel=1e-6)
+    assert volume_of(make_mesh(7 + 2.5 * mesh.verts, mesh.faces)) == pytest.approx(volume, rel=1e-6)
 
 
 # ---- classification ----
@@ -159,10 +139,8 @@ def test_a_seed_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             program.main()
 
     monkeypatch.setattr(classification, "run_diffnet", run)  # in this process
-    small = ["--classes", "2", "--train", "2", "--test", "1", "--seeds", "3"]
-    classification.main(
-        ["--out", str(tmp_path), *small, "--epochs", "1", "--k", "16", "--width", "8", "--device", "cpu"]
-    )
+    small = "--classes 2 --train 2 --test 1 --seeds 3 --epochs 1 --k 16 --width 8 --device cpu"
+    classification.main(["--out", str(tmp_path), *small.split()])
     rows = read_csv(tmp_path / "classification.csv")
     assert [row["seed"] for row in rows] == ["3"]
     assert all(float(row[name]) >= 0 for row in rows for name in ("seconds", *COPIED))
@@ -198,17 +176,14 @@ def test_the_table_has_a_row_for_each_seed_and_recipe(tmp_path: Path, monkeypatc
         (out / "results.json").write_text(json.dumps(content))
 
     def write_figures(out: Path, seeds: list[int]) -> tuple[list[Path], dict[str, Path]]:
-        return [out / str(seed) for seed in seeds], {
-            name: out / name for name in ("whole", "bottom_cut_off", "random_side_cut_off")
-        }
+        tests = {name: out / name for name in ("whole", "bottom_cut_off", "random_side_cut_off")}
+        return [out / str(seed) for seed in seeds], tests
 
     monkeypatch.setattr(cut_figures, "diffnet", diffnet)
     monkeypatch.setattr(cut_figures, "write_figures", write_figures)
     cut_figures.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
     rows = read_csv(tmp_path / "cut_figures.csv")
-    assert [(row["seed"], row["recipe"]) for row in rows] == [
-        (seed, recipe) for seed in ("0", "1") for recipe in ("without cuts", "with cuts")
-    ]
+    assert [(row["seed"], row["recipe"]) for row in rows] == [*itertools.product("01", ("without cuts", "with cuts"))]
     assert [row["bottom_cut_off"] for row in rows] == ["0.5", "0.5", "0.5", "0.9"]
     assert trained == [("--epochs", "3"), ("--cut", "0.5", "--epochs", "3")] * 2
 
@@ -220,18 +195,12 @@ def test_rows_of_a_surface() -> None:
     ball = trimesh.creation.icosphere(4)
     rows = list(compare(make_mesh(ball.vertices * [1, 1.3, 1.7], ball.faces, name="ball"), (1500, 600)))
     assert {(row["surface"], row["mesh"]) for row in rows} == {("ball", "600"), ("ball", "noise")}
-    found = {
-        feature: np.mean([row["r2"] for row in rows if (row["feature"], row["mesh"]) == (feature, "600")])
-        for feature in FEATURES
-    }
+    coarse = [row for row in rows if row["mesh"] == "600"]
+    found = {name: np.mean([row["r2"] for row in coarse if row["feature"] == name]) for name in FEATURES}
     assert found["diffused-curvature"] > max(0.9, found["curvature"])
 
 
 # ---- several ranks ----
-
-
-def host(work: Path) -> Host:
-    return Host(2, "cpu", 8, 4, work, work, train_meshes=8, vertices=800, options=[])
 
 
 def test_times_of_steps_and_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +224,8 @@ def test_a_row_of_two_ranks(tmp_path: Path) -> None:
         {"epochs": slow + [{"steps": [0.1], "exchanges": [own, own]}] * 3, "sent": 40, "seconds": 5.0}
         for own in (0.04, 0.01)
     ]
-    row = training_row(host(tmp_path), 4, tmp_path, found)
+    host = Host(2, "cpu", 8, 4, tmp_path, tmp_path, train_meshes=8, vertices=800, options=[])
+    row = training_row(host, 4, tmp_path, found)
     assert row == {
         "steps_per_second": 10.0,
         "vertices_per_second": 4000.0,
@@ -270,12 +240,8 @@ def test_a_row_of_two_ranks(tmp_path: Path) -> None:
 
 def test_shares_of_linear_scaling() -> None:
     measured = [(1, "plain", 4, 100.0), (1, "plain", 8, 160.0), (2, "torchrun", 8, 180.0), (2, "torchrun", 6, None)]
-    rows = with_shares(
-        [
-            {"ranks": ranks, "launcher": launcher, "batch": batch, "vertices_per_second": rate}
-            for ranks, launcher, batch, rate in measured
-        ]
-    )
+    names = ("ranks", "launcher", "batch", "vertices_per_second")
+    rows = with_shares([dict(zip(names, row, strict=True)) for row in measured])
     assert [(row["weak"], row["strong"]) for row in rows] == [(1.0, 1.0), (None, 1.0), (0.9, 0.5625), (None, None)]
 
 
@@ -290,8 +256,8 @@ def test_the_program(tmp_path: Path) -> None:
         trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(folder / f"{seed}.ply")
         np.savetxt(folder / f"{seed}.txt", mesh.verts[:, 0] > 0, fmt="%d")
     out = tmp_path / "out"
-    small = ["--ranks", "1", "2", "--batches", "4", "--copies", "3", "--steps", "4", "--k", "6", "--device", "cpu"]
-    scaling.main(["--data", str(tmp_path / "set"), "--out", str(out), *small, "--width", "8", "--blocks", "1"])
+    small = "--ranks 1 2 --batches 4 --copies 3 --steps 4 --k 6 --device cpu --width 8 --blocks 1"
+    scaling.main(["--data", str(tmp_path / "set"), "--out", str(out), *small.split()])
     rows = {(row["ranks"], row["launcher"], row["batch"]): row for row in read_csv(out / "scaling.csv")}
     assert list(rows) == [("1", "plain", "4"), ("1", "torchrun", "4"), ("2", "torchrun", "4"), ("2", "torchrun", "8")]
     assert [row["error"] for row in rows.values()] == [""] * 4

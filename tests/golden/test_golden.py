@@ -93,16 +93,12 @@ def name(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_laplacian_and_mass(name: str) -> None:
+def test_laplacian_mass_and_eigenvalues(name: str) -> None:
     golden, ours = stored(name), computed(name)
     reference = matrix_of(golden, "L")
     assert relative(ours.mass, golden["mass"]) < 1e-5
-    difference = ours.laplacian.to_scipy() - reference
-    assert abs(difference).max() < 1e-5 * abs(reference).max()
-
-
-def test_eigenvalues(name: str) -> None:
-    golden, evals = stored(name), computed(name).evals[0].numpy()
+    assert abs(ours.laplacian.to_scipy() - reference).max() < 1e-5 * abs(reference).max()
+    evals = ours.evals[0].numpy()
     # The reference holds float32 noise where the exact value is 0.
     assert np.abs(evals - golden["evals"]).max() < 1e-4
     live = golden["evals"] > 1e-3
@@ -161,12 +157,10 @@ def original_checkpoint(golden: Golden, prefix: str, path: Path) -> Path:
 
 def network(name: str, tmp_path: Path, **options: str) -> DiffusionNet:
     """The network whose outputs are stored, loaded from a checkpoint under the original's names."""
-    stored(name)  # skips where the file is absent
-    if name != "small":
-        return DiffusionNet.from_original_checkpoint(RELEASED_WEIGHTS, **options)  # type: ignore[arg-type]
-    return DiffusionNet.from_original_checkpoint(
-        original_checkpoint(stored(name), "weight_", tmp_path / "weights.pth"), **options
-    )  # type: ignore[arg-type]
+    golden, path = stored(name), RELEASED_WEIGHTS
+    if name == "small":
+        path = original_checkpoint(golden, "weight_", tmp_path / "weights.pth")
+    return DiffusionNet.from_original_checkpoint(path, **options)  # type: ignore[arg-type]
 
 
 def test_state_dict_in_memory(tmp_path: Path) -> None:
@@ -224,9 +218,8 @@ def test_parameter_gradients(name: str, tmp_path: Path) -> None:
     """
     golden = stored(name)
     out, gradients = run_reference(name, tmp_path, "sparse", torch.float32)
-    expected = DiffusionNet.from_original_checkpoint(
-        original_checkpoint(golden, "grad_", tmp_path / "grad.pth")
-    ).state_dict()
+    path = original_checkpoint(golden, "grad_", tmp_path / "grad.pth")
+    expected = DiffusionNet.from_original_checkpoint(path).state_dict()
     assert set(gradients) == set(expected)
     bound = 1e-4 if name == "small" or np.array_equal(out, golden["out_vertices"]) else 2e-3
     for key, grad in gradients.items():
@@ -236,10 +229,9 @@ def test_parameter_gradients(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["small", "knot"])
 def test_parameter_gradients_on_the_basis(name: str, tmp_path: Path) -> None:
     """In float64, because another order of float32 sums flips ReLUs and moves gradients by 1e-3."""
-    sparse_path = run_reference(name, tmp_path, "sparse", torch.float64)[1]
-    spectral_path = run_reference(name, tmp_path, "spectral", torch.float64)[1]
-    for key, grad in spectral_path.items():
-        assert relative(grad, sparse_path[key]) < 1e-10, key
+    sparse, spectral = (run_reference(name, tmp_path, form, torch.float64)[1] for form in ("sparse", "spectral"))
+    for key, grad in spectral.items():
+        assert relative(grad, sparse[key]) < 1e-10, key
 
 
 # ---- the original's operators ----
@@ -282,11 +274,10 @@ def tensors() -> dict[str, Tensor]:
 def figure_operators(figure: int) -> Operators:
     """The original's operators of figure 0 or 1."""
     golden = stored("correspondence")
-
     frames, mass, evals, evecs = (golden[f"{name}{figure}"] for name in ("frames", "mass", "evals", "evecs"))
-    laplacian, *gradient = (matrix_of(golden, f"{name}{figure}") for name in ("L", "gradX", "gradY"))
-    parts = (frames, mass, laplacian, evals, evecs, *gradient)
-    return Operators.from_reference(parts, golden[f"faces{figure}"])
+    parts = (frames, mass, matrix_of(golden, f"L{figure}"), evals, evecs)
+    gradient = (matrix_of(golden, f"{name}{figure}") for name in ("gradX", "gradY"))
+    return Operators.from_reference((*parts, *gradient), golden[f"faces{figure}"])
 
 
 def published(name: str) -> DiffusionNet:
@@ -307,20 +298,16 @@ def test_features_of_published_networks(name: str, gradient: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "kind", "features"),
     [
-        ("fmnet", "a correspondence checkpoint of the original implementation"),
-        ("ulrssm", "a checkpoint of unsupervised correspondence (Cao et al. 2023)"),
+        ("fmnet", "a correspondence checkpoint of the original implementation", "hks"),
+        ("ulrssm", "a checkpoint of unsupervised correspondence (Cao et al. 2023)", "xyz"),
     ],
 )
-def test_commands_name_the_kind(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_the_kind(name: str, kind: str, features: str, capsys: pytest.CaptureFixture[str]) -> None:
     described_input(CHECKPOINTS[name], published(name))
-    features = {"fmnet": "hks", "ulrssm": "xyz"}[name]
-    out = capsys.readouterr().out
-    assert (
-        f"{CHECKPOINTS[name].name}: {words}. It doesn't record its input, which is taken to be {features} at area 1"
-        in out
-    )
+    taken = f"{kind}. It doesn't record its input, which is taken to be {features} at area 1"
+    assert f"{CHECKPOINTS[name].name}: {taken}" in capsys.readouterr().out
 
 
 def test_gradients_of_a_map() -> None:
@@ -350,9 +337,8 @@ def test_maps_of_match_from_raw_meshes(name: str, tmp_path: Path) -> None:
     model = load_matching_network(CHECKPOINTS[name])
     expected = network_input(model)
     meshes = [make_mesh(3 * golden[f"verts{figure}"] + 1, golden[f"faces{figure}"]) for figure in (0, 1)]
-    pair = collate_pairs(
-        [PairSample(*(input_sample(mesh, expected, tmp_path) for mesh in meshes), lambda: unknown_map(1))]
-    )
+    samples = (input_sample(mesh, expected, tmp_path) for mesh in meshes)
+    pair = collate_pairs([PairSample(*samples, lambda: unknown_map(1))])
     with torch.no_grad():
         maps = pair_maps(model(pair.features, pair.operators), pair.operators, expected.options.method, k)
     for number, key in enumerate({"fmnet": ["fmnet_C"], "ulrssm": ["ulrssm_Cxy", "ulrssm_Cyx"]}[name]):
@@ -365,31 +351,22 @@ def test_maps_of_match_from_raw_meshes(name: str, tmp_path: Path) -> None:
 # ---- functional maps of the original's network and of the unsupervised line ----
 
 
-def mapped(features: str, first: int, second: int, k: int, regularizer: Regularizer) -> Tensor:
-    """The map (k, k) from one figure to the other, by features of the file in float32."""
-    golden = tensors()
-
-    def coefficients(i: int) -> Tensor:
-        x, evecs, mass = golden[f"{features}{i}"], golden[f"evecs{i}"], golden[f"mass{i}"]
-        return to_spectral(x, evecs[:, :k], mass, torch.tensor([0, len(x)]))
-
-    evals = [golden[f"evals{i}"][None, :k] for i in (first, second)]
-    return functional_map(coefficients(first), coefficients(second), *evals, regularizer=regularizer)[0]
-
-
-def test_map_of_the_original() -> None:
-    """The squared difference, with the default weight."""
-    expected = tensors()["fmnet_C"][0]
-    out = mapped("fmnet_features", 0, 1, 30, "squared_difference")
-    assert torch.linalg.norm(out - expected) < 1e-4 * torch.linalg.norm(expected)
-    assert (out - expected).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize(("name", "first"), [("ulrssm_Cxy", 0), ("ulrssm_Cyx", 1)])
-def test_maps_of_the_unsupervised_line(name: str, first: int) -> None:
-    """The resolvent, with the default weight and gamma."""
-    expected = tensors()[name]
-    out = mapped("ulrssm_features", first, 1 - first, 50, "resolvent")
+@pytest.mark.parametrize(
+    ("name", "first", "regularizer"),
+    [("fmnet_C", 0, "squared_difference"), ("ulrssm_Cxy", 0, "resolvent"), ("ulrssm_Cyx", 1, "resolvent")],
+)
+def test_maps_of_stored_features(name: str, first: int, regularizer: Regularizer) -> None:
+    """With the default weight and gamma, from features of the file in float32."""
+    golden, order = tensors(), (first, 1 - first)
+    expected = golden[name].reshape(golden[name].shape[-2:])
+    k = len(expected)
+    coefficients = [
+        to_spectral(x, golden[f"evecs{i}"][:, :k], golden[f"mass{i}"], torch.tensor([0, len(x)]))
+        for i, x in ((i, golden[f"{name.partition('_')[0]}_features{i}"]) for i in order)
+    ]
+    evals = [golden[f"evals{i}"][None, :k] for i in order]
+    out = functional_map(*coefficients, *evals, regularizer=regularizer)[0]
+    assert relative(out, expected) < 1e-4
     assert (out - expected).abs().max() < 1e-4
 
 

@@ -266,10 +266,9 @@ def test_many_gpus(line: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> Non
 @pytest.mark.slow
 def test_own_dataset_as_a_script(tmp_path: Path) -> None:
     """In a process of its own, because worker processes import the script."""
-    command = [sys.executable, ROOT / "examples" / "own_dataset.py"]
-    run = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
-    match = re.fullmatch(r"3 batches of meshes with these numbers of vertices: (\[.*\])\n", run.stdout)
-    assert match, run.stdout + run.stderr
+    printed = subprocess.check_output([sys.executable, ROOT / "examples" / "own_dataset.py"], cwd=tmp_path, text=True)
+    match = re.fullmatch(r"3 batches of meshes with these numbers of vertices: (\[.*\])\n", printed)
+    assert match, printed
     batches = ast.literal_eval(match[1])
     assert sum(map(len, batches)) == 5
     assert all(sum(batch) <= 5000 for batch in batches)

@@ -13,19 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from rooms import (
-    ABOVE_ALL_ROOMS,
-    ROOMS,
-    ROOT,
-    Import,
-    imports_of,
-    modules,
-    needs_triton,
-    nodes,
-    room_of,
-    stubs,
-    target,
-)
+from rooms import ABOVE_ALL_ROOMS, ROOMS, ROOT, imports_of, modules, needs_triton, nodes, room_of, stubs, target
 
 from diffnet.train.options.shared import TaskName
 
@@ -54,13 +42,9 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
         if room_of(module) == package and module != ABOVE_ALL_ROOMS:
             for entry in imports_of(module, path):
                 imported = target(entry)
-                inside = imported.split(".")[0] == "diffnet"
-                reaches_a_room = path == stubs()["diffnet"] and imported in rooms
-                if (
-                    inside
-                    and not reaches_a_room
-                    and (imported == ABOVE_ALL_ROOMS or room_of(imported) not in {package, *allowed})
-                ):
+                if imported.split(".")[0] != "diffnet" or (path == stubs()["diffnet"] and imported in rooms):
+                    continue
+                if imported == ABOVE_ALL_ROOMS or room_of(imported) not in {package, *allowed}:
                     upward.append(f"{place(path, entry.line)} imports {imported}")
     assert not upward, report(upward)
 
@@ -136,14 +120,6 @@ def test_no_private_name_is_imported() -> None:
     assert not found, report(found)
 
 
-def private_attributes(path: Path, imports: tuple[Import, ...]) -> Iterator[ast.Attribute]:
-    """`module._name` for every imported module of diffnet."""
-    names = {e.alias for e in imports if target(e).split(".")[0] == "diffnet"}
-    for node in nodes(path):
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) in names:
-            yield node
-
-
 @functools.cache
 def private_definitions(path: Path) -> set[str]:
     """The private functions, classes, fields, variables and attributes that a file defines."""
@@ -164,10 +140,13 @@ def test_no_private_name_is_used_in_another_file() -> None:
     found = []
     for module, path in modules().items():
         elsewhere = set().union(*(names for other, names in defined.items() if other != path)) - defined[path]
-        uses = [*private_attributes(path, imports_of(module, path))]
-        for node in nodes(path):
-            if isinstance(node, ast.Attribute) and node.attr in elsewhere:
-                uses.append(node)
+        imported = {e.alias for e in imports_of(module, path) if target(e).split(".")[0] == "diffnet"}
+        uses = [
+            node
+            for node in nodes(path)
+            if isinstance(node, ast.Attribute)
+            if node.attr in elsewhere or (is_private(node.attr) and ast.unparse(node.value) in imported)
+        ]
         found += sorted({f"{place(path, n.lineno)} uses {ast.unparse(n)}" for n in uses})
     assert not found, report(found)
 
@@ -269,22 +248,14 @@ def test_names_of_kernels() -> None:
     launches = set().union(*(launched(path) for path in modules().values()))
     kernels = [(name, path) for name, path in compiled if name in launches or name.endswith("_kernel")]
     assert len(kernels) > 20
-    found = []
-    for name, path in kernels:
-        if not name.endswith("_kernel"):
-            found.append(f"{path.relative_to(ROOT)}: {name} does not end in _kernel")
     counts = Counter(name for name, _ in kernels)
-    found += [f"{path.relative_to(ROOT)}: {name} is not unique" for name, path in kernels if counts[name] > 1]
-    found += [
-        f"{place(path, f.lineno)}: {f.name} is no kernel"
-        for path in modules().values()
-        for f in functions(path)
-        if f.name.endswith("_kernel") and not is_compiled(f)
-    ]
-    found += [
-        f"{place(path, f.lineno)}: {f.name} is launched on the current GPU; decorate it with `launched` or `guarded`"
-        for path in modules().values()
-        for f in functions(path)
-        if f.name.endswith("_kernel") and not {"launched", "guarded"} & {ast.unparse(d) for d in f.decorator_list}
-    ]
+    found = [f"{path}: {name} does not end in _kernel" for name, path in kernels if not name.endswith("_kernel")]
+    found += [f"{path}: {name} is not unique" for name, path in kernels if counts[name] > 1]
+    for f, where in ((f, place(path, f.lineno)) for path in modules().values() for f in functions(path)):
+        if f.name.endswith("_kernel"):
+            found += [f"{where}: {f.name} is no kernel"] * (not is_compiled(f))
+            if not {"launched", "guarded"} & {ast.unparse(d) for d in f.decorator_list}:
+                found.append(
+                    f"{where}: {f.name} is launched on the current GPU; decorate it with `launched` or `guarded`"
+                )
     assert not found, report(found)

@@ -82,25 +82,19 @@ def test_the_new_op_in_a_copy_of_the_checkout(tmp_path: Path) -> None:
     for name, text in zip(new, [*files, benchmark], strict=True):
         (tmp_path / name).write_text(text)
     exported = 'from diffnet.ops.scale_rows.op import scale_rows\n\n__all__ = ["scale_rows",'
-    replace(tmp_path / "ops/__init__.py", "__all__ = [", exported)
+    names = tmp_path / "ops/__init__.py"
+    before, after = names.read_text().split("__all__ = [", 1)
+    names.write_text(f"{before}{exported}{after}")
     # Launches of a few rows, in the interpreter.
     small = "_empty = lambda *shape, dtype: torch.zeros(2, *shape[1:], dtype=dtype)"
-    names = "import torch\nfrom diffnet.ops.scale_rows import kernels as scale_rows\n"
-    names += f"dtype, WIDTHS = torch.float32, [[5]]\n{small}\n"
+    setup = "import torch\nfrom diffnet.ops.scale_rows import kernels as scale_rows\n"
+    setup += f"dtype, WIDTHS = torch.float32, [[5]]\n{small}\n"
     bench = "-m diffnet.benchmarks scale-rows --device cpu --vertices 100 --seconds 0 --no-compile --out out"
     tests = "-m pytest -q -p no:cacheprovider tests/ops/test_scale_rows.py tests/packaging/test_house_rules.py"
-    for command in (tests.split(), bench.split(), ["-c", names + launches]):
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}
-        run = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+    for command in (tests.split(), bench.split(), ["-c", setup + launches]):
+        how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}}
+        run = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, **how)
         assert run.returncode == 0, run.stdout + run.stderr
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
 
 
 # ---- examples in docstrings run and show the results that they print ----

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -68,19 +69,26 @@ def others(task: str, at: TargetsAt) -> LabeledMeshes:
     return LabeledMeshes(items, items[:2], ["u", "v"], at)
 
 
+def model_of(data: LabeledMeshes, options: TrainOptions) -> DiffusionNet:
+    torch.manual_seed(0)
+    return build_model(options, data.label_names, data.labels_at)
+
+
+def step_of(data: LabeledMeshes, options: TrainOptions, device: torch.device = CPU) -> TrainingStep:
+    return TrainingStep(task_named(options.task), model_of(data, options).to(device), options, device)
+
+
 def losses(
     data: LabeledMeshes,
     options: TrainOptions,
     batches: list[Sample],
     capture: bool,
-    rotate: bool,
+    rotate: bool = False,
     device: torch.device = CPU,
     meshes: list[Sample] | None = None,
 ) -> Any:
     """The losses of steps, and their tally. meshes: the samples of the batches, by default these."""
-    torch.manual_seed(0)
-    model = build_model(options, data.label_names, data.labels_at).to(device)
-    step = TrainingStep(task_named(options.task), model, options, device)
+    step = step_of(data, options, device)
     if capture:
         recorder = {"recorder": EmulatedGraph} if device == CPU else {}
         step.capture([s.operators for s in meshes or batches], **recorder)
@@ -110,18 +118,12 @@ def test_captured_steps_train_as_others_do(at: LabelsAt, features: str, rotate: 
 def test_recording_steps_does_not_wait_for_pytorch_s_compiler() -> None:
     code = (
         "import sys; from test_captured_steps import *; data = spheres('vertices', (0, 1)); options = chosen(); "
-        "losses(data, options, prepared(data, options), True, False); "
+        "losses(data, options, prepared(data, options), True); "
         "print(EmulatedGraph.replays, 'sympy' in sys.modules)"
     )
-    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == ["1", "False"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert printed.split() == ["1", "False"]
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=str)
@@ -169,9 +171,9 @@ def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
     options = chosen(diffusion="implicit")
     batches = prepared(data, options) * 2
     with pytest.warns(RuntimeWarning, match="training runs without CUDA graphs: implicit diffusion") as caught:
-        captured, _ = losses(data, options, batches, True, False)
+        captured, _ = losses(data, options, batches, True)
     assert len(caught) == 1
-    torch.testing.assert_close(captured, losses(data, options, batches, False, False)[0])
+    torch.testing.assert_close(captured, losses(data, options, batches, False)[0])
 
 
 @pytest.mark.parametrize(("largest", "captured"), [(642, 3), (641, 2), (300, 1), (80, 0)])
@@ -181,9 +183,9 @@ def test_large_batches_train_without_graphs(largest: int, captured: int, monkeyp
     data, options = spheres("vertices", (3, 2, 1)), chosen()
     batches = prepared(data, options) * 2
     before = EmulatedGraph.replays
-    found, _ = losses(data, options, batches, True, False)
+    found, _ = losses(data, options, batches, True)
     assert EmulatedGraph.replays - before == captured
-    torch.testing.assert_close(found, losses(data, options, batches, False, False)[0])
+    torch.testing.assert_close(found, losses(data, options, batches, False)[0])
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 1), (1, 2, 3)], ids=["largest first", "smallest first"])
@@ -192,9 +194,7 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
 ) -> None:
     data, options = spheres("vertices", sizes), chosen()
     batches = prepared(data, options)
-    torch.manual_seed(0)
-    model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(task_named(options.task), model, options, CPU)
+    step = step_of(data, options)
     step.capture([s.operators for s in batches], EmulatedGraph)
     makes, rows_in_pool, is_open = BatchBuffers.rows, [], False
 
@@ -211,7 +211,7 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
         is_open = True
         yield
         is_open = False
-        assert all(p.grad is None for p in model.parameters())
+        assert all(p.grad is None for p in step.model.parameters())
 
     def rows(*arguments: Any, **given: Any) -> torch.Tensor:
         assert not is_open, "a buffer is made in the memory of the graphs"
@@ -223,27 +223,19 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
     found = torch.stack([step(batch) for batch in batches * 2])
     # The first size has no graphs yet. If it is not the largest one, the memory of the largest one is taken next.
     assert rows_in_pool == ([704, 176, 704] if sizes[0] == 1 else [176, 128])
-    torch.testing.assert_close(found, losses(data, options, batches * 2, False, False)[0])
-
-
-class Refusing:
-    """A graph that can't be recorded."""
-
-    def __init__(self, function: Any, pool: Any) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+    torch.testing.assert_close(found, losses(data, options, batches * 2, False)[0])
 
 
 def test_steps_that_cannot_be_recorded_still_train() -> None:
     data = spheres("vertices", (0, 1))
     options = chosen()
     batches = prepared(data, options) * 3
-    torch.manual_seed(0)
-    model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(task_named(options.task), model, options, CPU)
-    step.capture([s.operators for s in batches], Refusing)
+    step = step_of(data, options)
+    refusal = RuntimeError("operation not permitted when stream is capturing")
+    step.capture([s.operators for s in batches], Mock(side_effect=refusal))
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
         found = torch.stack([step(batch) for batch in batches])
-    torch.testing.assert_close(found, losses(data, options, batches, False, False)[0])
+    torch.testing.assert_close(found, losses(data, options, batches, False)[0])
 
 
 def test_captured_steps_average_weights() -> None:
@@ -252,10 +244,8 @@ def test_captured_steps_average_weights() -> None:
     samples = prepared(data, options)
     found = []
     for capture in (False, True):
-        torch.manual_seed(0)
-        model = build_model(options, data.label_names, data.labels_at)
-        average = WeightAverage(model, options.average_weights)
-        step = TrainingStep(task_named(options.task), model, options, CPU, average)
+        average = WeightAverage(model := model_of(data, options), options.average_weights)
+        step = TrainingStep(TASK, model, options, CPU, average)
         if capture:
             step.capture([s.operators for s in samples], EmulatedGraph)
         for sample in samples * 2:
@@ -333,8 +323,7 @@ def test_captured_steps_wait_for_nothing() -> None:
     options = chosen(k=16, width=32, batch_meshes=2, dropout=0.5)
     samples = prepared(data, options, GPU)
     batches = [collate_samples([samples[i], samples[j]]) for i in range(3) for j in range(3)]
-    model = build_model(options, data.label_names, data.labels_at).cuda()
-    step = TrainingStep(task_named(options.task), model, options, GPU)
+    step = step_of(data, options, GPU)
     step.capture([s.operators for s in samples])
     for batch in batches:
         step(batch)

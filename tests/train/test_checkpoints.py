@@ -33,6 +33,7 @@ from diffnet.train.tasks.task import MetadataError, NetworkInput
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPTIONS = TrainOptions(features="xyz", k=8, width=8, blocks=2, attention_heads=2)
+ROW = dict.fromkeys(columns("accuracy"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     checkpoint = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "history": [{**dict.fromkeys(columns("accuracy"), 0.5), "epoch": 1, "test_accuracy": None}],
+        "history": [{**dict.fromkeys(ROW, 0.5), "epoch": 1, "test_accuracy": None}],
         "best": -math.inf,
         "options": OPTIONS.as_dict(),
         "label_names": ["a", "b"],
@@ -117,23 +118,17 @@ def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., 
     assert "newer version (diffnet 9.8, checkpoint format 3)" in line
     assert "Update diffnet" in line
     assert "newer version" in refused(options={**stored["options"], "curvature": 1})
-    assert "format 0" in refused(format=0)
-    assert "format True" in refused(format=True)
-    assert "format of type list" in refused(format=[1])
+    for wrong, named in ((0, "format 0"), (True, "format True"), ([1], "format of type list")):
+        assert named in refused(format=wrong)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"width": 10**9}, "width is 1000000000"),
-        ({"blocks": 10**9}, "blocks is 1000000000"),
         ({"blocks": 3}, "lacks weights: blocks.2"),
         ({"blocks": 1}, "unknown weights: blocks.1"),
         ({"width": 16}, "width is 16"),
-        ({"width": 2**31}, "option width"),
-        ({"width": 8.0}, "option width"),
-        ({"width": True}, "option width"),
-        ({"width": "8"}, "option width"),
+        *(({"width": width}, "option width") for width in (2**31, 8.0, True, "8")),
         ({"k": 10**40}, "option k has the value of type int"),
         ({"features": "colors"}, "got 'colors'"),
         ({"features": "hks"}, "first.weight should have shape (8, 16)"),
@@ -144,16 +139,14 @@ def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., 
         ({7: 7}, "unknown option 7"),
     ],
 )
-def test_options_are_checked(
-    stored: dict[str, Any], refused: Callable[..., str], changes: dict[Any, Any], named: str
-) -> None:
-    assert named in refused(options={**stored["options"], **changes})
+def test_options_are_checked(refused: Callable[..., str], changes: dict[Any, Any], named: str) -> None:
+    assert named in refused(options={**OPTIONS.as_dict(), **changes})
 
 
-def test_options_allocate_nothing_large(stored: dict[str, Any], refused: Callable[..., str]) -> None:
+def test_options_allocate_nothing_large(refused: Callable[..., str]) -> None:
     tracemalloc.start()
-    refused(options={**stored["options"], "width": 10**9})
-    refused(options={**stored["options"], "blocks": 10**9})
+    for name in ("width", "blocks"):
+        assert f"{name} is 1000000000" in refused(options={**OPTIONS.as_dict(), name: 10**9})
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
 
@@ -166,53 +159,35 @@ def test_options_allocate_nothing_large(stored: dict[str, Any], refused: Callabl
         ({"model": {"first.weight": 1}}, "first.weight: int"),
         ({"model": {1: torch.zeros(3)}}, "1: Tensor"),
         ({"model": {}}, "width"),
-        ({"label_names": []}, "label_names"),
-        ({"label_names": "ab"}, "label_names"),
-        ({"label_names": ["a", 2]}, "label_names"),
         ({"label_names": ["a", "b", "c"]}, "last.weight should have shape (3, 8)"),
-        ({"labels_at": "corners"}, "labels_at"),
-        ({"labels_at": None}, "labels_at"),
-        ({"best": "good"}, "best"),
-        ({"data": None}, "data"),
-        ({"history": {}}, "history"),
-        ({"history": [1]}, "history"),
-        ({"history": [dict.fromkeys(columns("accuracy"), 3)]}, "history"),
-        ({"history": [{**dict.fromkeys(columns("accuracy"), 1), "seconds": "1"}]}, "history"),
-        ({"history": [dict.fromkeys(columns("accuracy"), torch.zeros(2))]}, "history"),
-        ({"optimizer": []}, "optimizer"),
-        ({"optimizer": {"state": {99: {}}}}, "optimizer"),
         ({"optimizer": {"state": {0: {}}}}, "optimizer.0.exp_avg"),
-        ({"optimizer": {"state": {"0": {}}}}, "optimizer"),
+        *(({"label_names": wrong}, "label_names") for wrong in ([], "ab", ["a", 2])),
+        *(({"labels_at": wrong}, "labels_at") for wrong in ("corners", None)),
+        *(({name: wrong}, name) for name, wrong in (("best", "good"), ("data", None), ("optimizer", []))),
+        *(({"optimizer": {"state": wrong}}, "optimizer") for wrong in ({99: {}}, {"0": {}})),
+        *(({"history": wrong}, "history") for wrong in ({}, [1], [{**ROW, "seconds": "1"}])),
+        *(({"history": [dict.fromkeys(ROW, wrong)]}, "history") for wrong in (3, torch.zeros(2))),
     ],
 )
 def test_values_are_checked(refused: Callable[..., str], changes: dict[Any, Any], named: str) -> None:
     assert named in refused(**changes)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "named"),
-    [
+def test_weights_are_checked(stored: dict[str, Any], refused: Callable[..., str]) -> None:
+    optimizer = copy.deepcopy(stored["optimizer"])
+    for tensor, named in (
         (torch.zeros(8, 4), "should have shape"),
         (torch.zeros(1).expand(8, 10**9), "claim"),
-        (torch.zeros(8, 3, dtype=torch.int64), "real numbers"),
-        (torch.zeros(8, 3, dtype=torch.complex64), "real numbers"),
-        (torch.zeros(8, 3).to_sparse(), "dense"),
-        (torch.zeros(8, 3, device="meta"), "dense"),
-        (torch.full((8, 3), math.inf), "not finite"),
-        (torch.full((8, 3), math.nan), "not finite"),
+        *((torch.zeros(8, 3, dtype=dtype), "real numbers") for dtype in (torch.int64, torch.complex64)),
+        *((tensor, "dense") for tensor in (torch.zeros(8, 3).to_sparse(), torch.zeros(8, 3, device="meta"))),
+        *((torch.full((8, 3), x), "not finite") for x in (math.inf, math.nan)),
         (torch.full((8, 3), 1e300, dtype=torch.float64), "not finite"),
         (torch.zeros(()), "width"),
-    ],
-    ids=["shape", "expanded", "integer", "complex", "sparse", "meta", "inf", "nan", "double", "scalar"],
-)
-def test_weights_are_checked(
-    stored: dict[str, Any], refused: Callable[..., str], tensor: torch.Tensor, named: str
-) -> None:
-    assert named in refused(model={**stored["model"], "first.weight": tensor})
-    optimizer = copy.deepcopy(stored["optimizer"])
-    optimizer["state"][0]["exp_avg"] = tensor
-    if tensor.ndim == 2:
-        assert named in refused(optimizer=optimizer)
+    ):
+        assert named in refused(model={**stored["model"], "first.weight": tensor})
+        optimizer["state"][0]["exp_avg"] = tensor
+        if tensor.ndim == 2:
+            assert named in refused(optimizer=optimizer)
 
 
 def as_original(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -374,7 +349,7 @@ def test_damaged_files(stored: dict[str, Any], tmp_path: Path, kind: str) -> Non
     assert message(read, path).endswith("this is a folder, expected a checkpoint; it holds last.pt")
 
 
-def test_a_file_that_expands_is_refused(stored: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_expands_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
@@ -390,11 +365,10 @@ def test_damaged_averages_of_weights(stored: dict[str, Any], refused: Callable[.
     state = average.state_dict()
     torch.save({**stored, "options": averaged, "averaging": state}, tmp_path / "a.pt")
     restored = load_checkpoint(tmp_path / "a.pt")["averaging"]
-    for name in ("trained", "averages", "total"):
-        assert all(torch.equal(restored[name][key], tensor) for key, tensor in state[name].items())
     assert "average_weights is 0.9, averaging is None" in refused(options=averaged)
     assert "average_weights is 0.0, averaging is of type dict" in refused(averaging=state)
     for name in ("trained", "averages", "total"):
+        assert all(torch.equal(restored[name][key], tensor) for key, tensor in state[name].items())
         assert "weights" in refused(options=averaged, averaging={**state, name: {}})
         assert "weights should be a dictionary" in refused(options=averaged, averaging={**state, name: [1]})
 
@@ -424,31 +398,24 @@ def test_a_checkpoint_is_a_network(stored: dict[str, Any], tmp_path: Path) -> No
     assert network_input(load_network(tmp_path / "shared" / "model.safetensors")) == network_input(network)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"format": 3, "version": "9.8"}, "newer version (diffnet 9.8, checkpoint format 3)"),
-        ({"options": []}, "options should be a dictionary"),
-        ({"options": {}}, "the options of the network lack"),
-        ({"options": {**OPTIONS.as_dict(), "width": 10**9}}, "width is 1000000000"),
-        ({"options": {**OPTIONS.as_dict(), "blocks": torch.zeros(2)}}, "blocks is of type Tensor"),
-        ({"options": {**OPTIONS.as_dict(), "dropout": torch.zeros(2)}}, "dropout is of type Tensor"),
-        ({"options": {**OPTIONS.as_dict(), "diffusion": torch.zeros(2)}}, "diffusion should be one of"),
-        ({"labels_at": "corners"}, "outputs_at should be one of"),
-        ({"model": [1]}, "weights should be a dictionary"),
-        ({"model": {}}, "should be matrices"),
-    ],
-)
-def test_checkpoints_that_are_no_network(
-    stored: dict[str, Any], tmp_path: Path, changes: dict[Any, Any], named: str
-) -> None:
-    torch.save({**stored, **changes}, tmp_path / "a.pt")
-    assert named in message(DiffusionNet.load, tmp_path / "a.pt")
-
-
-def test_a_checkpoint_without_names(stored: dict[str, Any], tmp_path: Path) -> None:
-    torch.save({name: value for name, value in stored.items() if name != "label_names"}, tmp_path / "a.pt")
-    assert "lacks label_names" in message(DiffusionNet.load, tmp_path / "a.pt")
+def test_checkpoints_that_are_no_network(stored: dict[str, Any], tmp_path: Path) -> None:
+    options = OPTIONS.as_dict()
+    bare = {name: value for name, value in stored.items() if name != "label_names"}
+    for content, named in (
+        (bare, "lacks label_names"),
+        ({**stored, "format": 3, "version": "9.8"}, "newer version (diffnet 9.8, checkpoint format 3)"),
+        ({**stored, "options": []}, "options should be a dictionary"),
+        ({**stored, "options": {}}, "the options of the network lack"),
+        ({**stored, "options": {**options, "width": 10**9}}, "width is 1000000000"),
+        ({**stored, "options": {**options, "blocks": torch.zeros(2)}}, "blocks is of type Tensor"),
+        ({**stored, "options": {**options, "dropout": torch.zeros(2)}}, "dropout is of type Tensor"),
+        ({**stored, "options": {**options, "diffusion": torch.zeros(2)}}, "diffusion should be one of"),
+        ({**stored, "labels_at": "corners"}, "outputs_at should be one of"),
+        ({**stored, "model": [1]}, "weights should be a dictionary"),
+        ({**stored, "model": {}}, "should be matrices"),
+    ):
+        torch.save(content, tmp_path / "a.pt")
+        assert named in message(DiffusionNet.load, tmp_path / "a.pt")
 
 
 NEEDED = {"features": "xyz", "k": 8, "normalize": True}
@@ -469,12 +436,13 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
         ({"k": 10**40}, "k should be at most 65536, got 100"),
         ({"max_faces": "a"}, "max_faces has the value 'a', which is not allowed"),
         ({"max_faces": 8.5}, "max_faces has the value 8.5, which is not allowed"),
-        (
-            {"label_numbers": [1, 1]},
-            "label_numbers in the metadata should be a list of 2 different whole numbers below",
+        *(
+            (
+                {"label_numbers": wrong},
+                "label_numbers in the metadata should be a list of 2 different whole numbers below",
+            )
+            for wrong in ([1, 1], [1, 2**63], [True, 2])
         ),
-        ({"label_numbers": [1, 2**63]}, "label_numbers in the metadata should be"),
-        ({"label_numbers": [True, 2]}, "label_numbers in the metadata should be"),
         ({"laplacian": "graph"}, "laplacian should be one of"),
         ({"precision": "fp8"}, "precision should be one of"),
         ({"task": "classification"}, "the task classification, but the network has outputs at vertices"),

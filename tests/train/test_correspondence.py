@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,10 +111,22 @@ def two_bodies(stretch: float = 0.0) -> MeshPairs:
     return MeshPairs(shapes, shapes, [(0, 1)], [(0, 1)])
 
 
+def small(**given: Any) -> TrainOptions:
+    sizes = {"features": "xyz", "k": 20, "map_k": 8, "width": 16, "blocks": 1}
+    return TrainOptions(task="correspondence", **{**sizes, **given})
+
+
+def network_of(options: TrainOptions) -> DiffusionNet:
+    torch.manual_seed(0)
+    return build_model(options, ["u"] * 16, "vertices")
+
+
+def pairs_of(data: MeshPairs, **given: Any) -> list[PairSample]:
+    return pair_samples(data, "train", samples_of(data, "train", **given), 8)
+
+
 def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
-    data = two_bodies()
-    samples = samples_of(data, "train")
-    (pair,) = pair_samples(data, "train", samples, 8)
+    (pair,) = pairs_of(two_bodies())
     target = pair.target()
     assert target.shape == (1, 8, 8)
     second, first = pair.a.operators, pair.b.operators
@@ -132,7 +145,7 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
 def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices() -> None:
     data = two_bodies(0.1)
     samples = samples_of(data, "train")
-    (expected,) = (pair.target() for pair in pair_samples(data, "train", samples, 8))
+    (expected,) = (pair.target() for pair in pairs_of(data))
     placed = []
     for seed, shape in enumerate(data.train):
         faces, weights = np.empty(162, np.int64), np.zeros((162, 3))
@@ -180,7 +193,7 @@ def test_maps_of_a_batch_are_those_of_its_pairs(method: str) -> None:
     without_gradients = pair_maps(features.detach(), operators, method, 6)
     assert without_gradients.shape[1] == {"supervised": 1, "unsupervised": 2}[method]
     assert torch.equal(without_gradients, maps[:, : without_gradients.shape[1]])
-    rows = torch.split(features, [o.num_vertices for o in each])
+    rows = operators.unpack(features)
     for p in (0, 1):
         a, b = each[2 * p], each[2 * p + 1]
         x, y = (o.evecs[:, :6].mT @ (o.mass[:, None] * r) for o, r in ((a, rows[2 * p]), (b, rows[2 * p + 1])))
@@ -222,14 +235,8 @@ def test_scaled_features() -> None:
             maps = pair_maps(features, operators, method, 6, scale)[:, 0]
             resized = pair_maps(features * sizes, operators, method, 6, scale)[:, 0]
             assert torch.allclose(maps, resized, atol=1e-4) == (scale > 0)
-    area = [float(o.mass.sum()) for o in each]
-    means = [
-        float((o.mass[:, None] * r.square()).sum() / r.shape[1]) / s
-        for o, r, s in zip(each, torch.split(features, [o.num_vertices for o in each]), area, strict=True)
-    ]
-    scaled = torch.cat(
-        [r / m**0.5 for r, m in zip(torch.split(features, [o.num_vertices for o in each]), means, strict=True)]
-    )
+    rows = [*zip(operators.unpack(features), (o.mass[:, None] for o in each), strict=True)]
+    scaled = torch.cat([x / ((mass * x.square()).sum() / x.shape[1] / mass.sum()) ** 0.5 for x, mass in rows])
     expected = pair_maps(scaled, operators, "supervised", 6)
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
 
@@ -240,11 +247,8 @@ def test_figures_are_turned_to_face_alike() -> None:
     samples = [replace(s, features=s.features + 0.1) for s in samples_of(data, "train", "xyz", align=True)]
     half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
     away = replace(samples[1], features=samples[1].features @ half_turn)
-    options = TrainOptions(
-        task="correspondence", method="unsupervised", features="xyz", align=True, k=20, map_k=8, width=16, blocks=1
-    )
-    torch.manual_seed(0)
-    model = build_model(options, ["u"] * 16, "vertices")
+    options = small(method="unsupervised", align=True)
+    model = network_of(options)
     pairs = [PairSample(*sides, lambda: torch.zeros(1, 8, 8)) for sides in (samples, (samples[0], away), samples)]
     batch = collate_pairs(pairs)
     found = facing_alike(model, batch.features, batch.operators, options)
@@ -289,13 +293,11 @@ def test_aligned_meshes_are_matched_alike_however_they_are_rotated() -> None:
 
 def test_clipped_gradients() -> None:
     """Adam's first moment after a step is a tenth of the gradient."""
-    data = two_bodies(0.1)
-    batch = collate_pairs(pair_samples(data, "train", samples_of(data, "train"), 8))
+    batch = collate_pairs(pairs_of(two_bodies(0.1)))
     norms = {}
     for clip in (0.0, 1e-3, 1e6):
-        options = TrainOptions(task="correspondence", features="hks", k=20, map_k=8, width=16, blocks=1, clip=clip)
-        torch.manual_seed(0)
-        model = build_model(options, ["u"] * 16, "vertices")
+        options = small(features="hks", clip=clip)
+        model = network_of(options)
         step = TrainingStep(TASK, model, options, CPU)
         step(batch)
         moments = [step.optimizer.state[p]["exp_avg"] for p in model.parameters()]
@@ -309,17 +311,12 @@ def test_clipped_gradients() -> None:
 
 @pytest.mark.parametrize(("method", "align"), [("supervised", False), ("unsupervised", False), ("unsupervised", True)])
 def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str, align: bool) -> None:
-    options = TrainOptions(
-        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0, align=align
-    )
-    data = two_bodies(0.1)
-    samples = samples_of(data, "train", "xyz")
-    batch = collate_pairs(pair_samples(data, "train", samples, 8))
+    options = small(method=method, dropout=0, align=align)
+    batch = collate_pairs(pairs_of(two_bodies(0.1), features="xyz"))
     rotations = torch.eye(3)[[1, 2, 0]].expand(2, 3, 3)
     found = []
     for recorded in (False, True):
-        torch.manual_seed(0)
-        model = build_model(options, ["u"] * 16, "vertices")
+        model = network_of(options)
         if recorded:
             use_graphs(model, Settings("vertices", 0, recorder=EmulatedGraph))
         step = TrainingStep(TASK, model, options, CPU)
@@ -328,17 +325,18 @@ def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str, align: b
     assert found[0][-1] < found[0][0]
 
 
+def results_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "results.json").read_text())
+
+
 def test_a_supervised_run(room: Path) -> None:
     run = room / "run"
-    results = json.loads((run / "results.json").read_text())
-    assert results["task"] == "correspondence"
+    results = results_of(run)
+    assert (results["task"], results["options"]["normalize"]) == ("correspondence", "area")
     assert (results["train_pairs"], results["test_pairs"], results["train_meshes"]) == (6, 3, 4)
-    assert results["options"]["normalize"] == "area"
     assert results["mean_error_x100"] == pytest.approx(100 * results["mean_error"])
     assert results["mean_error"] < 0.01  # about 0.5 for a random map
-    assert results["floor"] == 0
-    assert results["flipped_pairs"] is None
-    assert len(results["pairs"]) == 3
+    assert (results["floor"], results["flipped_pairs"], len(results["pairs"])) == (0, None, 3)
     history = list(csv.DictReader((run / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < 0.5 * float(history[0]["train_loss"])
     assert float(history[-1]["test_r2"]) > float(history[0]["test_r2"])
@@ -357,33 +355,32 @@ def test_a_supervised_run(room: Path) -> None:
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     data = two_bodies(0.1)
-    pairs = pair_samples(data, "train", samples_of(data, "train"), 8)
-    plain = {"task": "correspondence", "features": "hks", "k": 20, "map_k": 8, "width": 16, "blocks": 1}
-    plain["schedule"] = "step"
+    pairs = pairs_of(data)
     run = RunData(TASK, paired_meshes(data, 16), pairs, pairs)
+    options = small(features="hks", schedule="step", epochs=2)
     for parts in ([2], [1, 2]):
         for epochs in parts:
             out = tmp_path / str(len(parts))
             out.mkdir(exist_ok=True)
-            train(run, TrainOptions(**plain, epochs=epochs), out, device=CPU, resume=epochs != parts[0])
+            train(run, replace(options, epochs=epochs), out, device=CPU, resume=epochs != parts[0])
     whole, resumed = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("1", "2"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     other = RunData(TASK, paired_meshes(two_bodies(0.2), 16), pairs, pairs)
     with pytest.raises(CheckpointError, match="this run was started on a data set with other meshes"):
-        train(other, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
+        train(other, replace(options, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
 def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_set(tmp_path / "bare", supervised=False)
-    arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
-    assert f"{data}: the data have no correspondences; use --method unsupervised" in complaint(
-        "train", "correspondence", *arguments, "--out", tmp_path / "a"
-    )
-    out = output("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised")
+    supervised = ["train", "correspondence", "--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
+    unsupervised = [*supervised, "--method", "unsupervised", "--out"]
+    line = complaint(*supervised, "--out", tmp_path / "a")
+    assert f"{data}: the data have no correspondences; use --method unsupervised" in line
+    out = output(*unsupervised, tmp_path / "b")
     assert "whose true correspondences are not known" in out
     assert "error ×100" not in out  # no table without rows
     assert "nan" not in out
-    results = json.loads((tmp_path / "b" / "results.json").read_text())
+    results = results_of(tmp_path / "b")
     assert results["mean_error"] is None
     assert results["options"]["features"] == "wks"  # a small set shows no common orientation
     assert "the network gets no positions" in out
@@ -394,20 +391,15 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("diffnet.train.tasks.correspondence.is_common_orientation", lambda axes: len(axes) == 4)
     monkeypatch.setattr(run, "upright_axes", lambda items, options: (0.0, 0.0, 1.0))
     with pytest.warns(UserWarning, match="b4, b5, b6: a principal axis"):  # the test meshes lie
-        assert "stand and look the same way" in output(
-            "train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised"
-        )
-    options = json.loads((tmp_path / "c" / "results.json").read_text())["options"]
-    assert not options["align"]
-    assert options["rotate"] is False
-    assert options["upright"] == [0, 0, 1]
-    assert options["features"] == "xyz+normals+wks"
+        assert "stand and look the same way" in output(*unsupervised, tmp_path / "c")
+    options = results_of(tmp_path / "c")["options"]
+    assert (options["align"], options["rotate"]) == (False, False)
+    assert (options["upright"], options["features"]) == ([0, 0, 1], "xyz+normals+wks")
     # Positions that are asked for are given.
     monkeypatch.setattr("diffnet.train.tasks.correspondence.is_common_orientation", lambda axes: False)
     for name, given in (("d", ["--align"]), ("e", ["--features", "xyz"]), ("f", ["--rotate"])):
-        asked = [*arguments[:-1], 1, *given]
-        output("train", "correspondence", *asked, "--out", tmp_path / name, "--method", "unsupervised")
-        options = json.loads((tmp_path / name / "results.json").read_text())["options"]
+        output(*unsupervised, tmp_path / name, *given, "--epochs", 1)
+        options = results_of(tmp_path / name)["options"]
         assert options["align"]
         assert options["features"] == ("xyz" if name == "e" else "xyz+normals+wks")
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
@@ -425,9 +417,11 @@ def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
 
 def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: Path) -> None:
     checkpoint = room / "run" / "last.pt"
-    body(4, 0.0).export(tmp_path / "a.ply")
-    body(5, 0.0).export(tmp_path / "b.off")
-    files = [tmp_path / "a.ply", tmp_path / "b.off", "--checkpoint", checkpoint, "--device", "cpu"]
+    test = tmp_path / "set" / "test"
+    test.mkdir(parents=True)
+    body(4, 0.0).export(test / "a.ply")
+    body(5, 0.0).export(test / "b.off")
+    files = [test / "a.ply", test / "b.off", "--checkpoint", checkpoint, "--device", "cpu"]
     output("match", *files, "--out", tmp_path / "map.txt", "--html", tmp_path / "view.html")
     truth = np.empty(162, np.int64)
     truth[order_of(5)] = order_of(4)
@@ -438,15 +432,13 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     np.testing.assert_array_equal(np.load(tmp_path / "map.npy"), found)
     assert (tmp_path / "map.csv").read_text() == "vertex\n" + (tmp_path / "map.txt").read_text()
     assert "--out should be a .txt or .csv or .npy file, got" in complaint("match", *files, "--out", tmp_path / "m.mat")
-    assert "b.off" not in (tmp_path / "view.html").read_text()
-    assert '"texture"' in (tmp_path / "view.html").read_text()
-    assert "<title>b to a</title>" in (tmp_path / "view.html").read_text()  # as in b_a.txt
+    page = (tmp_path / "view.html").read_text()
+    assert "b.off" not in page
+    assert '"texture"' in page
+    assert "<title>b to a</title>" in page  # as in b_a.txt
     # Saved as B_A.txt, it is a map of the data set.
-    (tmp_path / "set" / "test").mkdir(parents=True)
-    for name in ("a.ply", "b.off"):
-        (tmp_path / "set" / "test" / name).write_bytes((tmp_path / name).read_bytes())
     (tmp_path / "set" / "maps").mkdir()
-    (tmp_path / "set" / "maps" / "b_a.txt").write_text((tmp_path / "map.txt").read_text())
+    shutil.copy(tmp_path / "map.txt", tmp_path / "set" / "maps" / "b_a.txt")
     data = load_pairs(tmp_path / "set", base="0", needs_train=False)
     shapes = {shape.name: shape for shape in data.test}
     known = data.truth(shapes["b"], shapes["a"])
@@ -502,9 +494,8 @@ def test_match_of_different_sizes_with_fine_tuning(room: Path) -> None:
     tuned = match_meshes(coarse, fine, network, fine_tune=3, zoomout=True, after_step=lambda: steps.append(1))
     assert len(steps) == 3
     assert all(torch.equal(weight, before[name]) for name, weight in network.state_dict().items())
-    assert plain.functional_map.shape == (8, 8)
-    assert tuned.functional_map.shape == (8, 8)
     for found in (plain, tuned):
+        assert found.functional_map.shape == (8, 8)
         assert found.matches.shape == (len(fine.vertices),)
         away = np.linalg.norm(coarse.vertices[found.matches] - fine.vertices, axis=1)
         nearest, _ = cKDTree(coarse.vertices).query(fine.vertices)
@@ -560,11 +551,10 @@ def test_point_clouds_are_trained_on_at_radius_1(tmp_path: Path) -> None:
         trimesh.PointCloud(body(seed).vertices).export(tmp_path / f"b{seed}.ply")
         np.savetxt(tmp_path / f"b{seed}.vts", order_of(seed), fmt="%d")
     arguments = ["train", "correspondence", "--data", tmp_path, *SMALL, "--epochs", 1, "--cache", tmp_path / "cache"]
-    assert ".ply: a point cloud has no area to normalize; use --normalize radius" in complaint(
-        *arguments, "--out", tmp_path / "a"
-    )
+    line = complaint(*arguments, "--out", tmp_path / "a")
+    assert ".ply: a point cloud has no area to normalize; use --normalize radius" in line
     output(*arguments, "--out", tmp_path / "b", "--normalize", "radius")
-    assert json.loads((tmp_path / "b" / "results.json").read_text())["mean_error"] is not None
+    assert results_of(tmp_path / "b")["mean_error"] is not None
 
 
 def test_length_of_boundaries() -> None:
@@ -576,27 +566,19 @@ def test_length_of_boundaries() -> None:
 
 
 def test_other_checkpoints_and_commands_are_refused(room: Path, tmp_path: Path) -> None:
-    body(4).export(tmp_path / "a.ply")
-    pair = [tmp_path / "a.ply", tmp_path / "a.ply", "--device", "cpu"]
-    DiffusionNet(16, 3, width=8, blocks=1).save(
-        tmp_path / "parts.safetensors", features="hks", k=8, normalize=True, task="segmentation"
-    )
-    assert "parts.safetensors: the network is for segmentation; expected one of" in complaint(
-        "match", *pair, "--checkpoint", tmp_path / "parts.safetensors", "--out", tmp_path / "x.txt"
-    )
-    checkpoint = room / "run" / "last.pt"
-    assert f"{tmp_path / 'a.ply'}: this file is read and would be overwritten" in complaint(
-        "match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply"
-    )
-    files = ["--out", tmp_path / "x.txt", "--html", tmp_path / "x.htm"]
-    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in complaint(
-        "match", *pair, "--checkpoint", tmp_path / "none.pt", *files
-    )
-    assert f"{checkpoint}: the network is for correspondence" in complaint(
-        "predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply"
-    )
+    mesh, parts, checkpoint = tmp_path / "a.ply", tmp_path / "parts.safetensors", room / "run" / "last.pt"
+    body(4).export(mesh)
+    match = ["match", mesh, mesh, "--device", "cpu", "--out", tmp_path / "x.txt", "--checkpoint"]
+    DiffusionNet(16, 3, width=8, blocks=1).save(parts, features="hks", k=8, normalize=True, task="segmentation")
+    assert "parts.safetensors: the network is for segmentation; expected one of" in complaint(*match, parts)
+    line = complaint(*match, checkpoint, "--out", mesh)
+    assert f"{mesh}: this file is read and would be overwritten" in line
+    line = complaint(*match, tmp_path / "none.pt", "--html", tmp_path / "x.htm")
+    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in line
+    line = complaint("predict", mesh, "--checkpoint", checkpoint, "--out", tmp_path / "b.ply")
+    assert f"{checkpoint}: the network is for correspondence" in line
     with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):
-        predict_labels([tmp_path / "a.ply"], DiffusionNet.load(checkpoint), "cpu")
+        predict_labels([mesh], DiffusionNet.load(checkpoint), "cpu")
     with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):
         TrainOptions(method="unsupervised")
     for name, value in {"mirror": True, "cut": 0.5, "max_faces": 100, "validation": 0.5}.items():
@@ -605,63 +587,45 @@ def test_other_checkpoints_and_commands_are_refused(room: Path, tmp_path: Path) 
 
 
 def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:
-    known = json.loads((room / "run" / "results.json").read_text())
-    arguments = ["--checkpoint", room / "run" / "last.pt", "--cache", room / "cache", "--jobs", 1, "--device", "cpu"]
-    out = output("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "a")
-    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    known = results_of(room / "run")
+    evaluate = ["evaluate", "--checkpoint", room / "run" / "last.pt", "--cache", room / "cache", "--jobs", 1]
+    evaluate += ["--device", "cpu", "--data", room / "data", "--out"]
+    out = output(*evaluate, tmp_path / "a")
+    results = results_of(tmp_path / "a")
     assert results["mean_error"] == pytest.approx(known["mean_error"], rel=1e-6)
     assert results["pairs"] == known["pairs"]
     assert results["scored_training_meshes"] == 0
     assert "Correspondences of the test pairs" in (tmp_path / "a" / "predictions.html").read_text()
     assert "of 3 test pairs" in out
-    out = output("evaluate", *arguments, "--data", room / "data" / "train", "--out", tmp_path / "trained")
-    assert json.loads((tmp_path / "trained" / "results.json").read_text())["scored_training_meshes"] == 4
+    out = output(*evaluate, tmp_path / "trained", "--data", room / "data" / "train")
+    assert results_of(tmp_path / "trained")["scored_training_meshes"] == 4
     assert "Correspondences of the scored pairs" in (tmp_path / "trained" / "predictions.html").read_text()
     assert "scored meshes in the training part: 4 of 4" in out
     assert "of 6 pairs" in out
     (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
-    more = ["--pairs", tmp_path / "two.txt", "--zoomout"]
-    output("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more)
-    refined = json.loads((tmp_path / "b" / "results.json").read_text())
-    assert [(row["first"], row["second"]) for row in refined["pairs"]] == [("b4", "b6"), ("b6", "b5")]
+    output(*evaluate, tmp_path / "b", "--pairs", tmp_path / "two.txt", "--zoomout")
+    pairs = [(row["first"], row["second"]) for row in results_of(tmp_path / "b")["pairs"]]
+    assert pairs == [("b4", "b6"), ("b6", "b5")]
     DiffusionNet(16, 3, width=8, blocks=1).save(tmp_path / "p.safetensors", features="hks", k=8, normalize=True)
-    arguments = ["--checkpoint", tmp_path / "p.safetensors", "--data", room / "data", "--out", tmp_path / "c"]
-    assert "are for correspondence, and the network is one of segmentation" in complaint(
-        "evaluate", *arguments, "--zoomout"
-    )
+    line = complaint(*evaluate, tmp_path / "c", "--checkpoint", tmp_path / "p.safetensors", "--zoomout")
+    assert "are for correspondence, and the network is one of segmentation" in line
 
 
 def test_training_with_stretched_copies(room: Path, tmp_path: Path) -> None:
-    arguments = ["--data", room / "data", "--out", tmp_path, "--cache", room / "cache", "--stretch", 0.3]
-    arguments += [*SMALL, "--features", "wks"]
-    out = output("train", "correspondence", *arguments, "--epochs", 1)
-    assert "pairs: 24 to train on, 3 to test on" in out
-    results = json.loads((tmp_path / "results.json").read_text())
+    train = ["train", "correspondence", "--data", room / "data", "--out", tmp_path, "--cache", room / "cache"]
+    train += [*SMALL, "--features", "wks", "--epochs", 1, "--stretch"]
+    assert "pairs: 24 to train on, 3 to test on" in output(*train, 0.3)
+    results = results_of(tmp_path)
     assert (results["train_pairs"], results["train_meshes"], results["test_meshes"]) == (24, 8, 3)
     assert results["options"]["stretch"] == 0.3
-    arguments[arguments.index("--stretch") + 1] = 0.2
-    assert "--stretch is 0.2, and the run in" in complaint(
-        "train", "correspondence", *arguments, "--epochs", 1, "--resume"
-    )
+    assert "--stretch is 0.2, and the run in" in complaint(*train, 0.2, "--resume")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
 def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method: str, tmp_path: Path) -> None:
-    options = TrainOptions(
-        task="correspondence",
-        method=method,
-        features="xyz",
-        k=20,
-        map_k=12,
-        width=32,
-        blocks=2,
-        dropout=0,
-        epochs=4,
-        eval_every=1,
-        precision="fp32",
-        normalize="area",
-    )
+    options = small(method=method, map_k=12, width=32, blocks=2, dropout=0, epochs=4, eval_every=1, normalize="area")
+    options = replace(options, precision="fp32")
     data, gpu = two_bodies(0.1), torch.device("cuda")
     samples = [sample.to(gpu) for sample in samples_of(data, "train", "xyz")]
     pairs = pair_samples(data, "train", samples, 12)

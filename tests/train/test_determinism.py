@@ -13,7 +13,8 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def ellipsoids(at: LabelsAt) -> Labeled:
     return data, [make_sample(item, OPTIONS.preprocessing) for item in data.train]
 
 
-def train_once(labeled: Labeled, out: Path, device: torch.device, **given: bool) -> Checkpoint:
+def train_once(labeled: Labeled, out: Path, device: torch.device, **given: Any) -> Checkpoint:
     data, samples = labeled
     kept = on_device(samples, device, matmul_dtype(OPTIONS.precision, device))
     return train(RunData(TASK, data, kept, kept[:1]), OPTIONS, out, device=device, **given)
@@ -106,15 +107,9 @@ def test_runs_on_a_gpu_are_equal(at: LabelsAt, capture: bool) -> None:
 @pytest.mark.parametrize("at", PLACES)
 def test_a_resumed_run_on_a_gpu_is_equal(at: LabelsAt, tmp_path: Path) -> None:
     labeled = ellipsoids(at)
-    data, samples = labeled
     (whole,) = digests(labeled, GPU, 1)
-    kept = on_device(samples, GPU, matmul_dtype(OPTIONS.precision, GPU))
-
-    def stop(row: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train(RunData(TASK, data, kept, kept[:1]), OPTIONS, tmp_path, device=GPU, after_epoch=stop)
+        train_once(labeled, tmp_path, GPU, after_epoch=Mock(side_effect=KeyboardInterrupt))
     assert digest(train_once(labeled, tmp_path, GPU, resume=True)) == whole
 
 

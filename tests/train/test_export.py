@@ -127,12 +127,8 @@ def test_messages(tmp_path: Path) -> None:
     assert complaint(*mesh, *written[:2]) == "--npz needs --checkpoint, the network that takes the arrays"
     assert complaint(*mesh, *written[2:]) == "--checkpoint is for --npz"
     assert complaint(*mesh, *written, "--k", 4).endswith("as the network of --checkpoint needs it; leave out --k")
-    assert "the network labels faces, and a point cloud has none" in complaint(
-        "precompute", tmp_path / "cloud.ply", *written, "--cache", tmp_path
-    )
-    assert "--out should be a .pt2 file" in complaint(
-        "export", "--checkpoint", checkpoint, "--out", tmp_path / "a.onnx"
-    )
-    assert "leave out --labels-at" in complaint(
-        "export", "--checkpoint", checkpoint, "--out", tmp_path / "net.pt2", "--labels-at", "faces"
-    )
+    line = complaint("precompute", tmp_path / "cloud.ply", *written, "--cache", tmp_path)
+    assert "the network labels faces, and a point cloud has none" in line
+    export = ("export", "--checkpoint", checkpoint, "--out")
+    assert "--out should be a .pt2 file" in complaint(*export, tmp_path / "a.onnx")
+    assert "leave out --labels-at" in complaint(*export, tmp_path / "net.pt2", "--labels-at", "faces")

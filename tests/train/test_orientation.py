@@ -31,9 +31,9 @@ from diffnet.train.tasks.regression import TASK as REGRESSION
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 UPRIGHT = [make_mesh(one.verts, one.faces) for one in (jaw(seed, lower=seed % 2 == 1) for seed in range(9))]
+FIGURES = figures(8, 5)
 SHORT = ["--epochs", 1, "--k", 8, "--width", 8, "--blocks", 1, "--device", "cpu", "--jobs", 1]
 EYE, LYING = np.eye(3), np.eye(3)[[1, 2, 0]]
-LOSS = ["--loss", "dice"]
 TILTED = "a principal axis is more than 60° from that of the training meshes. The network expects"
 
 
@@ -54,16 +54,12 @@ def stand_alike(meshes: list[Mesh]) -> bool:
         (turned(UPRIGHT, 2), True),  # they face any direction, but their z is the same
         (turned(UPRIGHT, None), False),
         (UPRIGHT[:3], False),  # too few to tell
+        ([item.mesh for item in FIGURES.train], True),
+        ([item.mesh for item in FIGURES.test], False),
     ],
 )
 def test_shapes_that_stand_alike(meshes: list[Mesh], expected: bool) -> None:
     assert stand_alike(meshes) is expected
-
-
-def test_training_figures_stand_alike_and_test_figures_do_not() -> None:
-    data = figures(8, 5)
-    assert stand_alike([item.mesh for item in data.train])
-    assert not stand_alike([item.mesh for item in data.test])
 
 
 @pytest.mark.parametrize(
@@ -130,13 +126,8 @@ def test_vectors_that_would_not_turn_with_the_mesh(given: dict[str, Any], messag
     else:
         with pytest.raises(OptionError, match=f"^the columns wind_0, wind_1, wind_2 look like a vector, .*{message}"):
             REGRESSION.check(data, options)
-
-
-def test_features_that_show_no_directions_get_a_warning(tmp_path: Path) -> None:
-    write_bodies(tmp_path, 3)
-    options = TrainOptions(task="regression", rotate=False)
     with pytest.warns(UserWarning, match=r"log-hks don't depend on its orientation. Add --features xyz\+normals"):
-        REGRESSION.check(load_targets(tmp_path, "file:wind"), options)
+        REGRESSION.check(data, TrainOptions(task="regression", rotate=False))
 
 
 def test_columns_with_sides() -> None:
@@ -248,20 +239,13 @@ def test_a_network_on_own_vectors_labels_turned_meshes_alike(upright: Path, tmp_
     refused = complaint(*train, "--features", "xyz+file:wind", "--out", tmp_path / "none")
     assert refused.startswith("file:wind has three columns, and meshes are turned or mirrored.")
     checkpoint = tmp_path / "run" / "last.pt"
-    output(
-        "predict", upright / "lying" / "test", "--checkpoint", checkpoint, "--out", tmp_path / "p", "--device", "cpu"
-    )
+    test = upright / "lying" / "test"
+    output("predict", test, "--checkpoint", checkpoint, "--out", tmp_path / "p", "--device", "cpu")
     assert (tmp_path / "p" / "body12.ply").is_file()
 
 
-def losses(folder: Path) -> list[float]:
-    return [float(row["train_loss"]) for row in csv.DictReader((folder / "metrics.csv").open())]
-
-
-@pytest.mark.parametrize(
-    "given", [[], ["--batch-meshes", 3], ["--batch-meshes", 3, "--accumulate", 2], ["--loss", "dice"]]
-)
-def test_the_logged_loss_is_the_mean_over_what_has_labels(tmp_path: Path, given: list[Any]) -> None:
+@pytest.mark.parametrize("given", ["", "--batch-meshes 3", "--batch-meshes 3 --accumulate 2", "--loss dice"])
+def test_the_logged_loss_is_the_mean_over_what_has_labels(tmp_path: Path, given: str) -> None:
     """A mesh without labels does not change the loss of the two others."""
     found = []
     for name in ("with", "without"):
@@ -274,8 +258,9 @@ def test_the_logged_loss_is_the_mean_over_what_has_labels(tmp_path: Path, given:
             (root / "test" / "body12.ply").rename(root / "train" / "body5.ply")
             (root / "test" / "body12.txt").unlink()
         # Nothing is learned, so both see the network at its start.
-        train = ["train", "segmentation", "--data", root, *SHORT, "--features", "wks", "--lr", 1e-30, *given]
+        train = ["train", "segmentation", "--data", root, *SHORT, "--features", "wks", "--lr", 1e-30, *given.split()]
         output(*train, "--dropout", 0, "--out", tmp_path / f"run {name}", "--cache", tmp_path / "cache")
-        found += losses(tmp_path / f"run {name}")
+        with (tmp_path / f"run {name}" / "metrics.csv").open() as file:
+            found += [float(row["train_loss"]) for row in csv.DictReader(file)]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert 0.1 < found[0] < 1

@@ -20,6 +20,8 @@ from diffnet.train.commands.mesh_files import part_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
+TRAINING = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--blocks", 1, "--device", "cpu", "--jobs", 1)
+
 
 def write_set(root: Path, task: str) -> Path:
     """Six ellipsoids, of which a and d are for testing."""
@@ -41,10 +43,9 @@ def test_meshes_without_labels(tmp_path: Path) -> None:
     """A mesh that can't be used is listed, and left out. Shards may be in the same folder."""
     root, out = write_set(tmp_path / "set", ""), tmp_path / "set" / "out"
     (root / "train" / "bad.ply").write_text("ply")
+    call = ("precompute", root, "--write-shards", out, "--k", 6, "--jobs", 1, "--cache", tmp_path / "cache")
     for _ in range(2):
-        code, printed, error = diffnet(
-            "precompute", root, "--write-shards", out, "--k", 6, "--jobs", 1, "--cache", tmp_path / "cache"
-        )
+        code, printed, error = diffnet(*call)
         assert (code, error.count("\n")) == (1, 1)
         assert f"6 of 7 meshes are in {out}" in printed
         assert "bad.ply" in error
@@ -57,10 +58,8 @@ def test_meshes_without_labels(tmp_path: Path) -> None:
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", "segmentation")
     call = ("precompute", root, "--cache", tmp_path / "cache", "--jobs", 1)
-    assert (
-        complaint(*call, "--task", "segmentation")
-        == "--task, --targets, --group-by and --features are for --write-shards"
-    )
+    line = complaint(*call, "--task", "segmentation")
+    assert line == "--task, --targets, --group-by and --features are for --write-shards"
     call = (*call, "--write-shards", tmp_path / "out")
     assert complaint(*call, root, "--task", "segmentation") == "--task segmentation takes one data set, got 2 paths"
     assert complaint(*call, "--targets", "file:u") == "--targets is for --task regression"
@@ -90,8 +89,7 @@ def test_parts_together_are_the_set(tmp_path: Path) -> None:
 def test_variants_of_meshes_in_shards(tmp_path: Path) -> None:
     """Only the operators of the variants are computed. The bits are those of a run on the files."""
     root, shards, cache = write_set(tmp_path / "set", "segmentation"), tmp_path / "shards", tmp_path / "cache"
-    options = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--blocks", 1, "--device", "cpu")
-    options = (*options, "--jobs", 1, "--cut", 0.3, "--variants", 1)
+    options = (*TRAINING, "--cut", 0.3, "--variants", 1)
     call = ("precompute", root, "--write-shards", shards, "--task", "segmentation", "--k", 6, "--jobs", 1)
     output(*call, "--cache", cache)
     for data, out, folder in ((root, "files", tmp_path / "other"), (shards, "run", cache)):
@@ -107,8 +105,6 @@ def test_variants_of_meshes_in_shards(tmp_path: Path) -> None:
 def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bits of a run on the files. No operators are computed or stored."""
     root, shards, cache = write_set(tmp_path / "set", task), tmp_path / "shards", tmp_path / "cache"
-    options = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--blocks", 1, "--device", "cpu")
-    options = (*options, "--jobs", 1)
     call = ("precompute", root, "--write-shards", shards, "--task", task, "--k", 6, "--jobs", 1, "--cache", cache)
     assert f"6 of 6 meshes are in {shards}" in output(*call)
     load = {"segmentation": load_dataset, "classification": load_classes, "regression": load_targets}[task]
@@ -120,9 +116,9 @@ def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypa
             assert item.name == other.name
             np.testing.assert_array_equal(item.labels, other.labels)
             np.testing.assert_array_equal(item.mesh.verts, other.mesh.verts)
-    output("train", task, "--data", root, "--out", tmp_path / "files", "--cache", tmp_path / "other", *options)
+    output("train", task, "--data", root, "--out", tmp_path / "files", "--cache", tmp_path / "other", *TRAINING)
     monkeypatch.setattr(recipe, "discretize", None)
-    output("train", task, "--data", shards, "--out", tmp_path / "run", "--cache", cache, *options)
+    output("train", task, "--data", shards, "--out", tmp_path / "run", "--cache", cache, *TRAINING)
     assert not list(cache.rglob("*.operators.*"))
     first, second = (load_checkpoint(tmp_path / name / "last.pt") for name in ("files", "run"))
     assert first["label_names"] == second["label_names"]
@@ -135,7 +131,7 @@ def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypa
     scores = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report")]
     key = "columns" if task == "regression" else "classes"
     assert scores[0][key] == scores[1][key]
-    refused = complaint("train", task, "--data", shards, "--out", tmp_path / "bad", *options, "--k", 7)
+    refused = complaint("train", task, "--data", shards, "--out", tmp_path / "bad", *TRAINING, "--k", 7)
     assert refused.startswith(f"--k is 7, and the shards in {shards} were written with 6. Use k=6, on the command line")
     assert not (tmp_path / "bad").exists()
 
@@ -191,9 +187,7 @@ def test_parts_are_balanced_and_do_not_depend_on_the_order(tmp_path: Path) -> No
 
 def test_precompute_in_parts(tmp_path: Path) -> None:
     for i in range(5):
-        ball = trimesh.creation.icosphere(1)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        ball.export(tmp_path / f"{i}.off")
+        trimesh.Trimesh(ellipsoid(i).verts, ellipsoid(i).faces, process=False).export(tmp_path / f"{i}.off")
     cache = tmp_path / "cache"
     arguments = ["precompute", tmp_path, "--cache", cache, "--k", 4, "--jobs", 1, "--part"]
     for part in ("0/4", "5/4", "a/b", "1/0", "1", "1/4/2", ""):

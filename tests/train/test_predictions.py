@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import shutil
 import signal
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,6 +47,10 @@ def write_ball(path: Path, seed: int = 0) -> Path:
     return path
 
 
+def write_balls(folder: Path, count: int) -> list[Path]:
+    return [write_ball(folder / f"m{i}.off", i) for i in range(count)]
+
+
 def write_network(path: Path, at: str = "vertices", **metadata: Any) -> Path:
     torch.manual_seed(1)
     channels = 4 if "file" in str(metadata.get("features")) else 3
@@ -63,7 +69,7 @@ def write_network(path: Path, at: str = "vertices", **metadata: Any) -> Path:
 def test_predictions_are_read_as_labels(tmp_path: Path, at: LabelsAt, form: str) -> None:
     """Beside the meshes, they are a data set on which the network is always right."""
     checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=list("abc"), label_numbers=NUMBERS)
-    meshes = [write_ball(tmp_path / "meshes" / f"m{i}.off", i) for i in range(2)]
+    meshes = write_balls(tmp_path / "meshes", 2)
     out, network = tmp_path / "labels", DiffusionNet.load(checkpoint)
     output("predict", tmp_path / "meshes", "--checkpoint", checkpoint, "--out", out, "--format", form)
     assert {file.name for file in out.iterdir()} == {f"m0.{form}", f"m1.{form}", "report.csv"}
@@ -148,13 +154,11 @@ def test_instances_that_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:
     """Older checkpoints lack the numbers. Names that are numbers stand for them."""
-    for i in range(4):
-        mesh = write_ball(tmp_path / "data" / f"m{i}.off", i)
+    for i, mesh in enumerate(write_balls(tmp_path / "data", 4)):
         mesh = mesh.rename(mesh.with_name(os.fsdecode(b"m%d\xff.off" % i)))  # a name that is not UTF-8
         height = trimesh.load(mesh, process=False).vertices[:, 2]
         np.savetxt(mesh.with_suffix(".txt"), np.where(height > 0.3, 47, np.where(height > -0.3, 21, 11)), fmt="%d")
-    names = tmp_path / "data" / "label_names.txt"
-    names.write_text("gum\nZähne\nmolar\n")
+    (tmp_path / "data" / "label_names.txt").write_text("gum\nZähne\nmolar\n")
     run = tmp_path / "run"
     train = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", "--epochs", 1]
     train += ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
@@ -202,8 +206,7 @@ def test_folders_keep_their_tree(tmp_path: Path) -> None:
     written = {"a/m.npy", "b/c/m.npy", "b/m.obj.npy", "b/m.ply.npy", "top.npy", "report.csv"}
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == written | {"m.off"}
     assert text.count("wrote") == len(written)
-    with (out / "report.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = report_rows(out / "report.csv")
     assert [row["file"] for row in rows if row["status"] == "ok"] == [str(mesh) for mesh in sorted(good)]
     failed = {Path(row["file"]).name: row["reason"] for row in rows if row["status"] == "failed"}
     assert failed.keys() == {"broken.off", "gone.obj"}
@@ -229,8 +232,7 @@ def test_a_table_of_meshes_in_folders(tmp_path: Path) -> None:
     (tmp_path / "in" / "b" / "n.off").write_text("OFF")
     out = ["--out", tmp_path / "t.csv", "--probabilities", tmp_path / "p.npz"]
     assert diffnet("predict", tmp_path / "in", "--checkpoint", checkpoint, *out)[0] == 1
-    with (tmp_path / "t.csv").open(newline="") as file:
-        assert [row["file"] for row in csv.DictReader(file)] == [str(mesh) for mesh in meshes]
+    assert [row["file"] for row in report_rows(tmp_path / "t.csv")] == [str(mesh) for mesh in meshes]
     with np.load(tmp_path / "p.npz") as found:
         assert set(found.files) == {*map(str, meshes), "label_names"}
     report = (tmp_path / "t.report.csv").read_text().splitlines()
@@ -240,20 +242,17 @@ def test_a_table_of_meshes_in_folders(tmp_path: Path) -> None:
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    checkpoint = write_network(tmp_path / "a.safetensors")
+    data, labels, report = (tmp_path / name for name in ("data", "data/m.txt", "out/report.csv"))
+    predict = ["predict", data, "--checkpoint", write_network(tmp_path / "a.safetensors"), "--out"]
     write_ball(data / "m.off")
-    (data / "m.txt").write_text("labels by hand")
-    predict = ["predict", data, "--checkpoint", checkpoint, "--out"]
+    labels.write_text("labels by hand")
     line = complaint(*predict, data, "--format", "txt")
-    assert line == (
-        f"{data / 'm.txt'}: this file is beside the meshes and would be overwritten; choose another folder for --out"
-    )
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "report.csv").write_text("month,sales\n")
-    line = complaint(*predict, tmp_path / "out")
-    assert line == f"{tmp_path / 'out' / 'report.csv'}: this file is no report of diffnet, and would be overwritten"
-    assert (data / "m.txt").read_text() == "labels by hand"
+    assert line == f"{labels}: this file is beside the meshes and would be overwritten; choose another folder for --out"
+    report.parent.mkdir()
+    report.write_text("month,sales\n")
+    line = complaint(*predict, report.parent)
+    assert line == f"{report}: this file is no report of diffnet, and would be overwritten"
+    assert labels.read_text() == "labels by hand"
     files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["a.safetensors", "m.off", "m.txt", "report.csv"]
 
@@ -261,18 +260,14 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
 def test_a_full_disk_fails_single_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails in one file, the others are written. A bug is raised, and the report has the files before."""
     checkpoint = write_network(tmp_path / "a.safetensors")
-    for i in range(3):
-        write_ball(tmp_path / "in" / f"m{i}.off")
+    write_balls(tmp_path / "in", 3)
     out, error = tmp_path / "out", OSError(28, "No space left on device", "m1.ply")
-    write = DiffusionNet.forward
-    calls: list[int] = []
+    forward, calls = DiffusionNet.forward, itertools.count()
 
     def fail_once(self: DiffusionNet, *arguments: Any) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) % 3 == 2:
+        if next(calls) % 3 == 1:
             raise error
-        result: torch.Tensor = write(self, *arguments)
-        return result
+        return forward(self, *arguments)
 
     monkeypatch.setattr(DiffusionNet, "forward", fail_once)
     predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", out]
@@ -292,25 +287,27 @@ def test_a_full_disk_fails_single_files(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_killed_call_is_resumed(tmp_path: Path, at: str) -> None:
     """A process that is killed loses the mesh in progress. Another call computes what is missing or has changed."""
     checkpoint = write_network(tmp_path / "a.safetensors", at, features="xyz+file:q", **QUALITY)
-    meshes = [write_ball(tmp_path / "in" / f"m{i}.off", i) for i in range(4)]
-    for i in range(4):
-        np.save(tmp_path / "in" / f"m{i}.q.npy", np.arange(42.0))
+    meshes = write_balls(tmp_path / "in", 4)
+    for mesh in meshes:
+        np.save(mesh.with_suffix(".q.npy"), np.arange(42.0))
     out = tmp_path / ("t.csv" if at == "global_mean" else "out")
     report = out.with_suffix(".report.csv") if out.suffix else out / "report.csv"
     predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--cache", tmp_path / "cache", "--jobs", 1]
     predict += ["--device", "cpu", "--out"]
-    output(*predict, tmp_path / "whole.csv" if out.suffix else tmp_path / "whole")
+    whole = tmp_path / f"whole{out.suffix}"
+    output(*predict, whole)
     assert kill_at(3, *predict, out) == -signal.SIGKILL
     assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes[:2]]
     with report.open("a") as file:
         file.write(f'{meshes[2]},ok,"half a')  # of a row
     assert computed(*predict, out, "--resume") == ["m2.off", "m3.off"]
-    assert files_in(out) == files_in(tmp_path / "whole.csv" if out.suffix else tmp_path / "whole")
+    assert files_in(out) == files_in(whole)
     assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes]
     assert computed(*predict, out, "--resume") == []
-    times = (tmp_path / "in" / "m1.q.npy").stat()
-    np.save(tmp_path / "in" / "m1.q.npy", np.arange(42.0)[::-1])  # of equal size and time
-    os.utime(tmp_path / "in" / "m1.q.npy", ns=(times.st_atime_ns, times.st_mtime_ns))
+    array = meshes[1].with_suffix(".q.npy")
+    times = array.stat()
+    np.save(array, np.arange(42.0)[::-1])  # of equal size and time
+    os.utime(array, ns=(times.st_atime_ns, times.st_mtime_ns))
     meshes[0].touch()
     write_ball(meshes[3], 9)
     assert computed(*predict, out, "--resume") == ["m1.off", "m3.off"]
@@ -320,49 +317,37 @@ def test_a_killed_call_is_resumed(tmp_path: Path, at: str) -> None:
     assert computed(*predict, out) == [mesh.name for mesh in meshes]
 
 
+def counting(make: Callable[..., Any], part: str, alive: list[int]) -> Callable[..., Any]:
+    """The function, which notes before each call how many of the parts of earlier results are in memory."""
+    seen: list[weakref.ref[Any]] = []
+
+    def counted(*arguments: Any) -> Any:
+        alive.append(sum(each() is not None for each in seen))
+        result = make(*arguments)
+        seen.append(weakref.ref(getattr(result, part)))
+        return result
+
+    return counted
+
+
 @pytest.mark.parametrize("at", ["vertices", "global_mean"])
 def test_meshes_are_not_kept(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_network(tmp_path / "a.safetensors", at)
-    for i in range(4):
-        write_ball(tmp_path / "in" / f"m{i}.off", i)
-    seen: list[weakref.ref[Any]] = []
+    write_balls(tmp_path / "in", 4)
     alive: list[int] = []
     predictor = predict_module.predictor
-
-    def watched(*arguments: Any) -> Any:
-        predicted_of = predictor(*arguments)
-
-        def predicted(source: Path) -> Any:
-            alive.append(sum(mesh() is not None for mesh in seen))
-            found = predicted_of(source)
-            seen.append(weakref.ref(found.mesh))
-            return found
-
-        return predicted
-
-    monkeypatch.setattr(predict_module, "predictor", watched)
+    monkeypatch.setattr(predict_module, "predictor", lambda *given: counting(predictor(*given), "mesh", alive))
     out = tmp_path / ("t.csv" if at == "global_mean" else "out")
     output("predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", out)
     assert alive == [0] * 4
 
 
 def test_evaluation_keeps_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(4):
-        mesh = write_ball(tmp_path / "in" / f"m{i}.off", i)
+    for mesh in write_balls(tmp_path / "in", 4):
         np.savetxt(mesh.with_suffix(".txt"), trimesh.load(mesh, process=False).vertices[:, 2] > 0, fmt="%d")
     checkpoint = write_network(tmp_path / "a.safetensors")
-    seen: list[weakref.ref[Any]] = []
     alive: list[int] = []
-
-    read = PreparedSamples.__getitem__
-
-    def watched(samples: PreparedSamples, i: int) -> Any:
-        alive.append(sum(sample() is not None for sample in seen))
-        sample = read(samples, i)
-        seen.append(weakref.ref(sample.operators))
-        return sample
-
-    monkeypatch.setattr(PreparedSamples, "__getitem__", watched)
+    monkeypatch.setattr(PreparedSamples, "__getitem__", counting(PreparedSamples.__getitem__, "operators", alive))
     where = ["--data", tmp_path / "in", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--jobs", 1]
     output("evaluate", "--checkpoint", checkpoint, *where, "--device", "cpu")
     assert len(alive) == 4
@@ -374,36 +359,32 @@ def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
     write_ball(tmp_path / "in" / "m.off")
     predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", tmp_path / "out"]
     output(*predict, "--resume")  # there is nothing to resume
-    refusal = (
-        f"{tmp_path / 'out' / 'report.csv'}: these results are of another network or other options; leave out "
-        "--resume to replace them"
-    )
-    before = (tmp_path / "out" / "report.csv").read_text()
+    report = tmp_path / "out" / "report.csv"
+    refusal = f"{report}: these results are of another network or other options; leave out --resume to replace them"
+    before = report.read_text()
     assert complaint(*predict, "--resume", "--smooth", 1) == refusal
     assert complaint(*predict, "--resume", "--format", "txt") == refusal
     write_network(checkpoint, label_names=list("abc"))
     assert complaint(*predict, "--resume") == refusal
-    assert (tmp_path / "out" / "report.csv").read_text() == before
+    assert report.read_text() == before
     assert complaint(*predict, "--resume", "--html", tmp_path / "p.html").startswith("--resume is for a folder")
 
 
 def test_workers_preprocess_meanwhile(tmp_path: Path) -> None:
     """The results are the same files, and meshes that can't be used are in the report."""
     checkpoint = write_network(tmp_path / "a.safetensors")
-    for i in range(5):
-        write_ball(tmp_path / "in" / f"m{i}.off", i)
-    (tmp_path / "in" / "m1.off").write_text("OFF")
+    write_balls(tmp_path / "in", 5)[1].write_text("OFF")
     predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--out"]
     code, _, alone = diffnet(*predict, tmp_path / "alone")
     ahead = diffnet(*predict, tmp_path / "ahead", "--cache", tmp_path / "cache", "--jobs", 2)
     assert (code, alone) == (ahead[0], ahead[2]) == (1, alone)
     assert files_in(tmp_path / "alone") == files_in(tmp_path / "ahead")
-    reasons = [[(row["file"], row["reason"]) for row in report_rows(tmp_path / name / "report.csv")] for name in WAYS]
-    assert reasons[0] == reasons[1]
+    reports = (report_rows(tmp_path / name / "report.csv") for name in ("alone", "ahead"))
+    first, second = ([(row["file"], row["reason"]) for row in rows] for rows in reports)
+    assert first == second
 
 
 QUALITY = {"statistics": {"q": {"mean": [0.0], "std": [1.0]}}}
-WAYS = ("alone", "ahead")
 
 
 def files_in(out: Path) -> dict[str, bytes]:
@@ -438,11 +419,10 @@ def kill_at(mesh: int, *arguments: object) -> int | None:
 
 
 def _killed(mesh: int, arguments: tuple[object, ...]) -> None:
-    forward, calls = predict_module.network_outputs, []
+    forward, calls = predict_module.network_outputs, itertools.count(1)
 
     def killing(*given: Any) -> Any:
-        calls.append(1)
-        if len(calls) == mesh:
+        if next(calls) == mesh:
             os.kill(os.getpid(), signal.SIGKILL)
         return forward(*given)
 

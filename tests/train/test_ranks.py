@@ -1,15 +1,20 @@
-"""Several ranks, as processes that talk through a store: `diffnet precompute` under torchrun, and `train/ranks.py`."""
+"""Several ranks, as processes that talk through a store: the commands under torchrun, and `train/ranks.py`."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +22,22 @@ import torch
 import trimesh
 from command import complaint, diffnet
 from copies import ends_of_copies
-from two_ranks import command_under_torchrun, ended, run_ranks, torchrun, two_machines, wait_for
+from shapes import ellipsoid
+from two_ranks import command_under_torchrun, commands_of_ranks, ended, run_ranks, torchrun, two_machines, wait_for
 
+from diffnet import DiffusionNet
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import available_cores
+from diffnet.train import cli, epoch, loop, ranks, run
+from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.device import pick_device
 from diffnet.train.place import Place, place
 from diffnet.train.ranks import RankError, connected
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="signals"),
+    pytest.mark.usefixtures("one_thread", "small_pictures"),
+]
 
 BAD = "OFF\n1 1 0\n0 0 0\n3 0 1 2\n"
 # On a busy machine, one rank can start seconds after the other.
@@ -173,20 +185,16 @@ def test_a_failure_ends_all_ranks_with_its_reason(tmp_path: Path, rank: int, mon
 @pytest.mark.slow
 def test_the_end_of_rank_0_is_noticed(tmp_path: Path) -> None:
     """The store is in rank 0 here. It ends with the process, and doesn't answer while the process is stopped."""
-    with two_machines(script(tmp_path, "print('started', flush=True)\ntime.sleep(60)")) as (first, second):
-        assert first.stdout is not None
-        first.stdout.readline()
-        first.kill()
-        (found,) = ended([second])
+    waits, asks = "time.sleep(60)", "team.gathered(1) if rank else time.sleep(60)"
     lost = "diffnet: rank 1 has lost the store on localhost: rank 0 or its machine has ended\n"
-    assert (found[0], found[2].endswith(lost)) == (1, True), found
-    work = "print('started', flush=True)\nteam.gathered(1) if rank else time.sleep(60)"
-    with two_machines(script(tmp_path, work), TORCH_CPP_LOG_LEVEL="ERROR") as (first, second):
-        assert first.stdout is not None
-        first.stdout.readline()
-        first.send_signal(signal.SIGSTOP)
-        (found,) = ended([second])
-    assert (found[0], found[2].endswith(lost)) == (1, True), found
+    for work, end, level in ((waits, signal.SIGKILL, "WARNING"), (asks, signal.SIGSTOP, "ERROR")):
+        path = script(tmp_path, f"print('started', flush=True)\n{work}")
+        with two_machines(path, TORCH_CPP_LOG_LEVEL=level) as (first, second):
+            assert first.stdout is not None
+            first.stdout.readline()
+            first.send_signal(end)
+            (found,) = ended([second])
+        assert (found[0], found[2].endswith(lost)) == (1, True), found
 
 
 @pytest.mark.slow
@@ -281,3 +289,296 @@ def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
         assert message in complaint("precompute", "x.off")
         monkeypatch.setenv("WORLD_SIZE", "4")
+
+
+# ---- train, evaluate and predict in several ranks give what one process gives ----
+
+
+def files_of(folder: Path) -> dict[str, object]:
+    """The content of all files. Rows of a report are without times."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith("report.csv"):
+            with path.open(newline="") as file:
+                found[path.name] = [(row["file"], row["status"], row["reason"]) for row in csv.DictReader(file)]
+        else:
+            found[path.name] = path.read_bytes()
+    return found
+
+
+SMALL = ("--jobs", 1, "--k", 6, "--width", 8, "--blocks", 1, "--epochs", 2, "--eval-every", 1, "--dropout", 0)
+SMALL = (*SMALL, "--schedule", "step")
+
+
+def write_set(root: Path) -> Path:
+    """Seven ellipsoids to train on and two to test on: with labels of vertices, in folders of classes, and as pairs."""
+    for seed in range(9):
+        mesh = ellipsoid(seed, 1 + seed % 2)
+        part = root / ("cat", "dog")[seed % 2] / ("train" if seed < 7 else "test")
+        for folder in (part, root / "labels" / part.name):
+            folder.mkdir(parents=True, exist_ok=True)
+            trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(folder / f"m{seed}.ply")
+        if seed % 2 == 0:
+            pairs = root / "pairs" / ("train" if seed < 6 else "test")
+            pairs.mkdir(parents=True, exist_ok=True)
+            trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(pairs / f"m{seed}.ply")
+            np.savetxt(pairs / f"m{seed}.vts", np.arange(len(mesh.verts)), fmt="%d")
+        labels = np.where(mesh.verts[:, 1] > 0.4, -1, mesh.verts[:, 0] > 0)
+        np.savetxt(root / "labels" / part.name / f"m{seed}.txt", labels, fmt="%d")
+    return root
+
+
+def metrics(out: Path) -> list[list[float]]:
+    with (out / "metrics.csv").open(newline="") as file:
+        return [[float(value or 0) for name, value in row.items() if name != "seconds"] for row in csv.DictReader(file)]
+
+
+def results(out: Path) -> Any:
+    found = json.loads((out / "results.json").read_text())
+    return {name: value for name, value in found.items() if name not in ("date", "cores")}
+
+
+@pytest.mark.usefixtures("addresses")
+def test_training_and_evaluation(tmp_path: Path) -> None:
+    """Batches of three: the last one has one mesh, so one of the ranks has none."""
+    data = write_set(tmp_path / "set")
+    labels, pairs = ((data / name).rename(tmp_path / name) for name in ("labels", "pairs"))
+    same = ["--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 3]
+    weighted = ["--loss", "focal", "--class-weights", "balanced"]
+    trainings: dict[str, list[object]] = {
+        "labels": ["segmentation", "--data", labels, "--features", "xyz+normals", "--mirror", *weighted],
+        "classes": ["classification", "--data", data, "--validation", 0.2],
+        "pairs": ["correspondence", "--data", pairs, "--map-k", 5, "--channels", 8, "--batch-pairs", 5],
+    }
+
+    def commands(out: Path) -> list[list[object]]:
+        every = [
+            ["train", *own, *(same[:-2] if "--batch-pairs" in own else same), "--out", out / name]
+            for name, own in trainings.items()
+        ]
+        scored = ["--checkpoint", tmp_path / "one" / "labels" / "last.pt", "--cache", tmp_path / "cache"]
+        return [*every, ["evaluate", "--data", labels, *scored, "--out", out / "scores"]]
+
+    one = [diffnet(*command) for command in commands(tmp_path / "one")]
+    assert [(code, err) for code, _, err in one] == [(0, "")] * 4
+    train = ["train", *trainings["labels"], *same]
+    more = [
+        [*train, "--epochs", 1, "--out", tmp_path / "begun"],
+        [*train, "--batch-meshes", 1, "--out", tmp_path / "refused"],
+        [*train, "--loss", "dice", "--out", tmp_path / "refused"],
+        [*train, "--data", tmp_path / "missing", "--out", tmp_path / "refused"],
+    ]
+    first, second = commands_of_ranks(tmp_path, [*commands(tmp_path / "two"), *more])
+    assert [(code, err) for code, _, err in first[:5]] == [(0, "")] * 5, first
+    assert second[:5] == [(0, "", "")] * 5
+    for name in trainings:
+        np.testing.assert_allclose(metrics(tmp_path / "two" / name), metrics(tmp_path / "one" / name), rtol=1e-4)
+        files = [{path.name for path in (tmp_path / out / name).iterdir()} for out in ("one", "two")]
+        assert files[0] == files[1]
+    assert results(tmp_path / "two" / "scores") == results(tmp_path / "one" / "scores")
+    assert "--batch-meshes should be at least 2, one mesh for each rank, got 1" in first[5][2]
+    assert first[5][1] == ""  # no data were read
+    assert "is dice, which is no mean over elements" in first[6][2]
+    assert "missing: no such file or folder" in first[7][2]
+    assert second[5:] == [(1, "", "")] * 3
+    # One rank goes on.
+    assert diffnet(*train, "--resume", "--out", tmp_path / "begun")[::2] == (0, "")
+    np.testing.assert_allclose(metrics(tmp_path / "begun"), metrics(tmp_path / "one" / "labels"), rtol=1e-4)
+
+
+def test_commands_without_the_size_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has a mesh or a pair for each rank. Rank 0 prints mistakes, and which options differ."""
+    monkeypatch.setattr(cli, "PATIENCE", 0.0)
+    data = write_set(tmp_path / "set")
+    same = ["--cache", tmp_path / "cache", *SMALL]
+    labels = ["train", "segmentation", "--data", data / "labels", *same]
+    pairs = ["train", "correspondence", "--data", data / "pairs", "--map-k", 5, "--channels", 8, *same]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for name, train, batch in (("labels", labels, "--batch-meshes"), ("pairs", pairs, "--batch-pairs")):
+        assert diffnet(*train, batch, 2, "--out", one / name)[::2] == (0, "")
+    first, second = commands_of_ranks(
+        tmp_path,
+        [
+            [*labels, "--epochs", 1, "--out", two / "labels"],
+            [*pairs, "--out", two / "pairs"],
+            [*labels, "--epochs", 0, "--out", two / "refused"],
+            [*labels, "--seed", "RANK", "--width", "8RANK", "--out", two / "refused"],
+        ],
+    )
+    assert [(code, err) for code, _, err in first[:2]] == [(0, "")] * 2
+    assert diffnet(*labels, "--resume", "--out", two / "labels")[::2] == (0, "")
+    for name in ("labels", "pairs"):
+        assert results(two / name)["options"]["batch_meshes"] == 2
+        np.testing.assert_allclose(metrics(two / name), metrics(one / name), rtol=1e-4)
+    assert "Invalid value for '--epochs'" in first[2][2]
+    assert first[3][2] == "diffnet: --width is 81 on rank 1 and 80 on rank 0; seed is 1 on rank 1 and 0 on rank 0\n"
+    assert second == [(0, "", "")] * 2 + [(2, "", ""), (1, "", "")]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+def test_the_order_of_meshes_and_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """Batches of eight: the last one of an epoch has six meshes, so two of eight ranks have none."""
+    labels = write_set(tmp_path / "set") / "labels"
+    for copy in range(7):
+        for path in sorted((labels / "train").iterdir())[: 14 - 2 * copy]:
+            shutil.copy(path, path.with_name(f"copy{copy}-{path.name}"))
+    train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 8]
+    own_parts = epoch.own_parts
+    seen = tmp_path / "seen"
+
+    def watched(batches: list[list[int]], *rest: Any) -> Any:
+        parts = own_parts(batches, *rest)
+        with seen.with_suffix(f".{place().rank}").open("a") as file:
+            print(json.dumps([batches, parts]), file=file)
+        return parts
+
+    def in_rank_0(function: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*arguments: Any, **options: Any) -> Any:
+            assert place().rank == 0
+            return function(*arguments, **options)
+
+        return checked
+
+    monkeypatch.setattr(epoch, "own_parts", watched)
+    for module, names in ((loop, ("save_checkpoint", "write_atomically")), (run, ("write_atomically", "make_folder"))):
+        for name in names:
+            monkeypatch.setattr(module, name, in_rank_0(getattr(module, name)))
+    assert diffnet(*train, "--out", tmp_path / "one")[::2] == (0, "")
+    order = [json.loads(line)[0] for line in seen.with_suffix(".0").read_text().splitlines()]
+    seen = tmp_path / "several"
+    for found in commands_of_ranks(tmp_path, [[*train, "--out", tmp_path / "several"]], ranks):
+        assert [(code, err) for code, _, err in found] == [(0, "")]
+    np.testing.assert_allclose(metrics(tmp_path / "several"), metrics(tmp_path / "one"), rtol=1e-4)
+    every = [
+        [json.loads(line) for line in seen.with_suffix(f".{rank}").read_text().splitlines()] for rank in range(ranks)
+    ]
+    assert len(order) == 2
+    assert order[0] != order[1]
+    for number, batches in enumerate(order):
+        assert all(found[number][0] == batches for found in every)
+        numbers = iter(range(100))
+        for n, batch in enumerate(batches):
+            used = [i for found in every for part in found[number][1][n] for i in part]
+            assert sorted(used) == [next(numbers) for _ in batch]
+
+
+def test_predictions(tmp_path: Path) -> None:
+    labels, classes, meshes = tmp_path / "labels.safetensors", tmp_path / "classes.safetensors", tmp_path / "meshes"
+    metadata = {"features": "xyz", "k": 8, "normalize": True, "label_names": list("abc")}
+    DiffusionNet(3, 3, width=8, blocks=1).save(labels, **metadata)
+    DiffusionNet(3, 3, width=8, blocks=1, outputs_at="global_mean").save(classes, **metadata)
+    meshes.mkdir()
+    for i in range(5):
+        trimesh.Trimesh(ellipsoid(i).verts, ellipsoid(i).faces, process=False).export(meshes / f"{i}.off")
+    (meshes / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
+
+    def commands(out: Path) -> list[list[object]]:
+        predict = ["predict", meshes, "--jobs", 1, "--checkpoint"]
+        files = [*predict, labels, "--format", "npy", "--out", out / "files"]
+        return [
+            [*files, "--cache", out / "cache"],
+            [*files, "--resume"],
+            [*predict, classes, "--out", out / "table" / "t.csv"],
+            [*predict, labels, "--out", out / "pages", "--probabilities", out / "pages/p.npz"],
+            [*predict, labels, "--format", "txt", "--out", out / "none", "--instances"],
+        ]
+
+    one = [diffnet(*command) for command in commands(tmp_path / "one")]
+    first, second = commands_of_ranks(tmp_path, commands(tmp_path / "two"))
+    assert [code for code, _, _ in first] == [code for code, _, _ in second] == [1] * 5
+    for found, expected in zip(first[:-1], one[:-1], strict=True):
+        assert found[2] == expected[2]
+        assert sorted(found[1].replace(f"{tmp_path / 'two'}", f"{tmp_path / 'one'}").splitlines()[1:]) == sorted(
+            expected[1].splitlines()[1:]
+        )
+    assert [out + err for _, out, err in second] == [""] * 5
+    assert first[-1] == one[-1]
+    for folder in ("files", "table", "pages"):
+        assert files_of(tmp_path / "two" / folder) == files_of(tmp_path / "one" / folder)
+    assert not (tmp_path / "two" / "none").exists()
+
+
+def test_a_slow_rank_finds_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is a part of rank 0, which waits until rank 1 has read the error."""
+    wait = ranks._wait_for  # private: no public function makes one rank slow
+
+    def slow(condition: Callable[[], bool], seconds: float) -> None:
+        wait(condition, seconds)
+        if place().rank == 1:
+            time.sleep(0.3)
+
+    monkeypatch.setattr(ranks, "_wait_for", slow)
+    train = ["train", "segmentation", "--data", tmp_path / "set", "--device", "cpu", "--out", tmp_path / "run"]
+    first, second = commands_of_ranks(tmp_path, [train])
+    assert "set: no such file or folder" in first[0][2]
+    assert second == [(1, "", "")]
+
+
+@pytest.mark.gpu
+def test_two_gpus(tmp_path: Path) -> None:
+    """Graphs of the parts, NCCL between them, and a rank without a mesh in the last batch."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    labels = write_set(tmp_path / "set") / "labels"
+    train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--precision", "fp32"]
+    train += ["--device", "cuda", "--batch-meshes", 3, "--clip", 1.0, "--average-weights", 0.9, "--out"]
+    assert diffnet(*train, tmp_path / "one")[::2] == (0, "")
+    for name, more in (("two", []), ("passes", ["--accumulate", 2])):
+        ran = torchrun("-m", "diffnet", *train, tmp_path / name, *more)
+        assert ran.returncode == 0, ran.stderr
+        np.testing.assert_allclose(metrics(tmp_path / name), metrics(tmp_path / "one"), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Rank 1 is killed in the second epoch. The resumed run ends with the bits of one that nobody has stopped."""
+    labels = write_set(tmp_path / "set") / "labels"
+    train = ["train", "segmentation", "--data", labels, "--cache", tmp_path / "cache", *SMALL, "--dropout", 0.5]
+    train += ["--batch-meshes", 2, "--checkpoint-every", 1]
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    killed = torchrun(script, *train, "--out", tmp_path / "killed")
+    assert killed.returncode == 1
+    left = f"{tmp_path / 'killed' / 'last.pt'} holds the last checkpoint; --resume continues from it."
+    reason = rf"^diffnet: rank 1 \(on .*\) of 2 missing: no sign of life for .* s\. {re.escape(left)}$"
+    assert re.search(reason, killed.stderr, re.MULTILINE), killed.stderr
+    stored = load_checkpoint(tmp_path / "killed" / "last.pt")
+    assert (len(stored["history"]), stored["position"]["steps"]) == (1, 2)
+    # Rank 1 sees another label first.
+    other = tmp_path / "other"
+    shutil.copytree(labels, other)
+    np.savetxt(other / "train" / "m2.txt", np.zeros(42), fmt="%d")
+    alone = [*train[:3], tmp_path / "RANK", *train[4:]]
+    for rank, data in enumerate((labels, other)):
+        (tmp_path / str(rank)).symlink_to(data)
+    resumed = [*train, "--resume", "--out", tmp_path / "killed"]
+    first, second = commands_of_ranks(
+        tmp_path, [[*alone, "--out", tmp_path / "refused"], resumed, [*train, "--out", tmp_path / "whole"]]
+    )
+    assert [own[0][0] for own in (first, second)] == [1, 1]
+    assert "rank 1 has other data than rank 0: m2" in first[0][2]
+    assert second[0][2] == ""
+    for own in (first, second):
+        assert [(code, err) for code, _, err in own[1:]] == [(0, "")] * 2
+    every = [load_checkpoint(tmp_path / name / "last.pt") for name in ("killed", "whole")]
+    for name in every[0]["model"]:
+        assert torch.equal(*(found["model"][name] for found in every))
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal
+from diffnet.train.steps.step import TrainingStep
+update, taken = TrainingStep.update, []
+def killing(self, reduce):
+    taken.append(1)
+    if os.environ["RANK"] == "1" and len(taken) == 7:  # the third step of the second epoch
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, reduce)
+TrainingStep.update = killing
+if __name__ == "__main__":
+    from diffnet.__main__ import main
+    from diffnet.interrupts import raise_at_sigterm
+    raise_at_sigterm()
+    main()
+"""

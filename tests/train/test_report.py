@@ -5,6 +5,7 @@ import html
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,22 +124,18 @@ def test_limits_of_r2(curves: list[list[float]], limits: tuple[float, float]) ->
     assert r2_limits(curves) == pytest.approx(limits)
 
 
+def page_of(folder: Path, prediction: Prediction, summary: dict[str, str], **given: Any) -> str:
+    """The text of a report."""
+    write_report(folder / "page.html", [prediction], summary, matrix=MATRIX, **given)
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
 def test_page(tmp_path: Path, ball: Prediction) -> None:
     charts = [png_bytes(np.random.default_rng(i).integers(0, 256, (300, 300, 3), np.uint8)) for i in range(2)]
-    write_report(
-        tmp_path / "page.html",
-        [ball],
-        {"Test accuracy": "78.6 %", "Date": "2025-03-01"},
-        matrix=MATRIX,
-        label_names=["left", "right"],
-        confusion=charts[0],
-        curves=charts[1],
-    )
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    summary = {"Test accuracy": "78.6 %", "Date": "2025-03-01"}
+    page = page_of(tmp_path, ball, summary, label_names=["left", "right"], confusion=charts[0], curves=charts[1])
     assert "<dt>Test accuracy</dt><dd>78.6 %</dd>" in page
-    rows = re.findall(
-        r'<tr><th scope="row"><i[^>]*></i>(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', page
-    )
+    rows = re.findall(rf'<tr><th scope="row"><i[^>]*></i>(.*?)</th>{"<td>(.*?)</td>" * 3}</tr>', page)
     assert rows == [("left", "10", "80.0 %", "72.7 %"), ("right", "4", "75.0 %", "50.0 %")]
     scored = ball.truth >= 0
     share = (ball.prediction == ball.truth)[scored].mean()
@@ -153,34 +150,22 @@ def test_page(tmp_path: Path, ball: Prediction) -> None:
     for image in shown.values():
         assert min(image.shape[:2]) >= 300
         assert image.std() > 10
-    reds = {
-        k: ((v[..., 0].astype(int) - v[..., 1] > 90) & (v[..., 0].astype(int) - v[..., 2] > 70))
-        for k, v in shown.items()
-    }
-    errors = reds["ball: errors"]
+    red, green, blue = np.moveaxis(shown["ball: errors"].astype(int), -1, 0)
+    errors = (red - green > 90) & (red - blue > 70)
     assert errors[:170].sum() > 1000  # the wrong cap is at the top
     assert not errors[200:].any()
     assert (shown["ball: prediction"] != shown["ball: truth"]).any()
 
 
 def test_page_of_a_point_cloud_without_charts_and_names(tmp_path: Path, ball: Prediction) -> None:
-    write_report(tmp_path / "page.html", [ball._replace(faces=None)], {}, matrix=MATRIX, label_names=[])
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = page_of(tmp_path, ball._replace(faces=None), {}, label_names=[])
     assert len(pictures(page)) == 3
     assert "</i>1</th>" in page  # a class without a name
 
 
 def test_page_is_self_contained_and_escapes_text(tmp_path: Path, ball: Prediction) -> None:
     nasty = '<script>alert("ü")</script>{{body}}\'" onload="x'
-    write_report(
-        tmp_path / "page.html",
-        [ball._replace(name=nasty)],
-        {nasty: nasty},
-        matrix=MATRIX,
-        label_names=[nasty, "b"],
-        title=nasty,
-    )
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = page_of(tmp_path, ball._replace(name=nasty), {nasty: nasty}, label_names=[nasty, "b"], title=nasty)
     assert "<script" not in page
     assert 'onload="' not in page
     assert page.count(html.escape(nasty)) == 9  # title, heading, summary 2, class, mesh, three alternative texts
@@ -190,5 +175,5 @@ def test_page_is_self_contained_and_escapes_text(tmp_path: Path, ball: Predictio
 
 def test_shapes_that_do_not_fit_are_named(tmp_path: Path, ball: Prediction) -> None:
     with pytest.raises(ValueError, match="ball: "):
-        write_report(tmp_path / "page.html", [ball._replace(prediction=[1])], {}, matrix=MATRIX, label_names=["a", "b"])
+        page_of(tmp_path, ball._replace(prediction=[1]), {}, label_names=["a", "b"])
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import os
 import warnings
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from diffnet.data import (
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.samples import PinnedSample
 from diffnet.data.stored import StoredMeshes, joined
-from diffnet.geometry import Mesh, file_state, load_mesh, make_mesh
+from diffnet.geometry import file_state, load_mesh, make_mesh
 from diffnet.geometry.discretize import gradient
 from diffnet.geometry.store import cache, reading, transfer
 from diffnet.ops.sparse import pattern
@@ -84,18 +85,9 @@ def loaded(tmp_path: Path, kind: str) -> LabeledMeshes:
 
 
 def run(data: LabeledMeshes, out: Path, memory: float = 1.0, **given: Any) -> Checkpoint:
-    resume = given.pop("resume", False)
-    run_training(
-        data,
-        TrainOptions(**{**SMALL, **given}),
-        out,
-        device=CPU,
-        cache_dir=out.parent / "cache",
-        jobs=1,
-        resume=resume,
-        memory=memory,
-        console=Console(file=io.StringIO()),
-    )
+    how = {"resume": given.pop("resume", False), "memory": memory, "jobs": 1, "console": Console(quiet=True)}
+    options = TrainOptions(**{**SMALL, **given})
+    run_training(data, options, out, device=CPU, cache_dir=out.parent / "cache", **how)
     return load_checkpoint(out / "last.pt")
 
 
@@ -148,12 +140,7 @@ def test_sets_to_score_are_read_mesh_by_mesh(tmp_path: Path, task: Any, kind: st
 def test_only_samples_that_fit_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     plain = PreparedSamples.__getitem__
-
-    def noted(self: PreparedSamples, i: int) -> Any:
-        read.append(i)
-        return plain(self, i)
-
-    monkeypatch.setattr(PreparedSamples, "__getitem__", noted)
+    monkeypatch.setattr(PreparedSamples, "__getitem__", lambda self, i: read.append(i) or plain(self, i))
     small = (4 * 6 + resident.REST) * 42
     run(loaded(tmp_path, "labels"), tmp_path / "run", 2 * small / 2**30)
     counts = np.bincount(read, minlength=6).tolist()
@@ -163,21 +150,15 @@ def test_only_samples_that_fit_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_second_run_reads_no_mesh_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = "xyz+file:shade"
-    given = {"features": features, "rotate": False, "class_weights": "1,2"}
+    given = {"features": "xyz+file:shade", "rotate": False, "class_weights": "1,2"}
     first = run(loaded(tmp_path, "labels"), tmp_path / "first", **given)
     expected = run(loaded(tmp_path, "labels"), tmp_path / "second", **given)
-    loads: list[str] = []
-
-    def noted(source: Any, *rest: Any) -> Any:
-        loads.append(Path(source).stem)
-        return load_mesh(source, *rest)
-
+    noted = Mock(side_effect=load_mesh)
     for module in ("data.folders.index", "geometry.mesh.normalize"):
         monkeypatch.setattr(f"diffnet.{module}.load_mesh", noted)
     third = run(loaded(tmp_path, "labels"), tmp_path / "third", **given)
     # Statistics look at the first mesh, and the report at the test meshes, after training.
-    assert sorted(set(loads)) == ["m0", "m4", "m5"]
+    assert {Path(call.args[0]).stem for call in noted.call_args_list} == {"m0", "m4", "m5"}
     for each in (expected, third):
         assert_equal(first, each)
     array = tmp_path / "set" / "train" / "m1.shade.npy"
@@ -224,16 +205,10 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> P
     for module in (transfer, reading):
         monkeypatch.setattr(module, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))  # entries that have just been written are settled
-    points = np.random.default_rng(0).random((30, 3))
-    shapes: list[Any] = [
-        ellipsoid(0),
-        ellipsoid(1, 2),
-        make_mesh(*soup(arrays(trimesh.creation.box()))),
-        (points, None),
-    ]
-    meshes = [each if isinstance(each, Mesh) else make_mesh(*each) for each in shapes]
+    points = make_mesh(np.random.default_rng(0).random((30, 3)), None)
+    meshes = [ellipsoid(0), ellipsoid(1, 2), make_mesh(*soup(arrays(trimesh.creation.box()))), points]
     items = [LabeledMesh(f"m{i}", mesh, np.arange(len(mesh.verts)) % 2) for i, mesh in enumerate(meshes)]
-    quiet = Console(file=io.StringIO())
+    quiet = Console(quiet=True)
     options = TrainOptions(**{**SMALL, **given})
     scored = with_max_faces(items[:2], "vertices", options, to_score=True, cache_dir=tmp_path, jobs=1, console=quiet)
     found = preprocess(joined([scored, items[2:]]), options.preprocessing, {}, "vertices", tmp_path, 1, quiet, CPU)
@@ -308,12 +283,10 @@ def test_uneven_rows_are_found_on_the_cpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 def disappearing(monkeypatch: pytest.MonkeyPatch, file: Path, also: list[Path]) -> None:
     """Remove files in the second epoch."""
-    plain = resident.read_ahead
-    passes: list[int] = []
+    plain, passes = resident.read_ahead, itertools.count(1)
 
     def noted(samples: Any, numbers: Any) -> Any:
-        passes.append(1)
-        if len(passes) == 3:  # after an epoch and its test
+        if next(passes) == 3:  # after an epoch and its test
             for path in [file, *also]:
                 path.unlink()
         return plain(samples, numbers)
@@ -349,10 +322,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in entries(tmp_path, "sample") + entries(tmp_path, "facts"):
         path.unlink()
 
-    def full(*arguments: Any, **given: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cache, "safetensors_of", full)
+    monkeypatch.setattr(cache, "safetensors_of", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.warns(UserWarning, match=r"the cache folder .*can't be written \(No space left"):
         assert_equal(run(data, tmp_path / "second"), expected)
     with pytest.raises(DataError, match=r"cache/../.*sample\.safetensors: the cache can't be written, .* --memory"):
@@ -361,12 +331,11 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_statistics_of_a_resumed_run_may_be_rounded_differently(tmp_path: Path) -> None:
     data = loaded(tmp_path, "targets")
-    given: dict[str, Any] = {"task": "regression"}
-    whole = run(data, tmp_path / "whole", **given)
-    stored = run(data, tmp_path / "parts", **given, epochs=1)
+    whole = run(data, tmp_path / "whole", task="regression")
+    stored = run(data, tmp_path / "parts", task="regression", epochs=1)
     stored["target_statistics"]["mean"][0] *= 1 + 1e-13
     save_checkpoint(tmp_path / "parts" / "last.pt", stored)
-    resumed = run(data, tmp_path / "parts", **given, resume=True)
+    resumed = run(data, tmp_path / "parts", task="regression", resume=True)
     assert resumed["history"][1]["train_loss"] == pytest.approx(whole["history"][1]["train_loss"])
     assert resumed["target_statistics"] == stored["target_statistics"]
 
@@ -427,7 +396,7 @@ def test_streamed_runs_on_a_gpu_equal_resident_ones(
             device=torch.device("cuda"),
             cache_dir=tmp_path / "cache",
             capture=capture,
-            console=Console(file=io.StringIO()),
+            console=Console(quiet=True),
         )
         found.append(load_checkpoint(out / "last.pt"))
     assert_equal(*found)

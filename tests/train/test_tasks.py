@@ -241,10 +241,6 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
 
 def test_variants_of_generated_sets_have_names() -> None:
     options = TASK_OPTIONS["segmentation"]
-    assert [options.variant(data) for data in ("figures", "figures:builds+mesher", Path("figures"))] == [
-        "",
-        "builds+mesher",
-        "",
-    ]
-    assert options.variant("shapes:mesher") is None
+    given = {"figures": "", "figures:builds+mesher": "builds+mesher", Path("figures"): "", "shapes:mesher": None}
+    assert {data: options.variant(data) for data in given} == given
     assert TASK_OPTIONS["regression"].variant("None") is None

@@ -1,8 +1,9 @@
-"""`diffnet view`."""
+"""`diffnet view`, and `diffnet demo` with the network that it uses."""
 
 import base64
 import json
 import re
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import plyfile
 import pytest
 import trimesh
 from command import complaint, output
+from PIL import Image
 
 from diffnet import DiffusionNet
+from diffnet.data import figures
 from diffnet.train import predict_labels
+from diffnet.train.commands.demo import WEIGHTS
+from diffnet.train.commands.view import open_page
 
 
 @pytest.fixture
@@ -29,16 +34,15 @@ def network(path: Path, outputs_at: str = "vertices", **metadata: Any) -> Path:
     return path / "network.safetensors"
 
 
+def item_in(path: Path) -> dict[str, Any]:
+    """The mesh of a page."""
+    (item,) = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)[1])["items"]
+    return item
+
+
 def sets_in(path: Path) -> list[tuple[str, str, str]]:
     """Name, kind and place of the values on a page."""
-    (item,) = items_in(path)
-    return [(one["name"], one["kind"], one["at"]) for one in item["sets"]]
-
-
-def items_in(path: Path) -> list[dict[str, Any]]:
-    content = re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.S)[1]
-    items: list[dict[str, Any]] = json.loads(content)["items"]
-    return items
+    return [(one["name"], one["kind"], one["at"]) for one in item_in(path)["sets"]]
 
 
 OWN = [
@@ -53,7 +57,7 @@ def test_view(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     out = tmp_path / "new" / "page.html"
     assert output("view", ball, "--out", out) == f"wrote {out}\n"
     assert sets_in(out) == [(name, "scalars", "vertices") for name in OWN]
-    assert list(items_in(out)[0]["arrows"]) == OWN[-3:]
+    assert list(item_in(out)["arrows"]) == OWN[-3:]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     written = Path(output("view", ball).removeprefix("wrote ").rstrip("\n"))
@@ -92,7 +96,7 @@ def test_arrays_of_a_file_have_buttons_and_lines(tmp_path: Path) -> None:
     own += [("quality", "scalars", "vertices"), ("normals", "scalars", "vertices")]
     everything = sets_in(tmp_path / "page.html")
     assert everything == [*own, *((name, "scalars", "vertices") for name in OWN), ("colors", "colors", "vertices")]
-    assert list(items_in(tmp_path / "page.html")[0]["arrows"]) == ["normals", *OWN[-3:]]
+    assert list(item_in(tmp_path / "page.html")["arrows"]) == ["normals", *OWN[-3:]]
 
 
 def test_view_of_a_point_cloud_in_several_parts(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_view_with_a_segmentation_or_classification(ball: Path, tmp_path: Path, 
     ((_, expected),) = predict_labels([ball], DiffusionNet.load(checkpoint), "cpu")
     page = out.read_text(encoding="utf-8")
     assert '"names":["a","b","c"]' in page
-    values = np.frombuffer(base64.b64decode(items_in(out)[0]["sets"][0]["values"]), "<i4")
+    values = np.frombuffer(base64.b64decode(item_in(out)["sets"][0]["values"]), "<i4")
     np.testing.assert_array_equal(values, np.broadcast_to(expected, values.shape))
 
 
@@ -145,3 +149,61 @@ def test_polyscope(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert structure.get_quantity_buffer("prediction", "colors").size() == 320
     assert structure.get_quantity_buffer("eigenfunction 1", "values").size() == 162
     assert "edges" in complaint("view", ball, "--checkpoint", network(tmp_path, "edges"), "--polyscope")
+
+
+# ---- diffnet demo ----
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail(f"opened {url}"))
+    told = output("demo")
+    assert output("demo") == told  # the folder is written again
+    out = tmp_path / "diffnet-demo"
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("figure.html", "figure.ply", "figure.png", "network.safetensors")
+    ]
+    right = float(re.search(r"([\d.]+) % of its ", told)[1])
+    assert right > 92
+    html = (out / "figure.html").read_text(encoding="utf-8")
+    assert '"name":"prediction"' in html
+    assert '"name":"truth"' in html
+    assert np.asarray(Image.open(out / "figure.png")).std() > 10
+    # The first command of "Next" works as it is printed.
+    command = re.search(r"diffnet (view .*?) +#", told)[1]
+    assert output(*command.split(), "--out", "view.html") == "wrote view.html\n"
+    assert '"name":"prediction"' in Path("view.html").read_text(encoding="utf-8")
+
+
+def test_demo_keeps_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / "figure.png").write_text("mine")
+    assert "this folder holds other files" in complaint("demo", "--out", tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("display", ["", ":0"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_demo_opens_its_page_on_a_desktop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str, terminal: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) is None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert open_page(Path("a b.html")) == bool(display and terminal)
+    assert opened == [f"{tmp_path.as_uri()}/a%20b.html"] * bool(display and terminal)
+
+
+def test_network_of_the_demo() -> None:
+    assert WEIGHTS.stat().st_size < 2e6
+    network = DiffusionNet.load(WEIGHTS)
+    assert network.metadata["training_command"].startswith("diffnet train segmentation --data figures ")
+    assert network.metadata["license"] == "MIT"
+    items = figures(train=1, test=3).test
+    predicted = predict_labels([item.mesh for item in items], network, "cpu")
+    pairs = zip(predicted, items, strict=True)
+    accuracy = np.concatenate([labels == item.labels for (_, labels), item in pairs]).mean()
+    assert accuracy == pytest.approx(network.metadata["test_accuracy"], abs=0.03)
