@@ -386,11 +386,10 @@ def test_values_at_vertices_beside_stl_are_refused(name: str, load: Callable[[Pa
         load(tmp_path)
 
 
+@pytest.mark.filterwarnings("error")
 def test_labels_at_faces_beside_stl_are_read(tmp_path: Path) -> None:
     write_jaws(tmp_path, 3, ".stl", "faces")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = load_dataset(tmp_path)
+    data = load_dataset(tmp_path)
     assert (data.labels_at, len(data.label_names)) == ("faces", 15)
     one = jaw(0)
     expected = labels_at(one.labels, one.faces, source="vertices", target="faces")

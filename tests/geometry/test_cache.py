@@ -71,6 +71,7 @@ def entry(folder: Path) -> Path:
     [(K, "float32"), (0, "float32"), (K, "float16")],
     ids=["with-eigenpairs", "without-eigenpairs", "small-entry"],
 )
+@pytest.mark.filterwarnings("error")
 def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, basis: Any, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,9 +82,7 @@ def test_a_hit_is_equal_and_not_computed(
     first = precompute(mesh, k=k, cache_dir=tmp_path)
     assert len(compute) == 2
     written = entry(tmp_path).read_bytes()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = precompute(mesh, k=k, cache_dir=str(tmp_path))
+    again = precompute(mesh, k=k, cache_dir=str(tmp_path))
     assert len(compute) == 2
     assert entry(tmp_path).read_bytes() == written
     assert_same(fresh, first)
@@ -122,14 +121,13 @@ def test_another_format_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cache.cache_key({}, k=1) != key
 
 
+@pytest.mark.filterwarnings("error")
 def test_entries_without_facts_are_read(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
     """Earlier versions have written none."""
     fresh = precompute(mesh, k=K, cache_dir=tmp_path)
     with_arrays(entry(tmp_path), facts=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert_same(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
-        assert_same(fresh, precompute_all([mesh], K, cache_dir=tmp_path, jobs=2)[0])
+    assert_same(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
+    assert_same(fresh, precompute_all([mesh], K, cache_dir=tmp_path, jobs=2)[0])
     assert len(compute) == 1
 
 
@@ -231,6 +229,7 @@ SMALL_DAMAGES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("damage", "basis"), [*((name, "float32") for name in DAMAGES), *((name, "float16") for name in SMALL_DAMAGES)]
 )
+@pytest.mark.filterwarnings("error")
 def test_damaged_entries_are_computed_again_and_repaired(
     mesh: Any, tmp_path: Path, compute: list[int], damage: str, basis: Any
 ) -> None:
@@ -244,9 +243,7 @@ def test_damaged_entries_are_computed_again_and_repaired(
         assert_same(fresh, precompute(mesh, k=K, cache_dir=folder))
     assert len(compute) == 1
     assert entry(folder) == path
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert_same(fresh, precompute(mesh, k=K, cache_dir=folder))
+    assert_same(fresh, precompute(mesh, k=K, cache_dir=folder))
     assert len(compute) == 1
 
 
@@ -342,6 +339,7 @@ def test_small_entries(tmp_path: Path, near: int, laplacian: Any, monkeypatch: p
     assert entry(tmp_path).stat().st_size <= 330 * 2562
 
 
+@pytest.mark.filterwarnings("error")
 def test_two_processes_at_once(tmp_path: Path) -> None:
     """Two processes compute and write the same entries at the same time."""
     meshes = [ellipsoid(seed) for seed in range(4)]
@@ -351,10 +349,8 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         running = [pool.submit(fill, mesh) for mesh in meshes for _ in range(2)]
         assert [future.result() for future in running] == [None] * 8
     assert len(entries(tmp_path)) == 4  # no temporary files
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for mesh in meshes:
-            assert_same(precompute(mesh, k=K, cache_dir=tmp_path), precompute(mesh, k=K))
+    for mesh in meshes:
+        assert_same(precompute(mesh, k=K, cache_dir=tmp_path), precompute(mesh, k=K))
     assert len(entries(tmp_path)) == 4
 
 

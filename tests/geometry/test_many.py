@@ -74,8 +74,7 @@ def test_given_positions(tmp_path: Path, device: str) -> None:
     assert list(failed) == [5]
     assert "missing.off: no such file" in failed[5]
     assert ready == ([(4, 1), (1, 3)] if device == "cpu" else [(4, 3), (1, 3)])  # a GPU takes 32 at once
-    assert len(seen) == 3
-    assert len(operator_entries(tmp_path)) == 2
+    assert (len(seen), len(operator_entries(tmp_path))) == (3, 2)
     assert store_operators(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
 
 
@@ -346,13 +345,6 @@ def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
         assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
         assert_same(a.cpu(), b)
         assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
-
-
-def test_precompute_all_warns_of_components_as_precompute_does() -> None:
-    triangles = np.random.default_rng(0).random((9, 3)), np.arange(9).reshape(3, 3)
-    with pytest.warns(UserWarning, match="every eigenvalue is 0.* 3 components, and k is 2") as found:
-        precompute_all([ellipsoid(0), triangles], 2, jobs=1)
-    assert found[0].filename == __file__
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
