@@ -144,8 +144,7 @@ def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
     script = """
 import sys
 from diffnet.geometry.options import Options
-from diffnet.geometry.preprocessing.worker import GpuMesh
-from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
+from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, compute_entry
 from diffnet.geometry.processes import WorkerPool
 
 ball = ([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]])
@@ -335,16 +334,20 @@ def open_cone(sides: int) -> Mesh:
     return make_mesh(np.concatenate([np.zeros((1, 3)), base]), np.stack([0 * corners, corners, corners + 1], 1))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("basis", ["float32", "bfloat16"])
-def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
-    sources = [*(ellipsoid(i, 2) for i in range(9)), open_cone(200)]
-    expected = precompute_all(sources, 8, jobs=2, basis=basis)
-    for a, b in zip(precompute_all(sources, 8, jobs=2, basis=basis, device="cuda"), expected, strict=True):
+def assert_same_on_gpu(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
         assert a.mass.is_cuda
         assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
         assert_same(a.cpu(), b)
         assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("basis", ["float32", "bfloat16"])
+def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
+    sources = [*(ellipsoid(i, 2) for i in range(9)), open_cone(200)]
+    on_cpu, on_gpu = (precompute_all(sources, 8, jobs=2, basis=basis, device=device) for device in ("cpu", "cuda"))
+    assert_same_on_gpu(on_gpu, on_cpu)
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
@@ -472,11 +475,7 @@ def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, m
     monkeypatch.setattr(many, "read_again", lambda *args: again.append(1) or plain(*args))
     expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
     for count in (0, 3, 6):
-        for a, b in zip(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected, strict=True):
-            assert a.mass.is_cuda
-            assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
-            assert_same(a.cpu(), b)
-            assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
+        assert_same_on_gpu(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected)
         assert len(again) == count
 
 
