@@ -227,8 +227,7 @@ def test_a_label_for_each_mesh() -> None:
     for batch, expected in zip(
         DataLoader(samples, batch_size=2, collate_fn=collate_samples), [[2, 0], [1]], strict=True
     ):
-        assert batch.labels.tolist() == expected
-        assert batch.labels.dtype == torch.int64
+        assert (batch.labels.tolist(), batch.labels.dtype) == (expected, torch.int64)
         torch.nn.functional.cross_entropy(model(batch.features, batch.operators), batch.labels).backward()
 
 

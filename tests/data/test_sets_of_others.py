@@ -94,8 +94,7 @@ def test_ids_of_patients_select_all_their_scans(tmp_path: Path) -> None:
         test__txt="A1",
     )
     data = load_dataset(tmp_path / "folders")
-    assert names(data.test) == ["A1_lower", "A1_upper"]
-    assert len(data.train) == 4
+    assert (names(data.test), len(data.train)) == (["A1_lower", "A1_upper"], 4)
     write(tmp_path / "flat", private_testing_set__txt="A10\nC3")
     with pytest.raises(DataError, match=r"private_testing_set\.txt: no mesh in .* for C3"):
         load_dataset(tmp_path / "flat")
@@ -132,8 +131,7 @@ def test_lists_divide_classes_and_tables(tmp_path: Path) -> None:
 def test_notes_and_labels_are_no_lists(tmp_path: Path) -> None:
     write(tmp_path, "arm_test", "arm_train", "latest", test_notes__txt="scanned in May\n")
     data = load_dataset(tmp_path)
-    assert len(data.train) == 2
-    assert data.source == "at random, seed 0"
+    assert (len(data.train), data.source) == (2, "at random, seed 0")
     with pytest.raises(DataError, match=r"arm_test\.txt can't divide meshes of subfolders"):
         load_pairs(write(tmp_path / "above", "x/a", "y/b", arm_test__txt="a"))
     write(tmp_path, training_all__txt="arm_test\nlatest")
@@ -151,8 +149,7 @@ def test_test_pairs_leave_the_other_meshes_for_training(tmp_path: Path) -> None:
     write(tmp_path, *"abcdef", labels=None, test_pairs__txt="b d\nd e\n")
     data = load_pairs(tmp_path)
     assert ([s.name for s in data.train], [s.name for s in data.test]) == (["a", "c", "f"], ["b", "d", "e"])
-    assert len(data.train_pairs) == 3
-    assert data.test_pairs == [(0, 1), (1, 2)]
+    assert (len(data.train_pairs), data.test_pairs) == (3, [(0, 1), (1, 2)])
     assert data.source == "by test_pairs.txt, whose meshes are for testing"
     write(tmp_path, all_pairs__txt="a b\nc d\ne f")
     with pytest.raises(DataError, match=r"no pairs .* of train meshes. This part has 0 meshes"):
@@ -349,8 +346,7 @@ def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
         index_dataset(tmp_path, tmp_path / "cache", jobs=1)
     message = str(caught.value)
     assert message.startswith("7 of 8 meshes can't be used: ")
-    assert message.count("is not a whole number") == 1
-    assert message.count(".txt") == 5
+    assert (message.count("is not a whole number"), message.count(".txt")) == (1, 5)
 
 
 # ---------------------------------------------------------------- what a run says

@@ -572,10 +572,7 @@ def write_xml(path: Path, kind: str, mode: str) -> None:
 @needs_vtk
 @pytest.mark.parametrize(
     ("kind", "suffix", "version", "modes"),
-    [
-        ("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")),
-        ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended")),
-    ],
+    [("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")), ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended"))],
     ids=[".vtp", ".vtu"],
 )
 def test_files_of_vtk(tmp_path: Path, kind: str, suffix: str, version: int, modes: tuple[str, str]) -> None:

@@ -351,9 +351,7 @@ def test_transforms_read_nothing_back_from_a_gpu() -> None:
         torch.cuda.set_sync_debug_mode("default")
     expected = rotated(mirrored(scaled(batch(), factors.cpu()), which.cpu()), turns.cpu())
     for a, b in zip(
-        read,
-        [expected.mass, expected.evals, expected.evecs, expected.frames, expected.gradient.values],
-        strict=True,
+        read, [expected.mass, expected.evals, expected.evecs, expected.frames, expected.gradient.values], strict=True
     ):
         assert relative(a.cpu(), b) < 1e-5
 
