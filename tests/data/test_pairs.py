@@ -237,7 +237,6 @@ def points(face: int, count: int, weight: float = 1 / 3) -> dict[str, np.ndarray
 
 
 def position(mesh: Mesh, places: SurfacePoints | np.ndarray) -> np.ndarray:
-    assert isinstance(places, SurfacePoints)
     return places.interpolate(mesh.faces, mesh.verts)
 
 
@@ -350,7 +349,6 @@ def test_copies_are_linear_images() -> None:
         np.testing.assert_allclose(linear, linear.T, atol=1e-12)  # it scales along orthogonal axes
         every.append(np.linalg.eigvalsh(linear))
         # Edges orthogonal to a normal stay so.
-        assert copy.mesh.normals is not None
         edges = np.cross(shape.mesh.verts[1:], [0.3, -0.2, 0.5])
         assert np.abs(np.sum(edges @ linear * copy.mesh.normals[1:], axis=1)).max() < 1e-12
         np.testing.assert_allclose(np.linalg.norm(copy.mesh.normals, axis=1), [0] + [1] * 41)

@@ -193,7 +193,6 @@ def bent(seed: int, jitter: float, stretch: float) -> np.ndarray:
 
 def compare(verts: np.ndarray, faces: np.ndarray) -> None:
     found = delaunay_laplacian(verts, faces)
-    assert found is not None
     laplacian, mass = found
     expected, expected_mass = robust_laplacian.mesh_laplacian(verts, faces)
     # Edges with weights above −10⁻⁶ aren't flipped.
@@ -283,7 +282,6 @@ def checked(mesh: Any, name: str = "mesh", **options: Any) -> Mesh:
 
 def of_mesh(found: Discretized, number: int) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
     """Laplacian and mass of a mesh in double precision."""
-    assert found.packed is not None
     laplacian, (first, end) = found.packed.laplacian, found.packed.operators.ptr[number : number + 2].tolist()
     entries = (laplacian.values.numpy(), laplacian.indices.numpy(), laplacian.indptr.numpy())
     return scipy.sparse.csr_matrix(entries)[first:end, first:end], found.packed.mass[first:end].numpy()
@@ -294,7 +292,6 @@ def test_values_are_those_of_one_mesh_after_the_other(kind: LaplacianKind) -> No
     meshes, options = [checked(mesh, name) for name, mesh in MESHES.items()], Options(4, kind)
     found = discretize_on("cpu", meshes, options)
     assert found.served == list(range(len(meshes)))
-    assert found.packed is not None
     for number, (mesh, entry) in enumerate(zip(meshes, entry_arrays(found.packed), strict=True)):
         expected = discretize(mesh, options)
         laplacian, mass = of_mesh(found, number)
@@ -325,12 +322,10 @@ def test_the_bits_of_a_mesh_do_not_depend_on_the_others(kind: LaplacianKind) -> 
     """Operators are those of the entries."""
     meshes, options = [checked(mesh, name) for name, mesh in MESHES.items()], Options(0, kind)
     together = discretize_on("cpu", meshes, options)
-    assert together.packed is not None
     parts = zip(meshes, entry_arrays(together.packed), together.packed.operators.split(), strict=True)
     for number, (mesh, entry, operators) in enumerate(parts):
         assert_same(operators, of_entry(entry, mesh))
         alone = discretize_on("cpu", [mesh], options)
-        assert alone.packed is not None
         [expected] = entry_arrays(alone.packed)
         for name, array in expected.items():
             np.testing.assert_array_equal(entry[name], array, err_msg=f"{mesh.name}: {name}")
@@ -348,7 +343,6 @@ def test_rows_are_stored_along_the_surface_where_neighbors_are_far(monkeypatch: 
     meshes = [checked(moebius()), checked((mixed, number[faces])), checked((verts, faces))]
     options = Options(4, "cotan")
     packed = discretize_on("cpu", meshes, options).packed
-    assert packed is not None
     entries = entry_arrays(packed)
     assert [len(entry["row_order"]) for entry in entries] == [0, len(verts), 0]
     for entry, mesh in zip(entries, meshes, strict=True):
@@ -528,7 +522,6 @@ def test_gradients_where_faces_have_no_area_are_finite(kind: LaplacianKind) -> N
     moving = verts.clone().requires_grad_()
     o = assemble(moving, Connectivity(faces, len(verts)), kind)
     sum(values.square().sum() for values in (o.mass, o.gradient.values, o.frames)).backward()
-    assert moving.grad is not None
     assert moving.grad.isfinite().all()
     assert moving.grad.any()
 
@@ -549,7 +542,6 @@ def test_a_network_feels_the_metric() -> None:
     verts, faces = (CLOSED[0].float().requires_grad_(), CLOSED[1])
     network = DiffusionNet(2, 3, width=8, blocks=1, diffusion="implicit", initial_times="spread").eval()
     network(torch.ones(len(verts), 2), assemble(verts, Connectivity(faces, len(verts)))).square().sum().backward()
-    assert verts.grad is not None
     assert verts.grad.isfinite().all()
     assert verts.grad.any()
 
@@ -604,7 +596,6 @@ def test_assembly_on_a_gpu_is_that_of_the_cpu_and_the_same_in_every_run() -> Non
         o = assemble(moving, Connectivity(faces.to(device), len(verts)))
         values = [o.mass, o.laplacian.values, o.gradient.values, o.frames]
         sum(v.square().sum() for v in values).backward()
-        assert moving.grad is not None
         return [v.detach() for v in (*values, moving.grad)]
 
     first, second, on_cpu = results("cuda"), results("cuda"), results("cpu")

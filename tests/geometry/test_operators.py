@@ -184,7 +184,6 @@ def test_tuples_of_tensors_and_labels() -> None:
     each = tiny_operators()
     x, o, labels, share = collate([(features(m), m, i, i / 2) for i, m in enumerate(each)])
     assert torch.equal(x, torch.cat([features(m) for m in each]))
-    assert isinstance(o, Operators)
     assert o.lengths == (42, 4, 8, 30)
     assert torch.equal(labels, torch.arange(4))
     assert torch.equal(share, torch.tensor([0, 0.5, 1, 1.5]))
