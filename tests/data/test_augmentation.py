@@ -153,11 +153,8 @@ def test_point_clouds_are_cut_and_not_decimated() -> None:
         assert np.array_equal(variant.mesh.verts, cloud.mesh.verts[variant.labels])
 
 
-def test_nothing_is_made_unless_asked_for() -> None:
+def test_variants_that_are_not_made() -> None:
     assert make_variants(item(), "vertices", Variants()) == []
-
-
-def test_variants_that_cannot_be_made() -> None:
     with pytest.raises(OptionError, match=r"cut should be at least 0 and below 1, got 1\.5"):
         Variants(1, cut=1.5)
     with pytest.raises(OptionError, match="number of variants should be at least 0, got -1"):

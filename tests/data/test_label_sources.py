@@ -371,9 +371,8 @@ def test_values_at_vertices_beside_stl_are_refused(name: str, load: Callable[[Pa
             file.write_text(
                 f'{{"labels": {values.tolist()}}}' if file.suffix == ".json" else "\n".join(map(str, values))
             )
-    with pytest.raises(
-        DataError, match=r"the order of the vertices of .*\.stl, but an STL file has no order of vertices"
-    ):
+    message = r"the order of the vertices of .*\.stl, but an STL file has no order of vertices"
+    with pytest.raises(DataError, match=message):
         load(tmp_path)
 
 

@@ -39,9 +39,8 @@ def elements(mesh: Mesh, at: str) -> np.ndarray:
 
 
 def test_a_sample_needs_a_labeled_mesh() -> None:
-    with pytest.raises(
-        TypeError, match=r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
-    ):
+    message = r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
+    with pytest.raises(TypeError, match=message):
         make_sample(ellipsoid(0), OPTIONS)
 
 
@@ -318,9 +317,8 @@ def test_features_of_wrong_arguments() -> None:
         with pytest.raises(ValueError, match="needs eigenpairs, but the operators have k = 0"):
             input_features(mesh, operators, kind)
     for kind in ("xyz", "hks"):
-        with pytest.raises(
-            ValueError, match="the mesh has 162 vertices and the operators 42; pass the operators of this"
-        ):
+        message = "the mesh has 162 vertices and the operators 42; pass the operators of this"
+        with pytest.raises(ValueError, match=message):
             input_features(ellipsoid(0, 2), operators, kind)
 
 

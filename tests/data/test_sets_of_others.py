@@ -316,9 +316,8 @@ def test_files_that_were_seen_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no labels .* for b\.obj.*There is .*b-labels\.txt"):
         load_dataset(tmp_path / "some")
     write(tmp_path / "table", "a", "b", labels=None, a__csv="x,y\n1,2\n", b__csv="x,y\n1,2\n")
-    with pytest.raises(
-        DataError, match=r"for [ab]\.obj.*There is .*[ab]\.csv, but it has neither a column called label nor"
-    ):
+    message = r"for [ab]\.obj.*There is .*[ab]\.csv, but it has neither a column called label nor"
+    with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "table")
 
 

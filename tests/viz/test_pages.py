@@ -309,13 +309,10 @@ def test_values_that_do_not_fit_are_named(tmp_path: Path, given: dict[str, Any],
     assert not list(tmp_path.iterdir())
 
 
-def test_only_ply_files_are_written(tmp_path: Path) -> None:
+def test_only_ply_files_are_written_with_scalars_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"out\.obj: the file is written in PLY format"):
         write_ply(tmp_path / "out.obj", (np.eye(3), None))
     assert not list(tmp_path.iterdir())
-
-
-def test_large_scalars_are_written_as_they_are(tmp_path: Path) -> None:
     given = np.array([1e300, -np.inf, np.nan])
     write_ply(tmp_path / "out.ply", (np.eye(3), None), scalars={"large": given})
     np.testing.assert_array_equal(ply_element(tmp_path / "out.ply", "vertex")["large"], given)

@@ -292,6 +292,8 @@ def test_lists_that_do_not_fit_are_named() -> None:
         make_field("labels", "labels", [0] * 5, make_surface(SQUARE[0], None))
     with pytest.raises(MeshError, match="got int 3"):
         picture(3)
+    with pytest.raises(ValueError, match="index 3 vertices"):
+        make_surface(np.eye(3), [[0, 1, 7]])
 
 
 def test_pictures_load_no_pytorch_and_labels_no_matplotlib() -> None:
@@ -487,11 +489,6 @@ def test_smooth_and_sharp_normals() -> None:
     box = trimesh.creation.box()
     normals = corner_normals(np.asarray(box.vertices), np.asarray(box.faces))
     np.testing.assert_allclose(normals, np.repeat(box.face_normals[:, None], 3, axis=1), atol=1e-9)
-
-
-def test_faces_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ValueError, match="index 3 vertices"):
-        render(np.eye(3), [[0, 1, 7]], [0, 1, 2])
 
 
 def test_colors_are_distinct_and_stable() -> None:
