@@ -248,12 +248,9 @@ def test_colors_are_labels(tmp_path: Path) -> None:
     assert "each line should be another color and a name, such as '#ff0000 arm', got 'arm'" in refusal(tmp_path)
     (tmp_path / "label_names.txt").write_text("#ff0000 arm\n#00ff00 leg\n#0000ff arm\n")
     assert "label_names.txt: two classes are called 'arm'" in refusal(tmp_path)
-
-
-def test_colors_of_faces_are_labels(tmp_path: Path) -> None:
     for stem in "ab":
-        write_ply(tmp_path / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
-    data = load_dataset(tmp_path)
+        write_ply(tmp_path / "faces" / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
+    data = load_dataset(tmp_path / "faces")
     assert (data.labels_at, by_name(data)) == ("faces", {"a": [1, 0, 1], "b": [1, 0, 1]})
 
 

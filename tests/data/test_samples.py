@@ -339,7 +339,4 @@ def test_training_reads_what_fill_cache_stored(tmp_path: Path) -> None:
     for mesh in meshes:
         make_sample(LabeledMesh(mesh.name, mesh, np.zeros(42, np.int64)), OPTIONS, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == written
-
-
-def test_precompute_all_is_exported_here_for_one_release() -> None:
-    assert precompute_all is geometry.precompute_all
+    assert precompute_all is geometry.precompute_all  # for one release

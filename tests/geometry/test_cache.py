@@ -91,7 +91,10 @@ def test_a_hit_is_equal_and_not_computed(
     assert_same(fresh, precompute(mesh, k=k, cache_dir=tmp_path))
 
 
-def test_every_option_and_no_type_changes_the_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
+def test_every_option_and_no_type_changes_the_entry(
+    mesh: Any, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does the format: entries of other formats are not found, and give no warning."""
     verts, faces = mesh
     moved = verts.copy()
     moved[3, 1] += 1e-3
@@ -112,10 +115,6 @@ def test_every_option_and_no_type_changes_the_entry(mesh: Any, tmp_path: Path, c
     for options in variants:
         precompute(**{"mesh": mesh, "k": K, "cache_dir": tmp_path, **options})
     assert len(compute) == len(entries(tmp_path)) == len(variants)
-
-
-def test_another_format_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So entries of other formats are not found, and give no warning."""
     key = cache.cache_key({}, k=1)
     monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
     assert cache.cache_key({}, k=1) != key

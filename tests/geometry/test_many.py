@@ -113,16 +113,13 @@ def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
     assert precompute_all([], 8) == []
 
 
-def test_precompute_all_names_meshes_that_cannot_be_used(tmp_path: Path) -> None:
+def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
     meshes = [ellipsoid(0), tmp_path / "a.off", ellipsoid(1), *(tmp_path / f"{i}.off" for i in range(5))]
     with pytest.raises(MeshError, match=r"6 of 8 meshes can't be used: \S*a\.off, .*3\.off, …: no such file$"):
         precompute_all(meshes, 4, cache_dir=tmp_path / "cache", jobs=1)
     assert len(operator_entries(tmp_path)) == 2
     with pytest.raises(ValueError, match="k should be at least 0, got -1"):
         precompute_all(meshes, -1)
-
-
-def test_one_mesh_instead_of_a_list_is_refused(tmp_path: Path) -> None:
     for one in ("a.obj", tmp_path / "a.obj", load_mesh(np.eye(3))):
         with pytest.raises(MeshError, match=r"expected a list of meshes, got one, .*; write it in brackets, \[mesh\]"):
             precompute_all(one, k=4)  # type: ignore[arg-type]
