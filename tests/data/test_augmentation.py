@@ -102,12 +102,10 @@ def test_jitter_moves_positions_in_their_units() -> None:
 
 def test_all_changes_are_made_in_their_order() -> None:
     sample = make_sample(item(), Preprocessing(k=8, features="xyz+normals+hks"))
-    noise, turn, factor = torch.full((162, 3), 0.01), random_rotations(1), torch.tensor([2.0])
-    found = augmented(
-        sample, "xyz+normals+hks", jitter=noise, mirror=torch.tensor([True]), rotations=turn, factors=factor
-    )
-    step = augmented(sample, "xyz+normals+hks", jitter=noise)
-    step = augmented(step, "xyz+normals+hks", mirror=torch.tensor([True]))
+    noise, mirror = torch.full((162, 3), 0.01), torch.tensor([True])
+    turn, factor = random_rotations(1), torch.tensor([2.0])
+    found = augmented(sample, "xyz+normals+hks", jitter=noise, mirror=mirror, rotations=turn, factors=factor)
+    step = augmented(augmented(sample, "xyz+normals+hks", jitter=noise), "xyz+normals+hks", mirror=mirror)
     turned = rotate_vectors(step.features, vector_channels("xyz+normals"), turn, sample.operators.ptr)
     step = augmented(replace(step, features=turned), "xyz+normals+hks", factors=factor)
     torch.testing.assert_close(found.features, step.features)

@@ -77,9 +77,8 @@ def test_tables(tmp_path: Path, header: str) -> None:
         data = load_classes(place)
         assert data.label_names == ["x", "y"]
         assert sorted(names(data.train + data.test)) == [f"meshes/m{i}.obj" for i in range(4)]
-    table.write_text(
-        "file,label,split\n" + "".join(f"meshes/m{i}.obj,{i % 2},{'train' if i < 2 else 'test'}\n" for i in range(4))
-    )
+    rows = [f"meshes/m{i}.obj,{i % 2},{'train' if i < 2 else 'test'}\n" for i in range(4)]
+    table.write_text("file,label,split\n" + "".join(rows))
     data = load_classes(table)
     assert (labels(data.train), labels(data.test)) == ([0, 1], [0, 1])
     assert names(load_classes(table, needs_train=False).test) == ["meshes/m2.obj", "meshes/m3.obj"]
@@ -103,8 +102,8 @@ def test_tables(tmp_path: Path, header: str) -> None:
     ],
 )
 def test_faults_of_tables(tmp_path: Path, lines: str, message: str) -> None:
-    write(tmp_path / "a")
-    write(tmp_path / "b")
+    for name in "ab":
+        write(tmp_path / name)
     (tmp_path / "labels.csv").write_text(lines)
     with pytest.raises(DataError, match=message):
         load_classes(tmp_path)
@@ -165,12 +164,8 @@ def test_generated_classes_with_a_shift() -> None:
 
 def edge_counts(item: LabeledMesh) -> np.ndarray:
     """How many triangles each edge has."""
-    return np.unique(mesh_edges_of(item), axis=0, return_counts=True)[1]
-
-
-def mesh_edges_of(item: LabeledMesh) -> np.ndarray:
-    """Each triangle's edges, (3 F, 2)."""
-    return np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    edges = np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    return np.unique(edges, axis=0, return_counts=True)[1]
 
 
 def test_the_generated_classes() -> None:
