@@ -102,12 +102,10 @@ def test_jitter_moves_positions_in_their_units() -> None:
 
 def test_all_changes_are_made_in_their_order() -> None:
     sample = make_sample(item(), Preprocessing(k=8, features="xyz+normals+hks"))
-    noise, turn, factor = torch.full((162, 3), 0.01), random_rotations(1), torch.tensor([2.0])
-    found = augmented(
-        sample, "xyz+normals+hks", jitter=noise, mirror=torch.tensor([True]), rotations=turn, factors=factor
-    )
-    step = augmented(sample, "xyz+normals+hks", jitter=noise)
-    step = augmented(step, "xyz+normals+hks", mirror=torch.tensor([True]))
+    noise, mirror = torch.full((162, 3), 0.01), torch.tensor([True])
+    turn, factor = random_rotations(1), torch.tensor([2.0])
+    found = augmented(sample, "xyz+normals+hks", jitter=noise, mirror=mirror, rotations=turn, factors=factor)
+    step = augmented(augmented(sample, "xyz+normals+hks", jitter=noise), "xyz+normals+hks", mirror=mirror)
     turned = rotate_vectors(step.features, vector_channels("xyz+normals"), turn, sample.operators.ptr)
     step = augmented(replace(step, features=turned), "xyz+normals+hks", factors=factor)
     torch.testing.assert_close(found.features, step.features)
@@ -122,7 +120,6 @@ def test_a_cut_keeps_the_labels_of_what_stays(at: Any) -> None:
         assert np.array_equal(centers(variant.mesh, at), centers(whole.mesh, at)[variant.labels])
         own = np.round(10 * np.asarray(variant.arrays["own"]).reshape(-1)).astype(int)
         assert np.array_equal(variant.mesh.verts, whole.mesh.verts[own])
-        assert whole.mesh.normals is not None
         assert np.array_equal(variant.mesh.normals, whole.mesh.normals[own])
         shares.append(1 - area(variant.mesh) / area(whole.mesh))
         assert np.unique(variant.mesh.faces).tolist() == list(range(len(variant.mesh.verts)))
@@ -154,11 +151,8 @@ def test_point_clouds_are_cut_and_not_decimated() -> None:
         assert np.array_equal(variant.mesh.verts, cloud.mesh.verts[variant.labels])
 
 
-def test_nothing_is_made_unless_asked_for() -> None:
+def test_variants_that_are_not_made() -> None:
     assert make_variants(item(), "vertices", Variants()) == []
-
-
-def test_variants_that_cannot_be_made() -> None:
     with pytest.raises(OptionError, match=r"cut should be at least 0 and below 1, got 1\.5"):
         Variants(1, cut=1.5)
     with pytest.raises(OptionError, match="number of variants should be at least 0, got -1"):

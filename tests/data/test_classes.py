@@ -35,11 +35,9 @@ def test_folders_with_parts(tmp_path: Path, form: str) -> None:
             for i in range(count):
                 write(tmp_path / form.format(label=label, part=part, i=i), ".ply" if i else ".off")
     data = load_classes(tmp_path)
-    assert data.label_names == ["cat", "dog"]
-    assert data.labels_at == "meshes"
+    assert (data.label_names, data.labels_at) == (["cat", "dog"], "meshes")
     assert sorted(names(data.train)) == [f"{label}/{i}" for label in ("cat", "dog") for i in range(3)]
-    assert labels(data.train) == [0, 0, 0, 1, 1, 1]
-    assert labels(data.test) == [0, 0, 1, 1]
+    assert (labels(data.train), labels(data.test)) == ([0, 0, 0, 1, 1, 1], [0, 0, 1, 1])
     scored = load_classes(tmp_path, needs_train=False)
     assert (scored.train, names(scored.test)) == ([], names(data.test))
     for folder in ("train", "cat/train", "dog/train"):
@@ -63,8 +61,7 @@ def test_a_random_part_of_each_class_is_for_testing(tmp_path: Path) -> None:
         for i in range(count):
             write(tmp_path / label / f"m{i}")
     data = load_classes(tmp_path, seed=1)
-    assert labels(data.test) == [0, 0, 1]
-    assert len(data.train) == 10
+    assert (labels(data.test), len(data.train)) == ([0, 0, 1], 10)
     assert names(load_classes(tmp_path, seed=1).test) == names(data.test)
     assert len({tuple(names(load_classes(tmp_path, seed=seed).test)) for seed in range(5)}) > 1
     assert len(load_classes(tmp_path, needs_train=False).test) == 13
@@ -80,9 +77,8 @@ def test_tables(tmp_path: Path, header: str) -> None:
         data = load_classes(place)
         assert data.label_names == ["x", "y"]
         assert sorted(names(data.train + data.test)) == [f"meshes/m{i}.obj" for i in range(4)]
-    table.write_text(
-        "file,label,split\n" + "".join(f"meshes/m{i}.obj,{i % 2},{'train' if i < 2 else 'test'}\n" for i in range(4))
-    )
+    rows = [f"meshes/m{i}.obj,{i % 2},{'train' if i < 2 else 'test'}\n" for i in range(4)]
+    table.write_text("file,label,split\n" + "".join(rows))
     data = load_classes(table)
     assert (labels(data.train), labels(data.test)) == ([0, 1], [0, 1])
     assert names(load_classes(table, needs_train=False).test) == ["meshes/m2.obj", "meshes/m3.obj"]
@@ -106,8 +102,8 @@ def test_tables(tmp_path: Path, header: str) -> None:
     ],
 )
 def test_faults_of_tables(tmp_path: Path, lines: str, message: str) -> None:
-    write(tmp_path / "a")
-    write(tmp_path / "b")
+    for name in "ab":
+        write(tmp_path / name)
     (tmp_path / "labels.csv").write_text(lines)
     with pytest.raises(DataError, match=message):
         load_classes(tmp_path)
@@ -168,19 +164,14 @@ def test_generated_classes_with_a_shift() -> None:
 
 def edge_counts(item: LabeledMesh) -> np.ndarray:
     """How many triangles each edge has."""
-    return np.unique(mesh_edges_of(item), axis=0, return_counts=True)[1]
-
-
-def mesh_edges_of(item: LabeledMesh) -> np.ndarray:
-    """Each triangle's edges, (3 F, 2)."""
-    return np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    edges = np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    return np.unique(edges, axis=0, return_counts=True)[1]
 
 
 def test_the_generated_classes() -> None:
     data = shapes(classes=4, train=2, test=1, seed=5)
     assert data.label_names == [f"plain+club+bead+{kind}" for kind in ("fork", "thick", "cone", "twin")]
-    assert labels(data.train) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert labels(data.test) == [0, 1, 2, 3]
+    assert (labels(data.train), labels(data.test)) == ([0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3])
     for item in data.train:
         assert 600 < len(item.mesh.verts) < 2000
     again = shapes(classes=2, train=1, test=1, seed=5).train[1]

@@ -97,8 +97,7 @@ def test_a_set_at_other_elements() -> None:
 
 def test_classes_are_matched_by_name() -> None:
     data = with_label_names(data_set(), ["head", "leg", "arm"])
-    assert data.label_names == ["head", "leg", "arm"]
-    assert data.test[0].labels.tolist() == [2, 1, 1, UNLABELED]
+    assert (data.label_names, data.test[0].labels.tolist()) == (["head", "leg", "arm"], [2, 1, 1, UNLABELED])
     with pytest.raises(DataError, match=r"square: the label 'leg' is none of the 2 known classes \(head, arm\)"):
         with_label_names(data_set(), ["head", "arm"])
 

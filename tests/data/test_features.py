@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -235,7 +234,7 @@ def test_diffused_curvature_survives_decimation() -> None:
     ],
     ids=["rows", "negative", "rank"],
 )
-def test_bad_arguments_of_diffused_curvature(positions: Tensor, times: Tensor | None, message: str) -> None:
+def test_bad_arguments_of_diffused_curvature(positions: Tensor, times: Any, message: str) -> None:
     small = precompute(ball(subdivisions=1), k=4)
     with pytest.raises(ValueError, match=message):
         diffused_curvature(positions, small, times=times)
@@ -254,9 +253,7 @@ def test_rotation_is_the_default_if_a_part_is_a_vector() -> None:
 
 def test_own_arrays_are_found_beside_the_mesh(tmp_path: Path) -> None:
     mesh = obj(tmp_path / "off/a.b.obj", ball())
-    one, two, three = (
-        np.random.default_rng(i).normal(size=shape) for i, shape in enumerate(((162,), (162, 2), (162, 1)))
-    )
+    one, two, three = (np.random.default_rng(i).normal(size=(162, *c)) for i, c in enumerate(((), (2,), (1,))))
     np.save(tmp_path / "off/a.b.one.npy", one)
     for name, array in (("off/two", two), ("three", three.astype(np.float32))):
         (tmp_path / name).mkdir()
@@ -336,12 +333,8 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
 def test_own_arrays_are_standardized_over_the_training_set(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = [1e6 + rng.normal(3, 7, (len(ball(i, i + 1).verts), 2)) * [1, 100] for i in range(2)]
-    items = [
-        LabeledMesh(
-            f"{i}", ball(i, i + 1), np.zeros(len(array), np.int64), {"a": array, "flat": np.full(len(array), 4)}
-        )
-        for i, array in enumerate(arrays)
-    ]
+    own = [{"a": array, "flat": np.full(len(array), 4)} for array in arrays]
+    items = [LabeledMesh(f"{i}", ball(i, i + 1), np.zeros(len(a["a"]), np.int64), a) for i, a in enumerate(own)]
     statistics = array_statistics(items, "file:a+file:flat+hks")
     whole = np.concatenate(arrays)
     np.testing.assert_allclose(statistics["a"]["mean"], whole.mean(0))
@@ -349,10 +342,8 @@ def test_own_arrays_are_standardized_over_the_training_set(tmp_path: Path) -> No
     assert statistics["flat"] == {"mean": [4.0], "std": [1.0]}
     assert check_statistics("file:a+file:flat", statistics) is statistics
     assert array_statistics(items, "hks") == {}
-    samples = [
-        make_sample(item, Preprocessing(8, features="file:a+file:flat"), statistics=statistics) for item in items
-    ]
-    features = torch.cat([sample.features for sample in samples])
+    options = Preprocessing(8, features="file:a+file:flat")
+    features = torch.cat([make_sample(item, options, statistics=statistics).features for item in items])
     torch.testing.assert_close(features.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0)
     wider = replace(items[1], arrays={"a": np.zeros((len(arrays[1]), 3))})
@@ -447,9 +438,7 @@ def test_vectors_turn_with_the_mesh_in_features(align: bool) -> None:
     assert vectors == [slice(0, 3), slice(3, 6), slice(6, 9)]
     expected = before.features
     if not align:
-        expected = rotate_vectors(
-            expected, vectors, torch.tensor(turn, dtype=torch.float32)[None], before.operators.ptr
-        )
+        expected = rotate_vectors(expected, vectors, torch.from_numpy(turn).float()[None], before.operators.ptr)
     torch.testing.assert_close(after.features, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -477,9 +466,8 @@ def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
         features = "xyz+" + own
         sample = make_sample(items[0], Preprocessing(k=8, features=features))
         for given in ({}, {"rotate": False, "mirror": True}, {"rotate_about": "z"}, {"align": True}):
-            options = TrainOptions(
-                task="correspondence" if "align" in given else "segmentation", features=features, **given
-            )
+            task = "correspondence" if "align" in given else "segmentation"
+            options = TrainOptions(task=task, features=features, **given)
             with pytest.raises(OptionError, match=message) if "file:wind" in own else nullcontext():
                 check_own_arrays(items, options)
         check_own_arrays(items, TrainOptions(features=features, rotate=False))
@@ -492,12 +480,11 @@ def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
         feature_parts("vector:wind+file:wind")
 
 
+@pytest.mark.filterwarnings("error")
 def test_mirroring_names_own_scalars_of_both_signs() -> None:
     yaw, size = np.linspace(-1, 1, 162), np.linspace(0, 1, 162)
     options = TrainOptions(features="file:yaw+scalar:size+vector:wind", mirror=True)
     with pytest.warns(UserWarning, match="^--mirror leaves the values of file:yaw as they are, which have both signs"):
         check_own_arrays([windy(0, yaw=yaw, size=size)], options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_own_arrays([windy(0, yaw=yaw, size=size)], replace(options, mirror=False))
-        check_own_arrays([windy(0, yaw=-size, size=size)], options)
+    check_own_arrays([windy(0, yaw=yaw, size=size)], replace(options, mirror=False))
+    check_own_arrays([windy(0, yaw=-size, size=size)], options)

@@ -11,7 +11,7 @@ import trimesh
 
 from diffnet.data import MeshPairs, PairShape, figure_pairs, load_pairs, save_pairs
 from diffnet.data.synthetic.pairs import pair_figure, template
-from diffnet.geometry import SurfacePoints, closest_points, geodesic_errors, make_mesh
+from diffnet.geometry import closest_points, geodesic_errors, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +28,6 @@ def two(bodies: str, numbers: tuple[int, int]) -> MeshPairs:
 
 
 def positions(shape: PairShape, points: object) -> np.ndarray:
-    assert isinstance(points, SurfacePoints)
     return points.interpolate(shape.mesh.faces, shape.mesh.verts)
 
 
@@ -46,7 +45,6 @@ def test_representations_have_one_line(data: MeshPairs) -> None:
     known = "train=0 meshes, test=2 meshes, train_pairs=0, test_pairs=1, is_supervised=True"
     assert repr(data) == f"MeshPairs({known})"
     shape = data.test[0]
-    assert shape.template is not None
     points = f"template={len(shape.template)} points, folder=''"
     assert repr(shape) == f"PairShape(name={shape.name!r}, mesh={shape.mesh}, {points})"
     assert "template=None" in repr(PairShape("a", shape.mesh))
@@ -56,9 +54,7 @@ def test_correspondences_are_one_to_one(data: MeshPairs) -> None:
     """There and back, points return, and triangles keep their orientation."""
     first, second = data.test
     truth = data.truth(first, second)
-    assert truth is not None
     there = positions(second, truth.points)
-    assert data.template_faces is not None
     template = make_mesh(positions(second, second.template), data.template_faces)
     back = closest_points(template, there).interpolate(data.template_faces, positions(first, first.template))
     size = np.sqrt(trimesh.Trimesh(first.mesh.verts, first.mesh.faces, process=False).area)
@@ -81,7 +77,6 @@ def outward_share(data: MeshPairs) -> float:
     """The share of the triangles of the first mesh that face outward at their places on the second one."""
     first, second = data.test
     truth = data.truth(first, second)
-    assert truth is not None
     normals = trimesh.Trimesh(second.mesh.verts, second.mesh.faces, process=False).face_normals
     outward = normals[truth.points.faces][first.mesh.faces].sum(axis=1)  # type: ignore[union-attr]
     a, b, c = positions(second, truth.points)[first.mesh.faces].transpose(1, 0, 2)
@@ -94,12 +89,8 @@ def test_mirror_images(data: MeshPairs) -> None:
 
 def check_mirror_images(data: MeshPairs, distance: float) -> None:
     """They are on the other side of the body, and the mirror image of a mirror image is the point itself."""
-    assert isinstance(data.mirror, SurfacePoints)
-    assert data.template_faces is not None
     first, second = data.test
     own, mirrored = data.truth(first, second), data.mirrored_truth(first, second)
-    assert own is not None
-    assert mirrored is not None
     size = np.sqrt(trimesh.Trimesh(second.mesh.verts, second.mesh.faces, process=False).area)
     apart = np.linalg.norm(positions(second, own.points) - positions(second, mirrored.points), axis=1) / size
     assert apart.mean() > distance
@@ -150,8 +141,6 @@ def same(one: PairShape, other: PairShape) -> None:
     assert one.name == other.name
     np.testing.assert_array_equal(one.mesh.verts, other.mesh.verts)
     np.testing.assert_array_equal(one.mesh.faces, other.mesh.faces)
-    assert isinstance(one.template, SurfacePoints)
-    assert isinstance(other.template, SurfacePoints)
     np.testing.assert_array_equal(one.template.faces, other.template.faces)
     np.testing.assert_array_equal(one.template.weights, other.template.weights)
 

@@ -59,8 +59,7 @@ PARTS = {
 def test_lists_of_parts(tmp_path: Path, folder: str) -> None:
     files = {folder + name if "_labels" in name else name: text for name, text in PARTS.items()}
     data = load_dataset(write(tmp_path, files))
-    assert data.labels_at == "faces"
-    assert data.label_names == ["Head", "part10", "Upper Arm"]
+    assert (data.labels_at, data.label_names) == ("faces", ["Head", "part10", "Upper Arm"])
     assert data.label_numbers is None
     assert by_name(data) == {"1": [2, 0, 2], "2": [1, UNLABELED, 0]}
     write(tmp_path, {"label_names.txt": "Upper Arm\nTail\nHead\npart10\n"})
@@ -123,8 +122,7 @@ TEETH = {
 @pytest.mark.parametrize("layout", ["auto", "teeth"])
 def test_teeth_in_subfolders(tmp_path: Path, layout: str) -> None:
     data = load_dataset(write(tmp_path, TEETH), layout)
-    assert data.labels_at == "vertices"
-    assert data.label_names == ["0", "11", "21", "31"]
+    assert (data.labels_at, data.label_names) == ("vertices", ["0", "11", "21", "31"])
     assert data.label_numbers == [0, 11, 21, 31]
     assert by_name(data) == {"p1_upper": [0, 1, 1, 2, 0], "p2_lower": [0, 0, 3, UNLABELED, 0]}
     write(tmp_path, {"train.txt": "p2_lower\n", "test.txt": "p1_upper.obj"})
@@ -193,8 +191,7 @@ def test_properties_of_vertices(tmp_path: Path, name: str, text: bool) -> None:
     for stem, values in (("a", [7, 7, -1, 2, 2]), ("b", [2, 2, 2, 40, 2])):
         write_ply(tmp_path / f"{stem}.ply", [("quality", np.zeros(5, "f4")), (name, np.array(values, "i4"))], text=text)
     data = load_dataset(tmp_path)
-    assert data.labels_at == "vertices"
-    assert data.label_names == ["2", "7", "40"]
+    assert (data.labels_at, data.label_names) == ("vertices", ["2", "7", "40"])
     assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 2, 0]}
 
 
@@ -238,8 +235,7 @@ def test_colors_are_labels(tmp_path: Path) -> None:
     rows = [" ".join(map(str, ("v", *v, 0, 1.0, 0))) for v in FAN[0]]
     (tmp_path / "c.obj").write_text("\n".join(rows) + "\nf 1 2 3\nf 1 3 4\nf 1 4 5\n")
     data = load_dataset(tmp_path)
-    assert data.labels_at == "vertices"
-    assert data.label_names == ["#0000ff", "#00ff00", "#ff0000"]
+    assert (data.labels_at, data.label_names) == ("vertices", ["#0000ff", "#00ff00", "#ff0000"])
     assert by_name(data) == {"a": [2, 2, 1, 0, 0], "b": [0, 2, 2, 2, 2], "c": [1] * 5}
     (tmp_path / "label_names.txt").write_text("#FF0000 upper arm\n#00ff00 leg\n#0000ff head\n")
     data = load_dataset(tmp_path)
@@ -252,14 +248,10 @@ def test_colors_are_labels(tmp_path: Path) -> None:
     assert "each line should be another color and a name, such as '#ff0000 arm', got 'arm'" in refusal(tmp_path)
     (tmp_path / "label_names.txt").write_text("#ff0000 arm\n#00ff00 leg\n#0000ff arm\n")
     assert "label_names.txt: two classes are called 'arm'" in refusal(tmp_path)
-
-
-def test_colors_of_faces_are_labels(tmp_path: Path) -> None:
     for stem in "ab":
-        write_ply(tmp_path / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
-    data = load_dataset(tmp_path)
-    assert data.labels_at == "faces"
-    assert by_name(data) == {"a": [1, 0, 1], "b": [1, 0, 1]}
+        write_ply(tmp_path / "faces" / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
+    data = load_dataset(tmp_path / "faces")
+    assert (data.labels_at, by_name(data)) == ("faces", {"a": [1, 0, 1], "b": [1, 0, 1]})
 
 
 def test_too_many_colors(tmp_path: Path) -> None:
@@ -325,16 +317,13 @@ def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, Any], ex
 )
 def test_a_training_part_is_not_read_for_an_evaluation(tmp_path: Path, files: dict[str, Any]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)
-    assert data.train == []
-    assert data.label_names == ["6"]
-    assert by_name(data) == {"2": [0, 0, 0]}
+    assert (data.train, data.label_names, by_name(data)) == ([], ["6"], {"2": [0, 0, 0]})
 
 
 def test_names_count_the_labels_of_the_training_part(tmp_path: Path) -> None:
     files = {"train/1.off": FAN, "train/1.txt": "5 5 6", "test/2.off": FAN, "test/2.txt": "6 6 6"}
     data = load_dataset(write(tmp_path, {**files, "label_names.txt": "arm\nleg\n"}), needs_train=False)
-    assert data.label_names == ["arm", "leg"]
-    assert by_name(data) == {"2": [1, 1, 1]}
+    assert (data.label_names, by_name(data)) == (["arm", "leg"], {"2": [1, 1, 1]})
     write(tmp_path, {"train/1.off": "broken"})
     assert by_name(load_dataset(tmp_path, needs_train=False)) == {"2": [1, 1, 1]}
 
@@ -347,8 +336,7 @@ def test_a_test_part_is_needed(tmp_path: Path) -> None:
 def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
     write(tmp_path, {"test/1.off": FAN, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
     data = load_dataset(tmp_path, needs_train=False)
-    assert data.label_names == ["arm", "leg", "head"]
-    assert by_name(data) == {"1": [0, 2, 2]}
+    assert (data.label_names, by_name(data)) == (["arm", "leg", "head"], {"1": [0, 2, 2]})
 
 
 # ---- the order of labels ----
@@ -380,17 +368,15 @@ def test_values_at_vertices_beside_stl_are_refused(name: str, load: Callable[[Pa
             file.write_text(
                 f'{{"labels": {values.tolist()}}}' if file.suffix == ".json" else "\n".join(map(str, values))
             )
-    with pytest.raises(
-        DataError, match=r"the order of the vertices of .*\.stl, but an STL file has no order of vertices"
-    ):
+    message = r"the order of the vertices of .*\.stl, but an STL file has no order of vertices"
+    with pytest.raises(DataError, match=message):
         load(tmp_path)
 
 
+@pytest.mark.filterwarnings("error")
 def test_labels_at_faces_beside_stl_are_read(tmp_path: Path) -> None:
     write_jaws(tmp_path, 3, ".stl", "faces")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = load_dataset(tmp_path)
+    data = load_dataset(tmp_path)
     assert (data.labels_at, len(data.label_names)) == ("faces", 15)
     one = jaw(0)
     expected = labels_at(one.labels, one.faces, source="vertices", target="faces")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, same_items, write
+from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, parts, same_items, write
 
 from diffnet.data import LAYOUTS, load_dataset
 from diffnet.data.labeled import UNLABELED, DataError
@@ -35,24 +35,16 @@ RNA_SET = {
 @pytest.mark.parametrize("layout", ["rna", "auto"])
 def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path: Path, layout: str) -> None:
     data = load_dataset(write(tmp_path, RNA_SET), layout)
-    assert names(data.train) == ["2J28_9", "1K73_B"]  # the list's order
-    assert names(data.test) == ["1N8R_B"]
-    assert data.labels_at == "vertices"
-    assert data.label_names == [str(i) for i in range(-1, 259)]
+    assert parts(data) == (["2J28_9", "1K73_B"], [], ["1N8R_B"])  # the list's order
+    assert (data.labels_at, data.label_names) == ("vertices", [str(i) for i in range(-1, 259)])
     assert data.label_numbers == list(range(-1, 259))
     assert data.train[1].labels.tolist() == [0, 1, 259, 4, 4]
     assert data.train[1].labels.dtype == np.int64
 
 
 def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path: Path) -> None:
-    files = {
-        "off/a.off": FAN,
-        "off/b.off": FAN,
-        "labels/a.txt": [-1, 0, 1, 1, 1],
-        "labels/b.txt": [0, 0, 0, 0, 0],
-        "train.txt": "b.off",
-        "test.txt": "a.off",
-    }
+    labels = {"labels/a.txt": [-1, 0, 1, 1, 1], "labels/b.txt": [0, 0, 0, 0, 0]}
+    files = {"off/a.off": FAN, "off/b.off": FAN, **labels, "train.txt": "b.off", "test.txt": "a.off"}
     data = load_dataset(write(tmp_path, files))
     assert data.label_names == ["0", "1"]
     assert data.test[0].labels.tolist() == [UNLABELED, 0, 1, 1, 1]
@@ -99,12 +91,9 @@ MESHCNN_SET = {
 @pytest.mark.parametrize("layout", ["meshcnn", "auto"])
 def test_meshcnn_labels_edges_in_the_published_numbering(tmp_path: Path, layout: str) -> None:
     data = load_dataset(write(tmp_path, MESHCNN_SET), layout)
-    assert names(data.train) == ["shrec__2", "shrec__10"]  # natural order
-    assert names(data.test) == ["shrec__1"]
-    assert data.labels_at == "edges"
-    assert data.label_names == ["1", "2", "8"]
-    assert data.train[0].labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
-    assert data.train[1].labels.tolist() == [0] * 6 + [UNLABELED]
+    assert parts(data) == (["shrec__2", "shrec__10"], [], ["shrec__1"])  # natural order
+    assert (data.labels_at, data.label_names) == ("edges", ["1", "2", "8"])
+    assert [item.labels.tolist() for item in data.train] == [[0, 0, 1, 1, 2, 2, 2], [0] * 6 + [UNLABELED]]
     assert len(data.test[0].labels) == len(mesh_edges(data.test[0].mesh.faces)) == 6
     accepted = np.array([[False, True, True]] * 3 + [[True, False, False]] * 3)  # classes 1, 2 and 8
     np.testing.assert_array_equal(data.test[0].accepted, accepted)
@@ -121,10 +110,7 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path: Path) 
     named = load_dataset(tmp_path, needs_train=False)
     assert (named.label_names, named.label_numbers) == (["a", "b", "c"], [1, 2, 8])
     assert named.test[0].labels.tolist() == [2, 2, 2, 1, 1, 1]
-    np.testing.assert_array_equal(
-        load_dataset(tmp_path, needs_train=False).test[0].accepted,
-        [[False, True, True]] * 3 + [[True, False, False]] * 3,
-    )
+    np.testing.assert_array_equal(named.test[0].accepted, [[False, True, True]] * 3 + [[True, False, False]] * 3)
 
 
 # ---------------------------------------------------------------- coseg
@@ -138,8 +124,7 @@ def test_coseg(tmp_path: Path, layout: str) -> None:
     assert (data.labels_at, data.label_names) == ("faces", ["1", "2"])
     assert all(item.labels.tolist() == [0, 1, 1] for item in data.train + data.test)
     write(tmp_path, {"train.txt": "2\n1.off\n", "test.txt": "5\n"})
-    data = load_dataset(tmp_path, layout)
-    assert (names(data.train), names(data.test)) == (["2", "1"], ["5"])
+    assert parts(load_dataset(tmp_path, layout)) == (["2", "1"], [], ["5"])
     (tmp_path / "gt/5.seg").write_text("1\n2\n")
     with pytest.raises(DataError, match=r"5\.seg: 2 labels, but .*5\.off has 3 faces"):
         load_dataset(tmp_path, layout)
@@ -157,10 +142,8 @@ def test_princeton_labels_faces(tmp_path: Path, layout: str, meshes: str, segs: 
     files = {f"{meshes}{i}.off": FAN for i in (1, 2, 10)} | {f"{segs}{i}.seg": [0, i, 3] for i in (1, 2, 10)}
     data = load_dataset(write(tmp_path, files), layout, test_fraction=0.01)
     assert (len(data.train), len(data.test)) == (2, 1)
-    assert data.labels_at == "faces"
-    assert data.label_names == ["0", "1", "2", "3", "10"]
-    labels = {item.name: item.labels.tolist() for item in data.train + data.test}
-    assert labels == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
+    assert (data.labels_at, data.label_names) == ("faces", ["0", "1", "2", "3", "10"])
+    assert by_name(data) == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
 
 
 def test_princeton_labels_faces_even_if_the_counts_are_equal(tmp_path: Path) -> None:
@@ -172,12 +155,10 @@ def test_princeton_is_divided_by_lists_and_subfolders(tmp_path: Path) -> None:
     labels = {f"{i}.seg": [i, i, i] for i in range(4)}
     listed = write(tmp_path / "listed", {f"{i}.off": FAN for i in range(4)} | labels)
     write(listed, {"train.txt": "3.off\n\n1.OFF\n", "test.txt": "0.off\r\n"})
-    data = load_dataset(listed)
-    assert (names(data.train), names(data.test)) == (["3", "1"], ["0"])
-
+    assert parts(load_dataset(listed)) == (["3", "1"], [], ["0"])
     parted = {"train/a.off": FAN, "train/a.seg": [1, 1, 1], "test/b.off": FAN, "seg/b.seg": [2, 2, 2]}
     data = load_dataset(write(tmp_path / "parted", parted))
-    assert (names(data.train), names(data.test)) == (["a"], ["b"])
+    assert parts(data) == (["a"], [], ["b"])
     assert data.test[0].labels.tolist() == [1, 1, 1]
 
 
@@ -192,8 +173,7 @@ def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more
 
 def test_folder_finds_vertices_from_the_count(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40]))))
-    assert data.labels_at == "vertices"
-    assert data.label_names == ["2", "7", "40"]
+    assert (data.labels_at, data.label_names) == ("vertices", ["2", "7", "40"])
     assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]}
 
 
@@ -234,15 +214,13 @@ def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path: P
 def test_folder_with_train_and_test_subfolders(tmp_path: Path, labels: str) -> None:
     files = {"train/a2.off": FAN, "train/a10.off": FAN, "test/b.off": FAN, "labels/b.txt": [0, 0, 0]}
     files |= {labels.format(name): [1, 1, 1] for name in ("a2", "a10")}
-    data = load_dataset(write(tmp_path, files))
-    assert (names(data.train), names(data.test)) == (["a2", "a10"], ["b"])
+    assert parts(load_dataset(write(tmp_path, files))) == (["a2", "a10"], [], ["b"])
 
 
 def test_folder_with_lists_leaves_out_other_meshes(tmp_path: Path) -> None:
     files = {f"meshes/{i}.off": FAN for i in range(5)} | {f"labels/{i}.txt": [i, i, i] for i in range(5)}
     data = load_dataset(write(tmp_path, {**files, "train.txt": "4.off\n2.off", "test.txt": "3.off\n"}))
-    assert (names(data.train), names(data.test)) == (["4", "2"], ["3"])
-    assert data.label_names == ["2", "3", "4"]
+    assert (parts(data), data.label_names) == ((["4", "2"], [], ["3"]), ["2", "3", "4"])
 
 
 def test_random_split_is_seeded_sized_and_complete(tmp_path: Path) -> None:
@@ -357,9 +335,8 @@ def test_notes_beside_meshes_are_no_labels(tmp_path: Path) -> None:
     assert data.left_out == ("files without labels and without a mesh: notes.txt, labels/more.txt",)
     # A label file with a mistyped name has labels, so it is no note.
     write(tmp_path / "typo", {**GOOD, "notes.txt": notes, "aa.txt": [0, 0, 1]})
-    with pytest.raises(
-        DataError, match=r"labels without a mesh: aa\.txt\. Add the mesh, or move these files elsewhere"
-    ):
+    message = r"labels without a mesh: aa\.txt\. Add the mesh, or move these files elsewhere"
+    with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "typo")
     (tmp_path / "typo" / "a.txt").unlink()
     with pytest.raises(DataError, match=r"no labels .* for a\.off"):
@@ -510,17 +487,15 @@ def test_arrays_that_are_not_labels(tmp_path: Path, array: np.ndarray, message: 
 
 
 def test_files_that_are_not_label_files(tmp_path: Path) -> None:
-    (tmp_path / "words.npy").write_text("1\n2\n")
-    (tmp_path / "cut.npy").write_bytes(b"")
-    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 cut off")
+    contents = {"words.npy": b"1\n2\n", "cut.npy": b"", "zip.npy": b"PK\x03\x04 cut off"}
+    contents |= {"empty.txt": b"\n \n", "binary.txt": b"\xff\xfe\x00\x01"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
     np.save(tmp_path / "header.npy", np.zeros(3, np.int64))
     (tmp_path / "header.npy").write_bytes((tmp_path / "header.npy").read_bytes().replace(b"(3,)", b"(3,("))
     with (tmp_path / "archive.npy").open("wb") as file:
         np.savez(file, labels=np.zeros(3))
-    (tmp_path / "empty.txt").write_text("\n \n")
-    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
-    arrays = ("words.npy", "cut.npy", "zip.npy", "header.npy", "archive.npy", "absent.npy")
-    for name in (*arrays, "empty.txt", "binary.txt", "absent.txt"):
+    for name in (*contents, "header.npy", "archive.npy", "absent.npy", "absent.txt"):
         with pytest.raises(DataError, match=name.replace(".", r"\.")):
             read_labels(tmp_path / name)
 

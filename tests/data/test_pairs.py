@@ -10,7 +10,7 @@ import pytest
 import trimesh
 from shapes import ellipsoid
 
-from diffnet.data import DataError, MeshPairs, PairShape, Truth, load_pairs, pair_errors, save_pairs
+from diffnet.data import DataError, MeshPairs, PairShape, load_pairs, pair_errors, save_pairs
 from diffnet.data.pairs.shapes import with_stretched
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, load_mesh, make_mesh
 
@@ -22,12 +22,11 @@ VERTICES = 42  # of every mesh below
 @pytest.fixture
 def four(tmp_path: Path) -> Path:
     """Four meshes without correspondences, of which m0 and m1 are for training."""
-    write(tmp_path)
-    return tmp_path
+    return write(tmp_path)
 
 
-def write(folder: Path, count: int = 4, split: bool = True) -> list[str]:
-    """Spheres with renumbered vertices. Returns their names; half of them are for training."""
+def write(folder: Path, count: int = 4, split: bool = True) -> Path:
+    """Spheres with renumbered vertices. Half of them are for training."""
     names = [f"m{i}" for i in range(count)]
     (folder / "off").mkdir(parents=True)
     for i, name in enumerate(names):
@@ -35,7 +34,7 @@ def write(folder: Path, count: int = 4, split: bool = True) -> list[str]:
     if split:
         (folder / "train.txt").write_text("\n".join(names[: count // 2]))
         (folder / "test.txt").write_text("\n".join(names[count // 2 :]))
-    return names
+    return folder
 
 
 def order(seed: int) -> np.ndarray:
@@ -58,18 +57,6 @@ def write_vts(folder: Path, base: int = 0, place: str = "corres") -> Path:
     return folder
 
 
-def truth_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
-    truth = data.truth(first, second)
-    assert truth is not None
-    return truth
-
-
-def mirror_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
-    truth = data.mirrored_truth(first, second)
-    assert truth is not None
-    return truth
-
-
 def names_of(pairs: list[tuple[int, int]], shapes: list[PairShape]) -> list[tuple[str, str]]:
     return [(shapes[i].name, shapes[j].name) for i, j in pairs]
 
@@ -81,7 +68,7 @@ def test_template_vertices(four: Path, base: int, place: str) -> None:
     assert data.is_supervised
     assert names_of(data.train_pairs, data.train) == [("m0", "m1")]
     assert names_of(data.test_pairs, data.test) == [("m2", "m3")]
-    truth = truth_of(data, *data.test)
+    truth = data.truth(*data.test)
     np.testing.assert_array_equal(truth.vertices, order(2))
     np.testing.assert_array_equal(truth.points, order(3))
     assert data.mirrored_truth(*data.test) is None
@@ -131,7 +118,7 @@ def test_maps(four: Path, form: str) -> None:
     assert names_of(data.train_pairs, data.train) == [("m0", "m1")]
     assert names_of(data.test_pairs, data.test) == [("m3", "m2")]
     first, second = data.test[1], data.test[0]
-    truth = truth_of(data, first, second)
+    truth = data.truth(first, second)
     np.testing.assert_array_equal(truth.vertices, np.arange(VERTICES))
     np.testing.assert_array_equal(np.asarray(truth.points)[order(3)], order(2))
     assert data.truth(second, first) is None
@@ -144,8 +131,7 @@ def test_maps(four: Path, form: str) -> None:
 
 
 def test_without_correspondences(tmp_path: Path) -> None:
-    write(tmp_path, 5, split=False)
-    data = load_pairs(tmp_path, test_fraction=0.4)
+    data = load_pairs(write(tmp_path, 5, split=False), test_fraction=0.4)
     assert not data.is_supervised
     Path(data.train[0].mesh.name).with_name("notes.txt").write_text("no map\n")
     assert not load_pairs(tmp_path).is_supervised
@@ -159,8 +145,7 @@ def test_without_correspondences(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "tests"), [(4, 2), (6, 2), (15, 3)])
 def test_few_meshes_have_a_pair_in_each_part(tmp_path: Path, count: int, tests: int) -> None:
-    write(tmp_path, count, split=False)
-    data = load_pairs(tmp_path)
+    data = load_pairs(write(tmp_path, count, split=False))
     assert (len(data.train), len(data.test)) == (count - tests, tests)
     assert data.train_pairs
     assert data.test_pairs
@@ -190,13 +175,12 @@ def test_pairs_within_and_across_folders(tmp_path: Path) -> None:
 def test_folders_with_templates_of_their_own(tmp_path: Path) -> None:
     """They may count from 0 and from 1, and have other numbers of points."""
     for name, base in (("cats", 1), ("dogs", 0)):
-        write(tmp_path / name)
-        write_vts(tmp_path / name, base)
+        write_vts(write(tmp_path / name), base)
     assert len(load_pairs(tmp_path).test_pairs) == 6
     for i in range(4):
         (tmp_path / "dogs" / "corres" / f"m{i}.vts").write_text("0\n5\n7")
     data = load_pairs(tmp_path, "within")
-    np.testing.assert_array_equal(truth_of(data, *data.test[2:]).points, [0, 5, 7])
+    np.testing.assert_array_equal(data.truth(*data.test[2:]).points, [0, 5, 7])
     for rule in ("all", "across"):
         with pytest.raises(DataError, match=r"has 42 template points, but .* has 3, so they are no pair"):
             load_pairs(tmp_path, rule)
@@ -206,7 +190,7 @@ def test_mirrored_template_points(four: Path) -> None:
     mirror = np.roll(np.arange(VERTICES), 1)
     np.savetxt(four / "mirror.txt", mirror, fmt="%d")
     data = load_pairs(write_vts(four))
-    mirrored = mirror_of(data, *data.test)
+    mirrored = data.mirrored_truth(*data.test)
     np.testing.assert_array_equal(mirrored.vertices, order(2))
     np.testing.assert_array_equal(mirrored.points, order(3)[mirror])
     np.savetxt(four / "mirror.txt", mirror[:9], fmt="%d")
@@ -253,7 +237,6 @@ def points(face: int, count: int, weight: float = 1 / 3) -> dict[str, np.ndarray
 
 
 def position(mesh: Mesh, places: SurfacePoints | np.ndarray) -> np.ndarray:
-    assert isinstance(places, SurfacePoints)
     return places.interpolate(mesh.faces, mesh.verts)
 
 
@@ -267,7 +250,7 @@ def test_points_in_faces(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one.mesh.verts, two.mesh.verts)
             np.testing.assert_array_equal(one.mesh.faces, two.mesh.faces)
     for first, second in (again.test, again.test[::-1]):
-        truth, mirrored = truth_of(again, first, second), mirror_of(again, first, second)
+        truth, mirrored = again.truth(first, second), again.mirrored_truth(first, second)
         scale = second.mesh.verts.max(0) / first.mesh.verts.max(0)
         expected = first.mesh.verts[truth.vertices] * scale
         assert np.abs(position(second.mesh, truth.points) - expected).max() < 0.02
@@ -277,7 +260,7 @@ def test_points_in_faces(tmp_path: Path) -> None:
 def test_errors_and_flips() -> None:
     data = in_faces()
     first, second = data.test
-    right, flipped = (truth(data, first, second).nearest_vertices(second.mesh) for truth in (truth_of, mirror_of))
+    right, flipped = (truth(first, second).nearest_vertices(second.mesh) for truth in (data.truth, data.mirrored_truth))
     found = pair_errors(data, [(first, second)] * 2, [right, flipped])
     assert [one.flipped for one in found] == [False, True]
     assert 0 < found[0].floor == found[0].errors.mean() < 0.02
@@ -366,7 +349,6 @@ def test_copies_are_linear_images() -> None:
         np.testing.assert_allclose(linear, linear.T, atol=1e-12)  # it scales along orthogonal axes
         every.append(np.linalg.eigvalsh(linear))
         # Edges orthogonal to a normal stay so.
-        assert copy.mesh.normals is not None
         edges = np.cross(shape.mesh.verts[1:], [0.3, -0.2, 0.5])
         assert np.abs(np.sum(edges @ linear * copy.mesh.normals[1:], axis=1)).max() < 1e-12
         np.testing.assert_allclose(np.linalg.norm(copy.mesh.normals, axis=1), [0] + [1] * 41)
@@ -384,7 +366,7 @@ def test_copies_take_part_in_pairs_and_correspondences() -> None:
     stretched = ("a", "b, stretched"), ("a, stretched", "b"), ("a, stretched", "b, stretched")
     assert found.maps.keys() == {*data.maps, *stretched}
     for i, j in found.train_pairs:
-        np.testing.assert_array_equal(truth_of(found, found.train[i], found.train[j]).points, np.arange(42))
+        np.testing.assert_array_equal(found.truth(found.train[i], found.train[j]).points, np.arange(42))
 
 
 def test_points_in_faces_stay_in_their_faces() -> None:

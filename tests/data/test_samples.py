@@ -39,9 +39,8 @@ def elements(mesh: Mesh, at: str) -> np.ndarray:
 
 
 def test_a_sample_needs_a_labeled_mesh() -> None:
-    with pytest.raises(
-        TypeError, match=r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
-    ):
+    message = r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
+    with pytest.raises(TypeError, match=message):
         make_sample(ellipsoid(0), OPTIONS)
 
 
@@ -75,9 +74,8 @@ def test_batches_keep_to_their_limits(limits: dict[str, int], shuffle: bool) -> 
     # No batch has room for the first mesh of the next batch.
     for batch, following in pairwise(found):
         more = [*batch, following[0]]
-        assert len(more) > limits.get("meshes", 100) or sum(lengths[i] for i in more) > limits.get(
-            "max_vertices", 10**9
-        )
+        vertices = sum(lengths[i] for i in more)
+        assert len(more) > limits.get("meshes", 100) or vertices > limits.get("max_vertices", 10**9)
 
 
 @pytest.mark.parametrize("limits", [{"meshes": 8}, {"max_vertices": 110}])
@@ -188,12 +186,8 @@ def test_packed_samples_line_up(at: str) -> None:
     samples = [make_sample(item, Preprocessing(8, features="xyz")) for item in items]
     torch.manual_seed(0)
     model = DiffusionNet(3, 2, width=8, blocks=1, outputs_at=at).eval()
-    loader = DataLoader(
-        samples,
-        batch_sampler=MeshBatches([s.operators.num_vertices for s in samples], meshes=3),
-        collate_fn=collate_samples,
-    )
-    packed = list(loader)
+    batches = MeshBatches([s.operators.num_vertices for s in samples], meshes=3)
+    packed = list(DataLoader(samples, batch_sampler=batches, collate_fn=collate_samples))
     assert [s.names for s in packed] == [tuple(m.name for m in meshes[:3]), (meshes[3].name,)]
     for batch, expected in zip(packed, [samples[:3], samples[3:]], strict=True):
         torch.testing.assert_close(batch.labels, torch.cat([s.labels for s in expected]), rtol=0, atol=0)
@@ -207,11 +201,8 @@ def test_packed_samples_line_up(at: str) -> None:
         torch.testing.assert_close(out, alone, rtol=1e-4, atol=1e-5)
     # The faces and edges of the batch have the order of their labels.
     batch, first = packed[0], 0
-    corners = {
-        "vertices": torch.arange(batch.operators.num_vertices)[:, None],
-        "faces": batch.operators.faces,
-        "edges": batch.operators.edges,
-    }[at]
+    numbers = torch.arange(batch.operators.num_vertices)[:, None]
+    corners = {"vertices": numbers, "faces": batch.operators.faces, "edges": batch.operators.edges}[at]
     for mesh, offset in zip(meshes[:3], batch.operators.ptr.tolist(), strict=False):
         own = elements(mesh, at)
         np.testing.assert_array_equal(corners[first : first + len(own)].numpy(), own + offset)
@@ -224,11 +215,9 @@ def test_a_label_for_each_mesh() -> None:
     samples = [make_sample(LabeledMesh(f"{i}", ellipsoid(i), x), OPTIONS) for i, x in enumerate(labels)]
     assert [s.labels.tolist() for s in samples] == [[2], [0], [1]]
     model = DiffusionNet(samples[0].features.shape[1], 3, width=8, blocks=1, outputs_at="global_mean")
-    for batch, expected in zip(
-        DataLoader(samples, batch_size=2, collate_fn=collate_samples), [[2, 0], [1]], strict=True
-    ):
-        assert batch.labels.tolist() == expected
-        assert batch.labels.dtype == torch.int64
+    loader = DataLoader(samples, batch_size=2, collate_fn=collate_samples)
+    for batch, expected in zip(loader, [[2, 0], [1]], strict=True):
+        assert (batch.labels.tolist(), batch.labels.dtype) == (expected, torch.int64)
         torch.nn.functional.cross_entropy(model(batch.features, batch.operators), batch.labels).backward()
 
 
@@ -244,11 +233,7 @@ def test_a_sample_moves_converts_and_is_pinned(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x.clone())
     pinned = sample.pin_memory()
-    for a, b in (
-        (pinned.features, sample.features),
-        (pinned.labels, sample.labels),
-        (pinned.operators.evecs, sample.operators.evecs),
-    ):
+    for a, b in zip(*((x.features, x.labels, x.operators.evecs) for x in (pinned, sample)), strict=True):
         assert torch.equal(a, b)
         assert a.data_ptr() != b.data_ptr()
     assert pinned.names == ("a",)
@@ -319,9 +304,8 @@ def test_features_of_wrong_arguments() -> None:
         with pytest.raises(ValueError, match="needs eigenpairs, but the operators have k = 0"):
             input_features(mesh, operators, kind)
     for kind in ("xyz", "hks"):
-        with pytest.raises(
-            ValueError, match="the mesh has 162 vertices and the operators 42; pass the operators of this"
-        ):
+        message = "the mesh has 162 vertices and the operators 42; pass the operators of this"
+        with pytest.raises(ValueError, match=message):
             input_features(ellipsoid(0, 2), operators, kind)
 
 
@@ -342,7 +326,4 @@ def test_training_reads_what_fill_cache_stored(tmp_path: Path) -> None:
     for mesh in meshes:
         make_sample(LabeledMesh(mesh.name, mesh, np.zeros(42, np.int64)), OPTIONS, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == written
-
-
-def test_precompute_all_is_exported_here_for_one_release() -> None:
-    assert precompute_all is geometry.precompute_all
+    assert precompute_all is geometry.precompute_all  # for one release

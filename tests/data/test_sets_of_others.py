@@ -69,11 +69,8 @@ def test_lists_with_more_words_in_their_names(tmp_path: Path) -> None:
     assert data.source == "by the lists training_upper.txt, testing_upper.txt"
     assert data.left_out == ("3 meshes in no list: A1_lower, A10_lower, B2_lower",)
     write(tmp_path, training_lower__txt="A1_lower", testing_lower__txt="B2_lower\nA10_lower")
-    assert parts(load_dataset(tmp_path)) == (
-        ["A1_lower", "A1_upper", "B2_upper"],
-        [],
-        ["B2_lower", "A10_lower", "A10_upper"],
-    )
+    both = ["A1_lower", "A1_upper", "B2_upper"], [], ["B2_lower", "A10_lower", "A10_upper"]
+    assert parts(load_dataset(tmp_path)) == both
     write(tmp_path / "plain", "a", "b", "c", train__txt="a", test__txt="x\\b.OBJ", test_2__txt="a")
     plain = load_dataset(tmp_path / "plain")
     assert (parts(plain), plain.left_out) == ((["a"], [], ["b"]), ("1 mesh in no list: c", "other lists: test_2.txt"))
@@ -86,16 +83,9 @@ def test_ids_of_patients_select_all_their_scans(tmp_path: Path) -> None:
     scans = [f"{p}_{jaw}" for p in ("A1", "A10", "B2") for jaw in ("upper", "lower")]
     write(tmp_path / "flat", *scans, public_training_set__txt="A1\nB2", private_testing_set__txt="A10")
     assert sorted(names(load_dataset(tmp_path / "flat").test)) == ["A10_lower", "A10_upper"]
-    write(
-        tmp_path / "folders",
-        *(f"{scan[:-6]}/{scan}" for scan in scans),
-        suffix=".json",
-        train__txt="B2\nA10",
-        test__txt="A1",
-    )
-    data = load_dataset(tmp_path / "folders")
-    assert names(data.test) == ["A1_lower", "A1_upper"]
-    assert len(data.train) == 4
+    folders = [f"{scan[:-6]}/{scan}" for scan in scans]
+    data = load_dataset(write(tmp_path / "folders", *folders, suffix=".json", train__txt="B2\nA10", test__txt="A1"))
+    assert (names(data.test), len(data.train)) == (["A1_lower", "A1_upper"], 4)
     write(tmp_path / "flat", private_testing_set__txt="A10\nC3")
     with pytest.raises(DataError, match=r"private_testing_set\.txt: no mesh in .* for C3"):
         load_dataset(tmp_path / "flat")
@@ -132,8 +122,7 @@ def test_lists_divide_classes_and_tables(tmp_path: Path) -> None:
 def test_notes_and_labels_are_no_lists(tmp_path: Path) -> None:
     write(tmp_path, "arm_test", "arm_train", "latest", test_notes__txt="scanned in May\n")
     data = load_dataset(tmp_path)
-    assert len(data.train) == 2
-    assert data.source == "at random, seed 0"
+    assert (len(data.train), data.source) == (2, "at random, seed 0")
     with pytest.raises(DataError, match=r"arm_test\.txt can't divide meshes of subfolders"):
         load_pairs(write(tmp_path / "above", "x/a", "y/b", arm_test__txt="a"))
     write(tmp_path, training_all__txt="arm_test\nlatest")
@@ -151,8 +140,7 @@ def test_test_pairs_leave_the_other_meshes_for_training(tmp_path: Path) -> None:
     write(tmp_path, *"abcdef", labels=None, test_pairs__txt="b d\nd e\n")
     data = load_pairs(tmp_path)
     assert ([s.name for s in data.train], [s.name for s in data.test]) == (["a", "c", "f"], ["b", "d", "e"])
-    assert len(data.train_pairs) == 3
-    assert data.test_pairs == [(0, 1), (1, 2)]
+    assert (len(data.train_pairs), data.test_pairs) == (3, [(0, 1), (1, 2)])
     assert data.source == "by test_pairs.txt, whose meshes are for testing"
     write(tmp_path, all_pairs__txt="a b\nc d\ne f")
     with pytest.raises(DataError, match=r"no pairs .* of train meshes. This part has 0 meshes"):
@@ -167,9 +155,8 @@ def test_meshes_for_validation(tmp_path: Path) -> None:
     assert parts(data) == (["a0", "a1", "a2"], ["a3"], ["a4"])
     joined, numbers = with_held_out(data, TrainOptions())
     assert (names(joined.train), numbers, len(joined.validation)) == (["a0", "a1", "a2", "a3"], [3], 0)
-    with pytest.raises(
-        OptionError, match=r"^validation is 0.2, but the set has 1 mesh for validation; .* train, val, te"
-    ):
+    message = r"^validation is 0.2, but the set has 1 mesh for validation; .* train, val, te"
+    with pytest.raises(OptionError, match=message):
         with_held_out(data, TrainOptions(validation=0.2))
     assert parts(load_dataset(case("15_train_val_test_seg"), needs_train=False)) == ([], [], ["a4"])
 
@@ -198,11 +185,8 @@ def test_layouts_with_meshes_for_validation(tmp_path: Path, layout: str) -> None
 def test_classes_with_meshes_for_validation(name: str) -> None:
     data = load_classes(case(name))
     assert data.label_names == ["cat", "dog"]
-    assert parts(data) == (
-        [f"{c}/{c}{i}" for c in ("cat", "dog") for i in range(3)],
-        ["cat/cat3", "dog/dog3"],
-        ["cat/cat4", "dog/dog4"],
-    )
+    train = [f"{c}/{c}{i}" for c in ("cat", "dog") for i in range(3)]
+    assert parts(data) == (train, ["cat/cat3", "dog/dog3"], ["cat/cat4", "dog/dog4"])
 
 
 def test_a_class_may_be_called_test(tmp_path: Path) -> None:
@@ -279,9 +263,8 @@ def test_patterns_that_make_no_groups(tmp_path: Path, pattern: str, message: str
 
 def test_groups_need_a_random_division(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, "train/p1", "test/p2"), group_by="p")
-    with pytest.raises(
-        OptionError, match=r"group_by is 'p', but nothing is divided at random: .* by the folders train, t"
-    ):
+    message = r"group_by is 'p', but nothing is divided at random: .* by the folders train, t"
+    with pytest.raises(OptionError, match=message):
         with_held_out(data, TrainOptions(group_by="p"))
 
 
@@ -290,9 +273,8 @@ def test_groups_need_a_random_division(tmp_path: Path) -> None:
 
 def test_scalars_beside_paint(tmp_path: Path) -> None:
     assert load_dataset(case("06_cloudcompare_scalar")).label_names == ["0", "1"]
-    with pytest.raises(
-        DataError, match=r"a0\.ply: both the colors and the property 'scalar_label' of the vertices could"
-    ):
+    message = r"a0\.ply: both the colors and the property 'scalar_label' of the vertices could"
+    with pytest.raises(DataError, match=message):
         load_dataset(case("06b_scalar_label_and_paint"))
     header = "ply\nformat ascii 1.0\nelement vertex 4\n" + "".join(f"property float {x}\n" for x in "xyz")
     header += "".join(f"property uchar {c}\n" for c in ("red", "green", "blue")) + "property float {}\n"
@@ -334,9 +316,8 @@ def test_files_that_were_seen_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no labels .* for b\.obj.*There is .*b-labels\.txt"):
         load_dataset(tmp_path / "some")
     write(tmp_path / "table", "a", "b", labels=None, a__csv="x,y\n1,2\n", b__csv="x,y\n1,2\n")
-    with pytest.raises(
-        DataError, match=r"for [ab]\.obj.*There is .*[ab]\.csv, but it has neither a column called label nor"
-    ):
+    message = r"for [ab]\.obj.*There is .*[ab]\.csv, but it has neither a column called label nor"
+    with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "table")
 
 
@@ -349,8 +330,7 @@ def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
         index_dataset(tmp_path, tmp_path / "cache", jobs=1)
     message = str(caught.value)
     assert message.startswith("7 of 8 meshes can't be used: ")
-    assert message.count("is not a whole number") == 1
-    assert message.count(".txt") == 5
+    assert (message.count("is not a whole number"), message.count(".txt")) == (1, 5)
 
 
 # ---------------------------------------------------------------- what a run says
@@ -378,9 +358,8 @@ def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
     assert (results["train_meshes"], results["validation_meshes"], results["test_meshes"]) == (2, 1, 1)
     assert results["divided"] == "by the folders train, val, test"
     assert "validation_accuracy" in (tmp_path / "run" / "metrics.csv").read_text()
-    assert complaint(
-        "train", "segmentation", "--data", root, "--out", tmp_path / "x", "--validation", 0.5, *SMALL
-    ).startswith("--validation is 0.5, but the set has 1 mesh for validation")
+    message = complaint("train", "segmentation", "--data", root, "--out", tmp_path / "x", "--validation", 0.5, *SMALL)
+    assert message.startswith("--validation is 0.5, but the set has 1 mesh for validation")
 
 
 def test_groups_on_the_command_line(tmp_path: Path) -> None:

@@ -229,8 +229,7 @@ def test_a_damaged_shard_is_named(folder: Path, fault: str, opened: bool) -> Non
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     """Or it is in the bytes between arrays, which are not read."""
     single = replace(small_set(), train=small_set().train[:1], test=[])
-    written(tmp_path / "set", single)
-    (shard,) = shards_of(tmp_path / "set")
+    (shard,) = shards_of(written(tmp_path / "set", single))
     content = shard.read_bytes()
     expected = make_sample(single.train[0], OPTIONS)
     noticed = 0
@@ -406,47 +405,43 @@ def test_entries_that_were_in_the_cache_stay(tmp_path: Path) -> None:
 def test_a_mesh_that_cannot_be_used_is_left_out(tmp_path: Path) -> None:
     data = small_set()
     flat = replace(data.train[1], mesh=make_mesh(np.zeros((162, 3)), data.train[1].mesh.faces, name="flat"))
-    failed = write_shards(
-        replace(data, train=[data.train[0], flat]), tmp_path / "set", OPTIONS, tmp_path / "cache", jobs=1
-    )
+    some = replace(data, train=[data.train[0], flat])
+    failed = write_shards(some, tmp_path / "set", OPTIONS, tmp_path / "cache", jobs=1)
     assert list(failed) == [1]
     assert failed[1].startswith("flat: ")
-    found = load_shards(tmp_path / "set")
-    assert [item.name for item in found.train] == ["0"]
+    assert load_shards(tmp_path / "set").train.names == ["0"]
     with pytest.raises(DataError, match=r"no mesh of the set can be used\. flat: "):
         write_shards(replace(data, train=[flat], test=[]), tmp_path / "bad", OPTIONS, tmp_path / "cache", jobs=1)
 
 
-@pytest.fixture
-def remote(folder: Path) -> str:
-    """A URL with shards."""
-    return remote_copy(folder)
+FILES = fsspec.filesystem("memory")
 
 
 def remote_copy(folder: Path) -> str:
     """The URL of a copy."""
     url = f"memory://{folder.parent.name}"
-    fsspec.filesystem("memory").put(str(folder), url, recursive=True)
+    FILES.put(str(folder), url, recursive=True)
     return url
 
 
-def stored(url: str) -> tuple[Any, str]:
-    """The files of a URL and the path of its shard."""
-    files = fsspec.filesystem("memory")
-    return files, next(path for path in files.find(url) if path.endswith(SUFFIX))
+@pytest.fixture
+def remote(folder: Path) -> tuple[str, str]:
+    """A URL with shards, and the path of its shard."""
+    url = remote_copy(folder)
+    return url, next(path for path in FILES.find(url) if path.endswith(SUFFIX))
 
 
-def test_remote_items_are_copied_once(tmp_path: Path, remote: str) -> None:
-    data = load_shards(remote, tmp_path / "copies")
+def test_remote_items_are_copied_once(tmp_path: Path, remote: tuple[str, str]) -> None:
+    url, shard = remote
+    data = load_shards(url, tmp_path / "copies")
     read_all(data)
-    files, shard = stored(remote)
     assert len(list((tmp_path / "copies").rglob("*.shard.safetensors"))) == 10
-    files.rm(shard)
+    FILES.rm(shard)
     read_all(data)
     flip(next((tmp_path / "copies").rglob("*.shard.safetensors")), 1500)
     with (
         pytest.warns(UserWarning, match="cache entry .*can't be read"),
-        pytest.raises(DataError, match=rf"{remote}/\w+\.shard\.zip: the shard is missing"),
+        pytest.raises(DataError, match=rf"{url}/\w+\.shard\.zip: the shard is missing"),
     ):
         read_all(data)
 
@@ -460,31 +455,31 @@ def test_local_copies_are_those_of_the_first_shards(tmp_path: Path, monkeypatch:
     assert (len(sizes), len(list((tmp_path / "copies").rglob("*.shard.safetensors")))) == (5, 4)
 
 
-def test_copies_that_cannot_be_written(tmp_path: Path, remote: str) -> None:
+def test_copies_that_cannot_be_written(tmp_path: Path, remote: tuple[str, str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match=r"entries of the cache folder .*file can't be written"):
-        read_all(load_shards(remote, tmp_path / "file"))
+        read_all(load_shards(remote[0], tmp_path / "file"))
 
 
 @pytest.mark.parametrize("fault", ["missing", "truncated", "changed", "no index", "no such protocol"])
-def test_remote_faults_are_named(tmp_path: Path, remote: str, fault: str) -> None:
-    data = load_shards(remote)
-    files, shard = stored(remote)
-    content = files.cat_file(shard)
-    message = rf"{remote}/\w+\.shard\.zip: "
+def test_remote_faults_are_named(remote: tuple[str, str], fault: str) -> None:
+    url, shard = remote
+    data = load_shards(url)
+    content = FILES.cat_file(shard)
+    message = rf"{url}/\w+\.shard\.zip: "
     if fault == "missing":
-        files.rm(shard)
+        FILES.rm(shard)
         message += "the shard is missing"
     elif fault == "truncated":
-        files.pipe(shard, content[: len(content) // 2])
+        FILES.pipe(shard, content[: len(content) // 2])
         message += r"the shard ends before byte \d+; it is truncated"
     elif fault == "changed":
-        files.pipe(shard, content[:1500] + b"other" + content[1505:])
+        FILES.pipe(shard, content[:1500] + b"other" + content[1505:])
         message += "the record at byte 128 is damaged or another one"
     elif fault == "no index":
-        files.rm(f"{remote}/{INDEX}")
-        message = rf"{remote}/{INDEX}: the index of the shards is missing"
+        FILES.rm(f"{url}/{INDEX}")
+        message = rf"{url}/{INDEX}: the index of the shards is missing"
     else:
         message = r"nowhere://x/shards\.safetensors: the file can't be read \(ValueError: Protocol not known"
     with pytest.raises(DataError, match=message):
-        read_all(load_shards("nowhere://x") if "such" in fault else load_shards(remote) if "index" in fault else data)
+        read_all(load_shards("nowhere://x") if "such" in fault else load_shards(url) if "index" in fault else data)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from set_files import write
+from set_files import names, parts, write
 
 from diffnet.data import (
     DataError,
@@ -34,10 +34,9 @@ BALL = trimesh.creation.icosphere(1)  # 42 vertices, 80 faces, 120 edges
 SIZES = {"vertices": 42, "faces": 80, "edges": 120}
 
 
-def put(path: Path, *columns: str) -> Path:
+def put(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     BALL.export(path)
-    return path
 
 
 def three(root: Path, at: str = "vertices", name: str = "t") -> list[np.ndarray]:
@@ -101,20 +100,17 @@ def test_properties_of_ply_files(at: str, tmp_path: Path) -> None:
 def test_lists_divide_the_set_and_an_evaluation_needs_test_meshes_alone(tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "test.txt").write_text("m1")
-    data = load_targets(tmp_path, "file:t", needs_train=False)
-    assert ([item.name for item in data.test], data.train) == (["m1"], [])
+    assert parts(load_targets(tmp_path, "file:t", needs_train=False)) == ([], [], ["m1"])
     (tmp_path / "train.txt").write_text("m2.ply\n")
-    data = load_targets(tmp_path, "file:t")
-    assert [item.name for item in data.train] == ["m2"]
+    assert names(load_targets(tmp_path, "file:t").train) == ["m2"]
 
 
 def test_tables_of_whole_meshes(tmp_path: Path) -> None:
     for i in range(5):
         put(tmp_path / "meshes" / f"m{i}.off")
     table = tmp_path / "targets.csv"
-    table.write_text(
-        "file, volume,area\n" + "".join(f"meshes/m{i}.off,{i},{'' if i == 2 else 0.5}\n" for i in range(5))
-    )
+    rows = [f"meshes/m{i}.off,{i},{'' if i == 2 else 0.5}\n" for i in range(5)]
+    table.write_text("file, volume,area\n" + "".join(rows))
     data = load_targets(tmp_path)
     assert (data.labels_at, data.label_names, len(data.train), len(data.test)) == ("meshes", ["volume", "area"], 4, 1)
     found = {item.name: item.labels for item in (*data.train, *data.test)}
@@ -122,8 +118,7 @@ def test_tables_of_whole_meshes(tmp_path: Path) -> None:
     assert len(load_targets(table, needs_train=False).test) == 5
     other = tmp_path / "other.csv"
     other.write_text("file,volume,split\nmeshes/m0.off,1,train\nmeshes/m1.off,2,test\n")
-    data = load_targets(other)
-    assert [item.name for item in data.test] == ["meshes/m1.off"]
+    assert names(load_targets(other).test) == ["meshes/m1.off"]
 
 
 WITH_INFINITY = np.zeros((42, 2))

@@ -71,6 +71,7 @@ def entry(folder: Path) -> Path:
     [(K, "float32"), (0, "float32"), (K, "float16")],
     ids=["with-eigenpairs", "without-eigenpairs", "small-entry"],
 )
+@pytest.mark.filterwarnings("error")
 def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, basis: Any, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,9 +82,7 @@ def test_a_hit_is_equal_and_not_computed(
     first = precompute(mesh, k=k, cache_dir=tmp_path)
     assert len(compute) == 2
     written = entry(tmp_path).read_bytes()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = precompute(mesh, k=k, cache_dir=str(tmp_path))
+    again = precompute(mesh, k=k, cache_dir=str(tmp_path))
     assert len(compute) == 2
     assert entry(tmp_path).read_bytes() == written
     assert_same(fresh, first)
@@ -92,7 +91,10 @@ def test_a_hit_is_equal_and_not_computed(
     assert_same(fresh, precompute(mesh, k=k, cache_dir=tmp_path))
 
 
-def test_every_option_and_no_type_changes_the_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
+def test_every_option_and_no_type_changes_the_entry(
+    mesh: Any, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does the format: entries of other formats are not found, and give no warning."""
     verts, faces = mesh
     moved = verts.copy()
     moved[3, 1] += 1e-3
@@ -113,23 +115,18 @@ def test_every_option_and_no_type_changes_the_entry(mesh: Any, tmp_path: Path, c
     for options in variants:
         precompute(**{"mesh": mesh, "k": K, "cache_dir": tmp_path, **options})
     assert len(compute) == len(entries(tmp_path)) == len(variants)
-
-
-def test_another_format_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So entries of other formats are not found, and give no warning."""
     key = cache.cache_key({}, k=1)
     monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
     assert cache.cache_key({}, k=1) != key
 
 
+@pytest.mark.filterwarnings("error")
 def test_entries_without_facts_are_read(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
     """Earlier versions have written none."""
     fresh = precompute(mesh, k=K, cache_dir=tmp_path)
     with_arrays(entry(tmp_path), facts=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert_same(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
-        assert_same(fresh, precompute_all([mesh], K, cache_dir=tmp_path, jobs=2)[0])
+    assert_same(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
+    assert_same(fresh, precompute_all([mesh], K, cache_dir=tmp_path, jobs=2)[0])
     assert len(compute) == 1
 
 
@@ -231,6 +228,7 @@ SMALL_DAMAGES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("damage", "basis"), [*((name, "float32") for name in DAMAGES), *((name, "float16") for name in SMALL_DAMAGES)]
 )
+@pytest.mark.filterwarnings("error")
 def test_damaged_entries_are_computed_again_and_repaired(
     mesh: Any, tmp_path: Path, compute: list[int], damage: str, basis: Any
 ) -> None:
@@ -244,9 +242,7 @@ def test_damaged_entries_are_computed_again_and_repaired(
         assert_same(fresh, precompute(mesh, k=K, cache_dir=folder))
     assert len(compute) == 1
     assert entry(folder) == path
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert_same(fresh, precompute(mesh, k=K, cache_dir=folder))
+    assert_same(fresh, precompute(mesh, k=K, cache_dir=folder))
     assert len(compute) == 1
 
 
@@ -342,6 +338,7 @@ def test_small_entries(tmp_path: Path, near: int, laplacian: Any, monkeypatch: p
     assert entry(tmp_path).stat().st_size <= 330 * 2562
 
 
+@pytest.mark.filterwarnings("error")
 def test_two_processes_at_once(tmp_path: Path) -> None:
     """Two processes compute and write the same entries at the same time."""
     meshes = [ellipsoid(seed) for seed in range(4)]
@@ -351,10 +348,8 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         running = [pool.submit(fill, mesh) for mesh in meshes for _ in range(2)]
         assert [future.result() for future in running] == [None] * 8
     assert len(entries(tmp_path)) == 4  # no temporary files
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for mesh in meshes:
-            assert_same(precompute(mesh, k=K, cache_dir=tmp_path), precompute(mesh, k=K))
+    for mesh in meshes:
+        assert_same(precompute(mesh, k=K, cache_dir=tmp_path), precompute(mesh, k=K))
     assert len(entries(tmp_path)) == 4
 
 
@@ -471,10 +466,8 @@ def test_entries_in_memory_are_not_open_files(tmp_path: Path) -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
     assert maps() == 5
     first = kept[0]
-    assert first is not None
     first["large"][0] = 7
     again = cache.read_entry(path)
-    assert again is not None
     assert again["large"][0] == 0
     assert again["large"][-1] == 99_999
     del kept, first, again

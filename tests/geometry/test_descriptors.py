@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -104,6 +102,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("k", "scale"), [(4, 0.01), (128, 0.1), (128, 20), (4, 1000)])
+@pytest.mark.filterwarnings("error")
 def test_hks_warns_once_of_meshes_of_another_size(
     sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, k: int, scale: float
 ) -> None:
@@ -111,11 +110,9 @@ def test_hks_warns_once_of_meshes_of_another_size(
     monkeypatch.setattr("diffnet.geometry.descriptors._warned_of_size", [])
     verts, faces = arrays(sphere)
     unit, other = (precompute(size * verts, faces, k=k) for size in (1, scale))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        hks(unit)
-        hks(precompute(scale * verts, faces, k=k, normalize=True))
-        hks(other, scales=torch.ones(1))
+    hks(unit)
+    hks(precompute(scale * verts, faces, k=k, normalize=True))
+    hks(other, scales=torch.ones(1))
     expected = "long for the mesh" if scale < 1 else "short for mesh 1 of the batch"
     operators = other if scale < 1 else collate([unit, other])
     with pytest.warns(UserWarning, match=rf"too {expected}.* Its area is .*normalize=True") as found:

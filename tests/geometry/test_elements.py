@@ -30,11 +30,11 @@ from diffnet.geometry import (
 )
 from diffnet.geometry.store import cache
 
-PLACES = ("vertices", "faces", "edges")
+AT = pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
 BALL = load_mesh(trimesh.creation.icosphere(3))
 
 
-@pytest.mark.parametrize("at", PLACES)
+@AT
 def test_areas_and_points(at: str) -> None:
     areas = element_areas(BALL, at)
     assert areas.sum() == pytest.approx(trimesh.creation.icosphere(3).area)
@@ -59,7 +59,7 @@ def test_borders_of_a_square() -> None:
     assert borders[edges.index([0, 1]), edges.index([0, 3])] == 0
 
 
-@pytest.mark.parametrize("at", PLACES)
+@AT
 def test_noisy_labels_become_smooth(at: str) -> None:
     rng = np.random.default_rng(0)
     height = element_points(BALL, at)[:, 2]
@@ -150,13 +150,13 @@ def test_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
         decimate(BALL, 100)
 
 
-def test_points_of_the_mesh_are_their_own_nearest() -> None:
-    for at in ("vertices", "faces", "edges"):
-        points = element_points(BALL, at)
-        elements, weights = element_weights(BALL, closest_points(BALL, points), at)
-        own = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
-        np.testing.assert_array_equal(own, np.arange(len(points)))
-        np.testing.assert_allclose(weights.sum(axis=1), 1)
+@AT
+def test_points_of_the_mesh_are_their_own_nearest(at: ElementsAt) -> None:
+    points = element_points(BALL, at)
+    elements, weights = element_weights(BALL, closest_points(BALL, points), at)
+    own = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
+    np.testing.assert_array_equal(own, np.arange(len(points)))
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
 
 
 def test_triangles_without_area_and_of_other_sizes() -> None:
@@ -181,9 +181,6 @@ def test_unknown_points_have_no_elements() -> None:
 
 
 # ---- instances: connected parts of labels ----
-
-
-AT = pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
 
 
 def ball(subdivisions: int = 3) -> Mesh:

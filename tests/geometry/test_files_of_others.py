@@ -68,6 +68,13 @@ def network(at: str = "vertices", features: str = "xyz", out: int = 3, **metadat
     return found
 
 
+def saved(path: Path, *arguments: Any, **more: Any) -> DiffusionNet:
+    """A network in a file."""
+    found = network(*arguments, **more)
+    found.save(path, **found.metadata)
+    return found
+
+
 def area(mesh: Mesh) -> float:
     return float(element_areas(mesh, "faces").sum())
 
@@ -124,8 +131,7 @@ def test_files_of_predictions_have_minus_one_and_nan(tmp_path: Path) -> None:
     trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(tmp_path / "m.ply")
     stray = ~load_mesh(tmp_path / "m.ply").on_surface
     assert stray.sum() == 2
-    given = {"label_names": list("abc"), "label_numbers": [5, 7, 9]}
-    network().save(tmp_path / "a.safetensors", **network(**given).metadata)
+    saved(tmp_path / "a.safetensors", label_names=list("abc"), label_numbers=[5, 7, 9])
     predict = ["predict", tmp_path / "m.ply", "--device", "cpu", "--checkpoint", tmp_path / "a.safetensors", "--out"]
     for more in ([], ["--smooth", 1]):
         for form in ("txt", "npy", "csv", "json", "ply"):
@@ -144,8 +150,7 @@ def test_files_of_predictions_have_minus_one_and_nan(tmp_path: Path) -> None:
             assert set(labels.tolist()) <= {-1, 5, 7, 9}
     output(*predict, tmp_path / "i.npy", "--instances", "--html", tmp_path / "i.html", "--png", tmp_path / "i.png")
     assert np.load(tmp_path / "i.npy")[stray].tolist() == [[-1, -1]] * 2
-    regression = network(out=1, task="regression").metadata
-    network(out=1).save(tmp_path / "a.safetensors", **regression)
+    saved(tmp_path / "a.safetensors", out=1, task="regression")
     for form in ("npy", "csv", "ply"):
         output(*predict, tmp_path / f"r.{form}")
     np.testing.assert_array_equal(np.isnan(np.load(tmp_path / "r.npy")[:, 0]), stray)
@@ -184,7 +189,7 @@ def test_networks_of_older_versions_predict_as_before(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     mesh = with_strays(ball(), 3)
-    network().save(tmp_path / "new.safetensors", **network().metadata)
+    saved(tmp_path / "new.safetensors")
     with safe_open(tmp_path / "new.safetensors", "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         texts = {**file.metadata(), "diffnet_format": "1"}
@@ -341,8 +346,7 @@ def test_one_prediction_for_each_face_of_the_file(tmp_path: Path, form: str) -> 
     path = tmp_path / f"m{FORMS[form]}"
     mesh = read(path, written(form, verts.tolist(), faces))
     assert len(mesh.faces) == 192
-    net = network("faces", label_names=list("abc"))
-    net.save(tmp_path / "a.safetensors", **net.metadata)
+    net = saved(tmp_path / "a.safetensors", "faces", label_names=list("abc"))
     ((_, shares),) = predict_probabilities([path], net, "cpu")
     assert shares.shape == (97, 3)
     triangles = make_mesh(mesh.verts, mesh.faces)
@@ -353,11 +357,10 @@ def test_one_prediction_for_each_face_of_the_file(tmp_path: Path, form: str) -> 
     np.testing.assert_allclose(shares, expected, atol=1e-3)
     predict = ["predict", path, "--device", "cpu", "--checkpoint", tmp_path / "a.safetensors", "--out"]
     labels = shares.argmax(1)
-    for more in ("seg", "txt", "npy", "csv"):
+    for more, load in (("seg", np.loadtxt), ("txt", np.loadtxt), ("npy", np.load)):
         output(*predict, tmp_path / f"o.{more}")
-    for more in ("seg", "txt"):
-        np.testing.assert_array_equal(np.loadtxt(tmp_path / f"o.{more}"), labels)
-    np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), labels)
+        np.testing.assert_array_equal(load(tmp_path / f"o.{more}"), labels)
+    output(*predict, tmp_path / "o.csv")
     output(*predict, tmp_path / "o.ply", "--html", tmp_path / "o.html", "--png", tmp_path / "o.png")
     table = plyfile.PlyData.read(tmp_path / "o.ply")["face"]
     np.testing.assert_array_equal(table["label"], labels)
@@ -381,8 +384,7 @@ def test_one_prediction_for_each_edge_of_the_file(tmp_path: Path) -> None:
     on_all = on_triangles(mesh, labels, "edges")
     assert (on_all == -1).sum() == 95
     np.testing.assert_array_equal(on_all[file_edges(mesh)], labels)
-    net = network("edges", label_names=list("abc"))
-    net.save(tmp_path / "a.safetensors", **net.metadata)
+    saved(tmp_path / "a.safetensors", "edges", label_names=list("abc"))
     predict = ["predict", path, "--device", "cpu", "--checkpoint", tmp_path / "a.safetensors", "--out"]
     for more in ("eseg", "ply"):
         output(*predict, tmp_path / f"o.{more}")
@@ -623,29 +625,23 @@ def test_gray_vertices_of_others(shared: Path) -> None:
 
 def test_stl_files_have_no_numbers_of_vertices(tmp_path: Path) -> None:
     ball().export(tmp_path / "m.stl")
-    net = network(label_names=list("abc"))
-    net.save(tmp_path / "a.safetensors", **net.metadata)
+    saved(tmp_path / "a.safetensors", label_names=list("abc"))
     predict = ["predict", tmp_path / "m.stl", "--device", "cpu", "--checkpoint"]
     for form in ("txt", "npy", "csv", "json"):
         line = complaint(*predict, tmp_path / "a.safetensors", "--out", tmp_path / f"o.{form}")
         assert "an STL file has no order of vertices" in line
         assert not (tmp_path / f"o.{form}").exists()
     output(*predict, tmp_path / "a.safetensors", "--out", tmp_path / "o.ply")
-    assert len(load_dataset_labels(tmp_path / "o.ply")) == len(load_mesh(tmp_path / "o.ply").verts)
-    net = network("faces", label_names=list("abc"))
-    net.save(tmp_path / "b.safetensors", **net.metadata)
+    labels = plyfile.PlyData.read(tmp_path / "o.ply")["vertex"]["label"]
+    assert len(labels) == len(load_mesh(tmp_path / "o.ply").verts)
+    saved(tmp_path / "b.safetensors", "faces", label_names=list("abc"))
     output(*predict, tmp_path / "b.safetensors", "--out", tmp_path / "o.txt")
     assert len(np.loadtxt(tmp_path / "o.txt")) == len(ball().faces)
     metadata = {"task": "correspondence", "map_k": 6, "method": "unsupervised", "normalize": "area"}
-    net = network(out=16, features="wks", **metadata)
-    net.save(tmp_path / "c.safetensors", **net.metadata)
+    saved(tmp_path / "c.safetensors", out=16, features="wks", **metadata)
     match = ["match", tmp_path / "m.stl", tmp_path / "m.stl", "--device", "cpu", "--out", tmp_path / "m.txt"]
     line = complaint(*match, "--checkpoint", tmp_path / "c.safetensors")
     assert "an STL file has no order of vertices" in line
-
-
-def load_dataset_labels(path: Path) -> NDArray[Any]:
-    return np.asarray(plyfile.PlyData.read(path)["vertex"]["label"])
 
 
 def test_info_counts_faces_of_the_file(tmp_path: Path) -> None:

@@ -43,13 +43,12 @@ def refused(path: Path, data: str | bytes, message: str) -> None:
 CORNERS = np.array(VERTS)[np.array(FAN)]
 
 
-@pytest.mark.parametrize(
-    "faces",
-    ["3 1 4\n2\n4\n0 1\n4 2\n3 0 1 3\n", "3\n1\n4\n2\n4 0 1 4 2 255 0 0\n# comment\n3 0 # comment\n\n1 3\n"],
-    ids=["split", "with-colors-and-comments"],
-)
-def test_off_faces_over_several_lines(tmp_path: Path, faces: str) -> None:
-    check(read(tmp_path / "a.off", OFF[: OFF.index("3 1 4 2")] + faces))
+def test_off_faces_over_several_lines(tmp_path: Path) -> None:
+    for faces in (
+        "3 1 4\n2\n4\n0 1\n4 2\n3 0 1 3\n",
+        "3\n1\n4\n2\n4 0 1 4 2 255 0 0\n# comment\n3 0 # comment\n\n1 3\n",
+    ):
+        check(read(tmp_path / "a.off", OFF[: OFF.index("3 1 4 2")] + faces))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +161,8 @@ def test_damaged_stl(tmp_path: Path) -> None:
     for cut in range(20, len(text) - len("endsolid name\n"), 5):
         refused(tmp_path / "b.stl", text[:cut], "not an STL file, or a damaged one")
     refused(tmp_path / "b.stl", text.replace("vertex", "x", 1), "4 facets begin, 4 end, they have 11 vertices")
-    refused(
-        tmp_path / "b.stl",
-        text.replace("vertex 1", "vertex \xff", 1).encode("latin-1"),
-        "not an STL file, or a damaged one",
-    )
+    latin = text.replace("vertex 1", "vertex \xff", 1).encode("latin-1")
+    refused(tmp_path / "b.stl", latin, "not an STL file, or a damaged one")
 
 
 @pytest.mark.parametrize("element", ["vertex 5", "face 3"])
@@ -265,10 +261,9 @@ def test_gltf(tmp_path: Path, scene: trimesh.Scene) -> None:
         assert mesh.polygon_count == 12
     # The entry depends on the buffers beside the file.
     header = json.loads(files["model.gltf"])
-    accessor = header["accessors"][header["meshes"][0]["primitives"][0]["attributes"]["POSITION"]]
-    buffer = tmp_path / header["buffers"][header["bufferViews"][accessor["bufferView"]]["buffer"]]["uri"]
-    moved = np.frombuffer(buffer.read_bytes(), np.float32) + 1
-    buffer.write_bytes(moved.tobytes())
+    view = header["bufferViews"][positions_of(header)["bufferView"]]
+    buffer = tmp_path / header["buffers"][view["buffer"]]["uri"]
+    buffer.write_bytes((np.frombuffer(buffer.read_bytes(), np.float32) + 1).tobytes())
     assert not np.array_equal(load_mesh(tmp_path / "model.gltf", tmp_path / "cache").verts, mesh.verts)
     buffer.unlink()
     with pytest.raises(MeshError, match=rf"its buffer .*{re.escape(buffer.name)} is missing"):
@@ -280,6 +275,11 @@ def test_gltf_points(tmp_path: Path) -> None:
     mesh = read(tmp_path / "a.glb", cloud.export(file_type="glb"))
     assert mesh.is_point_cloud
     np.testing.assert_array_equal(mesh.verts, VERTS)
+
+
+def positions_of(header: dict[str, Any]) -> dict[str, Any]:
+    """The accessor of the positions of the first mesh."""
+    return header["accessors"][header["meshes"][0]["primitives"][0]["attributes"]["POSITION"]]
 
 
 def glb_with(glb: bytes, change: Any) -> bytes:
@@ -297,14 +297,8 @@ def glb_with(glb: bytes, change: Any) -> bytes:
     ("change", "message"),
     [
         (lambda h: h.update(extensionsRequired=["KHR_draco_mesh_compression"]), "compressed .KHR_draco"),
-        (
-            lambda h: h["accessors"][h["meshes"][0]["primitives"][0]["attributes"]["POSITION"]].update(sparse={}),
-            "sparse",
-        ),
-        (
-            lambda h: h["accessors"][h["meshes"][0]["primitives"][0]["attributes"]["POSITION"]].update(normalized=True),
-            "quantized positions",
-        ),
+        (lambda h: positions_of(h).update(sparse={}), "sparse"),
+        (lambda h: positions_of(h).update(normalized=True), "quantized positions"),
         (lambda h: h["meshes"][0]["primitives"][0].update(mode=6), "mode 6, supported are"),
         (lambda h: h["asset"].update(version="1.0"), "version 1.0 is not supported"),
         (lambda h: h.pop("asset"), "it has no 'asset'"),
@@ -336,7 +330,7 @@ def test_damaged_gltf(tmp_path: Path, scene: trimesh.Scene) -> None:
 QUADS = [[0, 1, 4, 2], [0, 1, 3, 2]]
 
 
-@pytest.mark.parametrize("convert", [np.array, torch.tensor, list], ids=["array", "tensor", "list"])
+@pytest.mark.parametrize("convert", [np.array, torch.tensor, list])
 def test_quadrilaterals(convert: Any) -> None:
     mesh = load_mesh((convert(VERTS), convert(QUADS)))
     np.testing.assert_array_equal(mesh.faces, [[0, 1, 4], [0, 4, 2], [0, 1, 3], [0, 3, 2]])
@@ -435,13 +429,8 @@ def test_colors_of_text_files(
 
 
 def test_files_without_colors(tmp_path: Path) -> None:
-    texts = {
-        "a.obj": obj([""] * 3),
-        "a.off": off([""] * 3, "OFF"),
-        "b.obj": obj(["0.5"] * 3),
-        "a.stl": ascii_stl(CORNERS),
-    }
-    for name, content in texts.items():
+    texts = {"a.obj": obj([""] * 3), "a.off": off([""] * 3, "OFF"), "b.obj": obj(["0.5"] * 3)}
+    for name, content in {**texts, "a.stl": ascii_stl(CORNERS)}.items():
         (tmp_path / name).write_text(content)
         found = load_attributes(tmp_path / name)
         assert found.colors is None
@@ -511,10 +500,10 @@ def test_damaged_attributes(tmp_path: Path, name: str, content: str, message: st
 HEAD = "# vtk DataFile Version 3.0\na surface\nASCII\n"
 VTK_POINTS = "POINTS 5 float\n0 0 0  1 0 0  0 1 0\n0 0 1  1 1 0\n"
 FACES = "POLYGONS 3 13\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\n"
-POLYDATA = HEAD + "DATASET POLYDATA\n" + VTK_POINTS + FACES
-GRID = (
-    HEAD + "DATASET UNSTRUCTURED_GRID\n" + VTK_POINTS + "CELLS 3 13\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\nCELL_TYPES 3\n5 9 5\n"
-)
+SURFACE = HEAD + "DATASET POLYDATA\n" + VTK_POINTS
+POLYDATA = SURFACE + FACES
+GRID_POINTS = HEAD + "DATASET UNSTRUCTURED_GRID\n" + VTK_POINTS
+GRID = GRID_POINTS + FACES.replace("POLYGONS", "CELLS") + "CELL_TYPES 3\n5 9 5\n"
 SCALARS = "POINT_DATA 5\nSCALARS s float 1\nLOOKUP_TABLE default\n1 2 3 4 5\n"
 
 needs_vtk = pytest.mark.usefixtures("_vtk")
@@ -533,7 +522,7 @@ def test_legacy_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     check(read(tmp_path / "a.vtk", POLYDATA + SCALARS))
     check(read(tmp_path / "b.VTK.gz", gzip.compress(GRID.replace("\n", "\r\n").encode())))
     check(read(tmp_path / "c.vtk", POLYDATA.replace("\n", "\r")))
-    cloud = read(tmp_path / "d.vtk", HEAD + "DATASET POLYDATA\n" + VTK_POINTS + "VERTICES 2 4\n1 4\n1 0\n")
+    cloud = read(tmp_path / "d.vtk", SURFACE + "VERTICES 2 4\n1 4\n1 0\n")
     assert cloud.is_point_cloud
     np.testing.assert_array_equal(cloud.verts, VERTS)
     assert capfd.readouterr() == ("", "")
@@ -583,10 +572,7 @@ def write_xml(path: Path, kind: str, mode: str) -> None:
 @needs_vtk
 @pytest.mark.parametrize(
     ("kind", "suffix", "version", "modes"),
-    [
-        ("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")),
-        ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended")),
-    ],
+    [("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")), ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended"))],
     ids=[".vtp", ".vtu"],
 )
 def test_files_of_vtk(tmp_path: Path, kind: str, suffix: str, version: int, modes: tuple[str, str]) -> None:
@@ -600,14 +586,14 @@ def test_files_of_vtk(tmp_path: Path, kind: str, suffix: str, version: int, mode
 
 @needs_vtk
 def test_strips_and_pixels(tmp_path: Path) -> None:
-    polydata = HEAD + "DATASET POLYDATA\n" + VTK_POINTS
-    strip = read(tmp_path / "a.vtk", polydata + "POLYGONS 1 4\n3 0 1 3\nTRIANGLE_STRIPS 2 10\n4 0 1 2 4\n4 0 1 1 3\n")
+    strip = read(tmp_path / "a.vtk", SURFACE + "POLYGONS 1 4\n3 0 1 3\nTRIANGLE_STRIPS 2 10\n4 0 1 2 4\n4 0 1 1 3\n")
     np.testing.assert_array_equal(strip.faces, [[0, 1, 3], [0, 1, 2], [4, 2, 1]])
     np.testing.assert_array_equal(strip.polygons, [0, 1, 2])
     normals = np.cross(*(strip.verts[strip.faces[1:, i]] - strip.verts[strip.faces[1:, 0]] for i in (1, 2)))
     np.testing.assert_array_equal(normals, [[0, 0, 1], [0, 0, 1]])
-    grid = HEAD + "DATASET UNSTRUCTURED_GRID\n" + VTK_POINTS
-    mixed = read(tmp_path / "b.vtk", grid + "CELLS 4 16\n4 0 1 2 4\n2 0 1\n4 0 1 2 4\n2 1 3\nCELL_TYPES 4\n8 3 6 3\n")
+    mixed = read(
+        tmp_path / "b.vtk", GRID_POINTS + "CELLS 4 16\n4 0 1 2 4\n2 0 1\n4 0 1 2 4\n2 1 3\nCELL_TYPES 4\n8 3 6 3\n"
+    )
     np.testing.assert_array_equal(mixed.faces, [[0, 1, 4], [0, 4, 2], [0, 1, 2], [4, 2, 1]])
     np.testing.assert_array_equal(mixed.polygons, [0, 0, 1, 2])
 
@@ -617,10 +603,7 @@ TETRAHEDRON = GRID.replace("CELLS 3 13\n", "CELLS 4 18\n4 0 1 2 3\n").replace("T
 
 REFUSED = {
     "tetrahedron": (TETRAHEDRON, r"1 of its 4 cells are not triangles.*the first is a Tetra\. Extract the surface"),
-    "lines": (
-        HEAD + "DATASET POLYDATA\n" + VTK_POINTS + "LINES 1 3\n2 0 1\n",
-        "its cells are lines, expected polygons",
-    ),
+    "lines": (SURFACE + "LINES 1 3\n2 0 1\n", "its cells are lines, expected polygons"),
     "structured points": (
         HEAD + "DATASET STRUCTURED_POINTS\n",
         "holds STRUCTURED_POINTS, expected POLYDATA or UNSTRUCTURED_GRID",
@@ -691,7 +674,7 @@ def test_arrays_of_points_and_cells(tmp_path: Path) -> None:
     points = "POINT_DATA 5\nVECTORS wind float\n" + "0 3 4 " * 5
     points += "\nSCALARS rgb unsigned_char 3\nLOOKUP_TABLE default\n" + "255 0 0 " * 5 + "\n"
     place = tmp_path / "a.vtk"
-    place.write_text(HEAD + "DATASET POLYDATA\n" + VTK_POINTS + lines + FACES + strips + cells + points)
+    place.write_text(SURFACE + lines + FACES + strips + cells + points)
     colors, wind, part, further = mesh_arrays(place)
     assert (colors.name, colors.kind, colors.values.tolist()) == ("colors", "colors", [[1, 0, 0]] * 5)
     assert (wind.name, wind.kind, wind.at, wind.summary) == ("wind", "vectors", "vertices", "lengths 5 to 5")

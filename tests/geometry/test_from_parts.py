@@ -105,10 +105,8 @@ def test_all_parts_give_the_same_operators(expected: Operators, convert: Callabl
     for name in ("laplacian", "grad_x", "grad_y"):
         parts[name] = convert(parts[name])
     assert_same(Operators.from_parts(**parts), expected)
-    everything = tuple(
-        parts.pop(name) for name in ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
-    )
-    found = Operators.from_reference(everything, parts["faces"])
+    order = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
+    found = Operators.from_reference(tuple(parts[name] for name in order), parts["faces"])
     assert_same(found, expected)
     for options in ({}, {"diffusion": "implicit"}, {"attention_heads": 2}, {"outputs_at": "faces"}):
         assert torch.equal(outputs(found, **options), outputs(expected, **options))
@@ -118,15 +116,8 @@ def test_masses_of_any_kind(expected: Operators) -> None:
     masses = expected.mass.double().numpy()
     diagonal = scipy.sparse.diags(masses)
     sparse = torch.sparse_coo_tensor(np.stack([np.arange(len(masses))] * 2), masses, diagonal.shape)
-    for mass in (
-        masses,
-        masses.tolist(),
-        diagonal,
-        diagonal.tocsr(),
-        diagonal.toarray(),
-        sparse,
-        sparse.to_sparse_csr(),
-    ):
+    same = (masses.tolist(), diagonal, diagonal.tocsr(), diagonal.toarray(), sparse, sparse.to_sparse_csr())
+    for mass in (masses, *same):
         assert_same(Operators.from_parts(**parts_of(expected) | {"mass": mass}), expected)
     laplacian = matrix(expected.laplacian)
     np.testing.assert_array_equal(eigenbasis(laplacian, diagonal, 4)[0], eigenbasis(laplacian, masses, 4)[0])
@@ -137,16 +128,13 @@ def test_an_own_cotangent_laplacian(mesh: tuple[np.ndarray, np.ndarray], expecte
     verts, faces = mesh
     found = Operators.from_parts(mass=mass, laplacian=laplacian, verts=verts, faces=faces, k=12)
     assert_sound(found, 12)
-    assert_same(
-        replace(found, **{name: getattr(expected, name) for name in ("mass", "laplacian", "evals", "evecs")}), expected
-    )
+    solved = {name: getattr(expected, name) for name in ("mass", "laplacian", "evals", "evecs")}
+    assert_same(replace(found, **solved), expected)
     assert relative(found.mass, expected.mass) < 1e-6
     assert relative(found.evals, expected.evals) < 1e-5
     assert relative(outputs(found).detach(), outputs(expected).detach()) < 1e-3
-    solved = Operators.from_parts(
-        mass=mass, laplacian=laplacian, verts=verts, faces=faces, evals=found.evals[0], evecs=found.evecs
-    )
-    assert_same(solved, found)
+    pairs = {"evals": found.evals[0], "evecs": found.evecs}
+    assert_same(Operators.from_parts(mass=mass, laplacian=laplacian, verts=verts, faces=faces, **pairs), found)
 
 
 def test_a_graph_laplacian_without_faces(mesh: tuple[np.ndarray, np.ndarray]) -> None:
@@ -254,57 +242,40 @@ def test_wrong_tuples(expected: Operators) -> None:
             Operators.from_reference(wrong)
 
 
-WRONG_FIELDS: list[tuple[str, Callable[[Any], Any], type[Exception], str]] = [
-    (
-        "laplacian",
-        lambda x: x.to_torch().to_sparse_coo(),
-        TypeError,
-        r"got Tensor of torch.sparse_coo; Operators\.from_parts",
-    ),
-    ("laplacian", lambda x: None, TypeError, "laplacian should be a SparseMatrix, got NoneType"),
-    (
-        "laplacian",
-        lambda x: SparseMatrix(x.pattern, x.values[None]),
-        ValueError,
-        r"laplacian\.values should have shape",
-    ),
-    (
-        "gradient",
-        lambda x: SparseMatrix(x.pattern, x.values[0]),
-        ValueError,
-        r"gradient\.values should have shape \(2, ",
-    ),
-    (
-        "gradient",
-        lambda x: SparseMatrix.from_scipy(scipy.sparse.eye(3)),
-        ValueError,
-        r"\(162, 162\), shape is \(3, 3\)",
-    ),
-    ("ptr", lambda x: x.tolist(), TypeError, "ptr should be a tensor, got list; convert it with torch.tensor"),
-    ("ptr", lambda x: x.float(), TypeError, "ptr should be int32 or int64, got torch.float32"),
-    ("ptr", lambda x: x[:0], ValueError, "ptr should have one value more than there are meshes, got none"),
-    ("mass", lambda x: None, TypeError, "mass should be a tensor, got NoneType"),
-    ("mass", lambda x: x[:, None], ValueError, r"mass should have shape \(V,\), shape is \(162, 1\)"),
-    ("evals", lambda x: x[0], ValueError, r"evals should have shape \(1, K\), shape is \(12,\)"),
-    ("evals", lambda x: x.repeat(2, 1), ValueError, r"evals should have shape \(1, K\), shape is \(2, 12\)"),
-    ("evecs", lambda x: x[1:], ValueError, r"evecs should have shape \(162, 12\), shape is \(161, 12\)"),
-    ("evecs", lambda x: x.numpy(), TypeError, "evecs should be a tensor, got ndarray"),
-    ("evecs", lambda x: x.to("meta"), ValueError, "evecs should be on cpu, it is on meta"),
-    ("frames", lambda x: x[:, 0], ValueError, r"frames should have shape \(162, 3, 3\)"),
-    ("faces", lambda x: x.T, ValueError, r"faces should have shape \(F, 3\), shape is \(3, 320\)"),
-    ("faces", lambda x: x.float(), TypeError, "faces should be int32 or int64, got torch.float32"),
-    ("faces", lambda x: None, TypeError, "faces should be a tensor, got NoneType"),
-    ("face_ptr", lambda x: x[1:], ValueError, r"face_ptr should have shape \(2,\), shape is \(1,\)"),
-    ("gradient_evecs", lambda x: torch.zeros(2, 162, 3), ValueError, r"should have shape \(2, 162, 12\)"),
-    ("neighborhood", lambda x: torch.zeros(3), TypeError, "neighborhood should be a Pattern, got Tensor"),
-    ("joined", lambda x: torch.zeros(3), TypeError, "joined should be int32 or int64"),
+WRONG_TYPES: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("laplacian", lambda x: x.to_torch().to_sparse_coo(), r"got Tensor of torch.sparse_coo; Operators\.from_parts"),
+    ("laplacian", lambda x: None, "laplacian should be a SparseMatrix, got NoneType"),
+    ("ptr", lambda x: x.tolist(), "ptr should be a tensor, got list; convert it with torch.tensor"),
+    ("ptr", lambda x: x.float(), "ptr should be int32 or int64, got torch.float32"),
+    ("mass", lambda x: None, "mass should be a tensor, got NoneType"),
+    ("evecs", lambda x: x.numpy(), "evecs should be a tensor, got ndarray"),
+    ("faces", lambda x: x.float(), "faces should be int32 or int64, got torch.float32"),
+    ("faces", lambda x: None, "faces should be a tensor, got NoneType"),
+    ("neighborhood", lambda x: torch.zeros(3), "neighborhood should be a Pattern, got Tensor"),
+    ("joined", lambda x: torch.zeros(3), "joined should be int32 or int64"),
+]
+WRONG_SHAPES: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("laplacian", lambda x: SparseMatrix(x.pattern, x.values[None]), r"laplacian\.values should have shape"),
+    ("gradient", lambda x: SparseMatrix(x.pattern, x.values[0]), r"gradient\.values should have shape \(2, "),
+    ("gradient", lambda x: SparseMatrix.from_scipy(scipy.sparse.eye(3)), r"\(162, 162\), shape is \(3, 3\)"),
+    ("ptr", lambda x: x[:0], "ptr should have one value more than there are meshes, got none"),
+    ("mass", lambda x: x[:, None], r"mass should have shape \(V,\), shape is \(162, 1\)"),
+    ("evals", lambda x: x[0], r"evals should have shape \(1, K\), shape is \(12,\)"),
+    ("evals", lambda x: x.repeat(2, 1), r"evals should have shape \(1, K\), shape is \(2, 12\)"),
+    ("evecs", lambda x: x[1:], r"evecs should have shape \(162, 12\), shape is \(161, 12\)"),
+    ("evecs", lambda x: x.to("meta"), "evecs should be on cpu, it is on meta"),
+    ("frames", lambda x: x[:, 0], r"frames should have shape \(162, 3, 3\)"),
+    ("faces", lambda x: x.T, r"faces should have shape \(F, 3\), shape is \(3, 320\)"),
+    ("face_ptr", lambda x: x[1:], r"face_ptr should have shape \(2,\), shape is \(1,\)"),
+    ("gradient_evecs", lambda x: torch.zeros(2, 162, 3), r"should have shape \(2, 162, 12\)"),
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "error", "message"), WRONG_FIELDS)
-def test_wrong_fields(
-    expected: Operators, name: str, change: Callable[[Any], Any], error: type[Exception], message: str
-) -> None:
+@pytest.mark.parametrize(
+    ("error", "name", "change", "message"),
+    [*((TypeError, *each) for each in WRONG_TYPES), *((ValueError, *each) for each in WRONG_SHAPES)],
+)
+def test_wrong_fields(expected: Operators, error: type[Exception], name: str, change: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         replace(expected, **{name: change(getattr(expected, name))})
 

@@ -71,10 +71,8 @@ def test_the_heat_method_elsewhere(kind: str) -> None:
         source, area = cloud_of(mesh), 4 * np.pi
     else:
         verts, faces = arrays(mesh)
-        fin = (
-            np.concatenate([verts, 1.01 * verts[faces[0, :1]]]),
-            np.concatenate([faces, [[*faces[0, :2], len(verts)]]]),
-        )
+        more = np.concatenate([verts, 1.01 * verts[faces[0, :1]]])
+        fin = more, np.concatenate([faces, [[*faces[0, :2], len(verts)]]])
         source, area = fin, trimesh.Trimesh(*fin, process=False).area
         assert not is_manifold(fin[1])
     found = geodesic_label_errors(source, predicted, labels).numpy() * np.sqrt(area)
@@ -127,12 +125,9 @@ def test_manifolds() -> None:
         ([0, 1], [0], ValueError, r"one length, got 2 and 1"),
     ],
 )
-def test_wrong_indices(predicted: Any, labels: Any, error: type[Exception], words: str) -> None:
+def test_wrong_indices_and_a_surface_without_area(predicted: Any, labels: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         geodesic_label_errors(TETRAHEDRON, predicted, labels)
-
-
-def test_a_surface_without_area() -> None:
     line = [[0, 0, 0], [1, 0, 0], [2, 0, 0]], [[0, 1, 2]]
     with pytest.raises(MeshError, match="no area"):
         geodesic_label_errors(line, [0], [1])

@@ -74,8 +74,7 @@ def test_given_positions(tmp_path: Path, device: str) -> None:
     assert list(failed) == [5]
     assert "missing.off: no such file" in failed[5]
     assert ready == ([(4, 1), (1, 3)] if device == "cpu" else [(4, 3), (1, 3)])  # a GPU takes 32 at once
-    assert len(seen) == 3
-    assert len(operator_entries(tmp_path)) == 2
+    assert (len(seen), len(operator_entries(tmp_path))) == (3, 2)
     assert store_operators(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
 
 
@@ -114,16 +113,13 @@ def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
     assert precompute_all([], 8) == []
 
 
-def test_precompute_all_names_meshes_that_cannot_be_used(tmp_path: Path) -> None:
+def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
     meshes = [ellipsoid(0), tmp_path / "a.off", ellipsoid(1), *(tmp_path / f"{i}.off" for i in range(5))]
     with pytest.raises(MeshError, match=r"6 of 8 meshes can't be used: \S*a\.off, .*3\.off, …: no such file$"):
         precompute_all(meshes, 4, cache_dir=tmp_path / "cache", jobs=1)
     assert len(operator_entries(tmp_path)) == 2
     with pytest.raises(ValueError, match="k should be at least 0, got -1"):
         precompute_all(meshes, -1)
-
-
-def test_one_mesh_instead_of_a_list_is_refused(tmp_path: Path) -> None:
     for one in ("a.obj", tmp_path / "a.obj", load_mesh(np.eye(3))):
         with pytest.raises(MeshError, match=r"expected a list of meshes, got one, .*; write it in brackets, \[mesh\]"):
             precompute_all(one, k=4)  # type: ignore[arg-type]
@@ -145,8 +141,7 @@ def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
     script = """
 import sys
 from diffnet.geometry.options import Options
-from diffnet.geometry.preprocessing.worker import GpuMesh
-from diffnet.geometry.preprocessing.worker import CacheJob, compute_entry
+from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, compute_entry
 from diffnet.geometry.processes import WorkerPool
 
 ball = ([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]])
@@ -320,7 +315,6 @@ def test_entries_tell_whether_rows_are_even(monkeypatch: pytest.MonkeyPatch, tmp
         operators = precompute(source, k=8, cache_dir=tmp_path)
         mesh_for = CacheJob(OPTIONS, tmp_path, normalize=False).read(source)
         arrays = read_entry(operators_path(mesh_for, OPTIONS, tmp_path))
-        assert arrays is not None
         assert has_even_rows(arrays) == even
         patterns = operators.laplacian.pattern, operators.gradient.pattern
         assert all(len(p.long_pieces) == 0 and (near == 0 or len(p.rows_by_length) == 0) for p in patterns) == even
@@ -336,23 +330,20 @@ def open_cone(sides: int) -> Mesh:
     return make_mesh(np.concatenate([np.zeros((1, 3)), base]), np.stack([0 * corners, corners, corners + 1], 1))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("basis", ["float32", "bfloat16"])
-def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
-    sources = [*(ellipsoid(i, 2) for i in range(9)), open_cone(200)]
-    expected = precompute_all(sources, 8, jobs=2, basis=basis)
-    for a, b in zip(precompute_all(sources, 8, jobs=2, basis=basis, device="cuda"), expected, strict=True):
+def assert_same_on_gpu(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
         assert a.mass.is_cuda
         assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
         assert_same(a.cpu(), b)
         assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
 
 
-def test_precompute_all_warns_of_components_as_precompute_does() -> None:
-    triangles = np.random.default_rng(0).random((9, 3)), np.arange(9).reshape(3, 3)
-    with pytest.warns(UserWarning, match="every eigenvalue is 0.* 3 components, and k is 2") as found:
-        precompute_all([ellipsoid(0), triangles], 2, jobs=1)
-    assert found[0].filename == __file__
+@pytest.mark.gpu
+@pytest.mark.parametrize("basis", ["float32", "bfloat16"])
+def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
+    sources = [*(ellipsoid(i, 2) for i in range(9)), open_cone(200)]
+    on_cpu, on_gpu = (precompute_all(sources, 8, jobs=2, basis=basis, device=device) for device in ("cpu", "cuda"))
+    assert_same_on_gpu(on_gpu, on_cpu)
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
@@ -480,11 +471,7 @@ def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, m
     monkeypatch.setattr(many, "read_again", lambda *args: again.append(1) or plain(*args))
     expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
     for count in (0, 3, 6):
-        for a, b in zip(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected, strict=True):
-            assert a.mass.is_cuda
-            assert a.frames.data_ptr() % GPU_ALIGNMENT == 0
-            assert_same(a.cpu(), b)
-            assert torch.equal(a.gradient.pattern.transpose[1].cpu(), b.gradient.pattern.transpose[1])
+        assert_same_on_gpu(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected)
         assert len(again) == count
 
 

@@ -133,22 +133,15 @@ def test_stl_corners_are_merged_by_first_appearance(tmp_path: Path) -> None:
         ("a.ply", ply(CORNERS, [])),
         ("b.ply", ply(CORNERS, None)),
     ],
-    ids=["obj", "off", "off-one-line-header", "ply", "ply-without-face-element"],
 )
 def test_point_cloud_files(tmp_path: Path, name: str, text: str) -> None:
     mesh = read(tmp_path / name, text)
     assert mesh.is_point_cloud
     np.testing.assert_array_equal(mesh.verts, CORNERS)
-    assert mesh.faces.shape == (0, 3)
-    assert mesh.polygons.shape == (0,)
-    assert mesh.polygon_count == 0
+    assert (mesh.faces.shape, mesh.polygons.shape, mesh.polygon_count) == ((0, 3), (0,), 0)
 
 
-@pytest.mark.parametrize(
-    "faces",
-    [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)],
-    ids=["none", "list", "tuple", "float-array", "int-array", "tensor"],
-)
+@pytest.mark.parametrize("faces", [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)])
 def test_point_cloud_arrays(faces: Any) -> None:
     mesh = load_mesh((CORNERS, faces))
     assert mesh.is_point_cloud
@@ -331,18 +324,17 @@ def test_normalized_positions(sphere: trimesh.Trimesh) -> None:
     np.testing.assert_array_equal(normalize_positions(torch.ones(3, 3)), np.zeros((3, 3)))
 
 
-def test_diagnosis_of_a_sphere(sphere: trimesh.Trimesh) -> None:
+def test_diagnosis_of_a_sphere_an_open_surface_and_a_point_cloud(sphere: trimesh.Trimesh, plane: Any) -> None:
     found = diagnose(load_mesh(sphere))
     assert found.faults == []
     assert (found.vertices, found.faces, found.edges) == (642, 1280, 1920)
     assert (found.components, found.euler, found.boundary_edges) == (1, 2, 0)
     assert found.area == pytest.approx(sphere.area)
-
-
-def test_diagnosis_of_an_open_surface(plane: tuple[np.ndarray, np.ndarray]) -> None:
     found = diagnose(load_mesh(plane))
-    assert found.faults == []
-    assert (found.boundary_edges, found.euler) == (40, 1)
+    assert (found.faults, found.boundary_edges, found.euler) == ([], 40, 1)
+    found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
+    assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
+    assert found.faults == ["vertices at the position of another: 1"]
 
 
 TRIANGLES = [[0, 1, 2], [0, 2, 3]]
@@ -371,12 +363,6 @@ def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> Non
     assert getattr(clean, field) == (1 if field == "components" else 0)
     if field != "components":
         assert any(fault.endswith(f": {count}") for fault in found.faults)
-
-
-def test_diagnosis_of_a_point_cloud() -> None:
-    found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
-    assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
-    assert found.faults == ["vertices at the position of another: 1"]
 
 
 def test_diagnosis_of_a_triangle_soup(sphere: trimesh.Trimesh) -> None:

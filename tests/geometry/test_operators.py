@@ -41,10 +41,7 @@ def test_split_undoes_collate(with_gradient: bool) -> None:
     assert_same(collate(parts), packed)
     nested = collate([collate(each[:2]), collate(each[2:])])  # a batch of two batches
     assert_same(nested, packed)
-
-
-def test_a_batch_of_one_mesh() -> None:
-    (operators, *_) = tiny_operators()
+    (operators, *_) = each  # a batch of one mesh
     assert len(operators) == 1
     assert_same(collate([operators]), operators)
     for (part,) in (operators.split(), operators):
@@ -121,16 +118,9 @@ def test_indices_and_slices() -> None:
     assert len(empty) == empty.num_vertices == len(empty.faces) == 0
     assert empty.ptr.tolist() == [0]
     assert empty.k == 10
-
-
-def test_neighborhoods_move_along() -> None:
-    packed = collate([with_k_ring(o, 2) for o in tiny_operators()])
-    for part, expected in zip(packed, tiny_operators(), strict=True):
-        assert_same(part, with_k_ring(expected, 2))
-
-
-def test_wrong_indices_are_refused() -> None:
-    packed = collate(tiny_operators())
+    rings = [with_k_ring(o, 2) for o in each]  # neighborhoods move along
+    for part, expected in zip(collate(rings), rings, strict=True):
+        assert_same(part, expected)
     for number in (4, -5):
         with pytest.raises(IndexError, match=f"4 meshes, there is no mesh {number}"):
             packed[number]
@@ -139,21 +129,15 @@ def test_wrong_indices_are_refused() -> None:
             packed[index]  # type: ignore[index]
 
 
-def test_representation() -> None:
+def test_representation_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = collate(tiny_operators())
     assert repr(packed) == "Operators(meshes=4, vertices=84, faces=96, k=10, dtype=torch.float32, device=cpu)"
     assert "device=meta" in repr(packed.to("meta"))
-
-
-def test_cpu_and_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = collate(tiny_operators())
     assert packed.cpu() is packed
     devices = []
     monkeypatch.setattr(Operators, "to", lambda self, device, non_blocking: devices.append(device))
-    packed.cuda()
-    packed.cuda(1)
-    packed.cuda("cuda:2")
-    packed.cuda(torch.device("cuda", 3))
+    for device in ((), (1,), ("cuda:2",), (torch.device("cuda", 3),)):
+        packed.cuda(*device)
     assert [str(d) for d in devices] == ["cuda", "cuda:1", "cuda:2", "cuda:3"]
 
 
@@ -184,7 +168,6 @@ def test_tuples_of_tensors_and_labels() -> None:
     each = tiny_operators()
     x, o, labels, share = collate([(features(m), m, i, i / 2) for i, m in enumerate(each)])
     assert torch.equal(x, torch.cat([features(m) for m in each]))
-    assert isinstance(o, Operators)
     assert o.lengths == (42, 4, 8, 30)
     assert torch.equal(labels, torch.arange(4))
     assert torch.equal(share, torch.tensor([0, 0.5, 1, 1.5]))

@@ -183,8 +183,14 @@ def test_pickled_batches_are_packed_and_small() -> None:
     assert len(pickle.dumps(views[1])) < size / 4
 
 
-def test_a_compiled_network_takes_a_batch_that_is_not_packed_yet() -> None:
+def compiled_graphs(model: Callable[..., Any]) -> tuple[Callable[..., Any], list[torch.fx.GraphModule]]:
+    """The compiled model, and the graphs that it compiles."""
     torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+    return torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True), graphs
+
+
+def test_a_compiled_network_takes_a_batch_that_is_not_packed_yet() -> None:
     torch.manual_seed(0)
     network = DiffusionNet(3, 2, width=4, blocks=1, gradient="sparse", backend="torch", dropout=0.0)
 
@@ -192,13 +198,8 @@ def test_a_compiled_network_takes_a_batch_that_is_not_packed_yet() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return network(x, batch)
 
-    x, graphs = torch.randn(84, 3), []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    x = torch.randn(84, 3)
+    compiled, graphs = compiled_graphs(model)
     expected = model(x, collate(fresh()))
     for _ in range(3):  # new batches and old ones share what was compiled
         batch = collate(fresh())
@@ -226,18 +227,12 @@ def test_replaced_fields_drop_what_was_found() -> None:
 
 
 def test_a_compiled_network_uses_what_is_remembered(remembering: None) -> None:
-    torch._dynamo.reset()
     network = DiffusionNet(3, 2, width=4, blocks=1, gradient="spectral", backend="torch", dropout=0.0)
-    x, batch, graphs = torch.randn(84, 3), collate(fresh()), []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(graph.code)
-        return graph.forward
-
-    compiled = torch.compile(network, backend=backend, fullgraph=True)
+    x, batch = torch.randn(84, 3), collate(fresh())
+    compiled, graphs = compiled_graphs(network)
     for products in (True, False):
         torch.testing.assert_close(compiled(x, batch), network(x, replace(batch)))
-        assert ("spmm" in graphs[-1]) == products
+        assert ("spmm" in graphs[-1].code) == products
         batch.prepared(torch.float32)
 
 

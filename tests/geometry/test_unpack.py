@@ -161,10 +161,7 @@ def test_boundaries() -> None:
     assert boundary_vertices(torch.from_numpy(moebius(12)[1]), 24).all()
     assert not collate([hole, tiny_operators()[3]]).boundary[-30:].any()
     assert collate([tiny_operators()[0], hole]).boundary[42:].equal(hole.boundary)
-
-
-def test_joined_vertices_count_once() -> None:
-    verts, faces = soup(arrays(trimesh.creation.icosphere(1)))
+    verts, faces = soup(arrays(trimesh.creation.icosphere(1)))  # joined vertices count once
     assert boundary_vertices(torch.from_numpy(faces), len(verts)).all()
     operators = precompute((verts, faces), k=2)
     assert operators.joined is not None

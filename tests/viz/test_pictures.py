@@ -39,10 +39,19 @@ def flat(mesh: Any, size: tuple[int, int] = (60, 60), **given: Any) -> np.ndarra
     return picture(mesh, size=size, view=(0, 0), legend=False, **given).pixels.astype(int)
 
 
+LOW, HIGH = [68, 1, 84], [253, 231, 37]  # the ends of viridis
+
+
 def hue(rgb: Any) -> np.ndarray:
     """Colors (..., 3) without their brightness."""
     rgb = np.asarray(rgb, float)
     return rgb / np.linalg.norm(rgb, axis=-1, keepdims=True)
+
+
+def has_hues(image: np.ndarray, colors: dict[tuple[int, int], Any]) -> None:
+    """The pixels at rows and columns have the hues of colors."""
+    for place, color in colors.items():
+        np.testing.assert_allclose(hue(image[place]), hue(color), atol=0.02)
 
 
 def test_scalars_at_vertices_are_blended_before_they_are_colored() -> None:
@@ -55,24 +64,18 @@ def test_scalars_at_vertices_are_blended_before_they_are_colored() -> None:
 def test_scalars_at_faces_and_edges_are_not_blended() -> None:
     image = flat(SQUARE, scalars=[0.0, 1.0])
     assert len(np.unique(image[10:50, 10:50].reshape(-1, 3), axis=0)) < 80  # two colors, and one border
-    np.testing.assert_allclose(hue(image[45, 50]), hue([68, 1, 84]), atol=0.02)
-    np.testing.assert_allclose(hue(image[15, 10]), hue([253, 231, 37]), atol=0.02)
+    has_hues(image, {(45, 50): LOW, (15, 10): HIGH})
     edges = mesh_edges(np.array(SQUARE[1])).tolist()
     at_edges = flat(SQUARE, scalars=[float(edge == [0, 1]) for edge in edges])
-    np.testing.assert_allclose(hue(at_edges[54, 30]), hue([253, 231, 37]), atol=0.02)
-    np.testing.assert_allclose(hue(at_edges[30, 30]), hue([68, 1, 84]), atol=0.02)
+    has_hues(at_edges, {(54, 30): HIGH, (30, 30): LOW})
 
 
 def test_nan_is_gray_and_leaves_its_neighbors_alone() -> None:
     image = flat(SQUARE, scalars=[np.nan, 1.0, 1.0, 1.0], range=(0, 1))
-    np.testing.assert_allclose(hue(image[54, 6]), hue(UNLABELED_COLOR), atol=0.02)
-    np.testing.assert_allclose(hue(image[30, 45]), hue([253, 231, 37]), atol=0.02)
-    np.testing.assert_allclose(hue(image[20, 30]), hue([253, 231, 37]), atol=0.02)
+    has_hues(image, {(54, 6): UNLABELED_COLOR, (30, 45): HIGH, (20, 30): HIGH})
     ends = flat(SQUARE, scalars=[-np.inf, 1e300], at="faces", range=(0, 1))
-    np.testing.assert_allclose(hue(ends[45, 50]), hue([68, 1, 84]), atol=0.02)
-    np.testing.assert_allclose(hue(ends[15, 10]), hue([253, 231, 37]), atol=0.02)
-    nothing = flat(SQUARE, scalars=[np.nan] * 4)
-    np.testing.assert_allclose(hue(nothing[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
+    has_hues(ends, {(45, 50): LOW, (15, 10): HIGH})
+    has_hues(flat(SQUARE, scalars=[np.nan] * 4), {(30, 30): UNLABELED_COLOR})
 
 
 def test_colors() -> None:
@@ -82,14 +85,12 @@ def test_colors() -> None:
     np.testing.assert_array_equal(image, flat(SQUARE, colors=np.c_[given, [9, 9, 9, 9]].astype(np.uint8)))
     middle = hue(image[30, 30])
     assert middle[0] == pytest.approx(middle[2], abs=0.05)  # blended
-    gray = flat(SQUARE, colors=np.full((2, 3), np.nan))
-    np.testing.assert_allclose(hue(gray[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
+    has_hues(flat(SQUARE, colors=np.full((2, 3), np.nan)), {(30, 30): UNLABELED_COLOR})
 
 
 def test_labels_and_unlabeled() -> None:
     image = flat(SQUARE, labels=[-3, 2])
-    np.testing.assert_allclose(hue(image[45, 50]), hue(UNLABELED_COLOR), atol=0.02)
-    np.testing.assert_allclose(hue(image[15, 10]), hue(label_colors(3)[2]), atol=0.02)
+    has_hues(image, {(45, 50): UNLABELED_COLOR, (15, 10): label_colors(3)[2]})
     np.testing.assert_array_equal(flat(SQUARE, labels=[True, False]), flat(SQUARE, labels=[1, 0]))
     flat(SQUARE, labels=[0, 10**12])  # colors repeat
     assert colorize([]).shape == (0, 3)
@@ -165,10 +166,8 @@ def test_several_shapes_share_one_scale() -> None:
     plain = picture(meshes, size=(50, 40)).pixels
     assert plain.shape == (80, 200, 3)
     np.testing.assert_array_equal(plain[40:, 50:], np.broadcast_to(BACKGROUND, (40, 150, 3)))
-    mixed = picture(
-        [SQUARE, (verts, None)], labels=[[0, 1], None], colors=[None, np.zeros((len(verts), 3))], size=(50, 40)
-    )
-    assert mixed.pixels.shape[1] > 100
+    fields = {"labels": [[0, 1], None], "colors": [None, np.zeros((len(verts), 3))]}
+    assert picture([SQUARE, (verts, None)], **fields, size=(50, 40)).pixels.shape[1] > 100
 
 
 def test_legends() -> None:
@@ -293,18 +292,18 @@ def test_lists_that_do_not_fit_are_named() -> None:
         make_field("labels", "labels", [0] * 5, make_surface(SQUARE[0], None))
     with pytest.raises(MeshError, match="got int 3"):
         picture(3)
+    with pytest.raises(ValueError, match="index 3 vertices"):
+        make_surface(np.eye(3), [[0, 1, 7]])
 
 
 def test_pictures_load_no_pytorch_and_labels_no_matplotlib() -> None:
-    code = (
-        "import sys\n"
-        "from diffnet import viz\n"
-        "mesh = ([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]])\n"
-        "viz.picture(mesh, labels={'x': [0, 1, 2]}, titles='a')._repr_png_()\n"
-        "print('matplotlib' in sys.modules)\n"
-        "viz.page(mesh, scalars=[0, 1, 2])\n"
-        "print('torch' in sys.modules)\n"
-    )
+    code = """import sys
+from diffnet import viz
+mesh = ([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]])
+viz.picture(mesh, labels={'x': [0, 1, 2]}, titles='a')._repr_png_()
+print('matplotlib' in sys.modules)
+viz.page(mesh, scalars=[0, 1, 2])
+print('torch' in sys.modules)"""
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\nFalse\n"
 
@@ -347,9 +346,9 @@ def render(
     labels: Any,
     *,
     at: str = "vertices",
-    size: tuple[int, int] = (600, 600),
-    view: tuple[float, float] | None = None,
-    colors: np.ndarray | None = None,
+    size: Any = (600, 600),
+    view: Any = None,
+    colors: Any = None,
 ) -> np.ndarray:
     surface = make_surface(verts, faces)
     labels = make_field("labels", "labels", labels, surface, at).values
@@ -370,7 +369,7 @@ def is_blue(image: np.ndarray) -> np.ndarray:
     return (rgb[..., 2] > 2 * rgb[..., 0]) & covered(image)
 
 
-def test_a_sphere_fills_its_disk_and_nothing_else() -> None:
+def test_a_shaded_sphere_fills_its_disk_and_nothing_else() -> None:
     verts, faces = sphere()
     image = render(verts, faces, np.zeros(len(verts), int), size=(200, 160))
     assert image.shape == (160, 200, 3)
@@ -379,10 +378,6 @@ def test_a_sphere_fills_its_disk_and_nothing_else() -> None:
     away = np.hypot(x - 100, y - 80) / 72  # the margin is 5 % of the height on each side
     assert covered(image)[away < 0.96].all()
     assert not covered(image)[away > 1.03].any()
-
-
-def test_surfaces_are_shaded() -> None:
-    verts, faces = sphere()
     brightness = render(verts, faces, np.zeros(len(verts), int), size=(100, 100)).sum(axis=-1)
     assert brightness[30, 35] > 1.15 * brightness[75, 50]  # the light comes from the upper left
     assert brightness[50, 50] > 1.15 * brightness[50, 7]  # darker toward the outline
@@ -403,15 +398,12 @@ def test_hidden_surfaces_are_hidden(toward: float, seen: bool, red_first: bool) 
 
 def test_labels_are_never_blended() -> None:
     # One large triangle with a different label at each corner.
-    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], float)
-    image = render(verts, [[0, 1, 2]], [0, 1, 2], size=(90, 90), view=(0, 0))
-    inner = image[covered(image)].astype(float)
-    hues = inner / np.linalg.norm(inner, axis=1, keepdims=True)
-    pure = label_colors(3) / np.linalg.norm(label_colors(3).astype(float), axis=1, keepdims=True)
+    image = render([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]], [0, 1, 2], size=(90, 90), view=(0, 0))
+    hues, pure = hue(image[covered(image)]), hue(label_colors(3))
     closest = np.abs(hues[:, None] - pure).max(-1).min(1)
     assert (closest < 0.02).mean() > 0.9  # the rest are antialiased borders, one pixel wide
-    assert all((np.abs(hues - hue).max(-1) < 0.02).mean() > 0.2 for hue in pure)
-    assert np.abs(image[70, 15] / np.linalg.norm(image[70, 15]) - pure[0]).max() < 0.02  # near corner 0
+    assert all((np.abs(hues - one).max(-1) < 0.02).mean() > 0.2 for one in pure)
+    assert np.abs(hue(image[70, 15]) - pure[0]).max() < 0.02  # near corner 0
 
 
 def test_labels_at_faces_and_edges() -> None:
@@ -465,10 +457,8 @@ def test_degenerate_triangles_are_left_out() -> None:
 
 def test_both_sides_are_lit_and_orientation_does_not_matter() -> None:
     verts, faces = sphere()
-    flipped = faces[:, ::-1]
-    labels = np.zeros(len(verts), int)
-    image = render(verts, faces, labels, size=(80, 80)).astype(int)
-    assert np.abs(image - render(verts, flipped, labels, size=(80, 80))).max() <= 1
+    one, other = (render(verts, own, np.zeros(len(verts), int), size=(80, 80)) for own in (faces, faces[:, ::-1]))
+    assert np.abs(one.astype(int) - other).max() <= 1
 
 
 def test_the_widest_side_faces_the_viewer() -> None:
@@ -488,12 +478,9 @@ def test_the_widest_side_faces_the_viewer() -> None:
 def test_view_rotates_the_picture() -> None:
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 1]], float)
     faces = [[0, 1, 2], [0, 2, 3]]
-    front = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(0, 0), colors=COLORS)
-    side = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(-90, 0), colors=COLORS)
-    assert is_red(front).any()
-    assert not is_blue(front).any()
-    assert is_blue(side).any()
-    assert not is_red(side).any()
+    for azimuth, red in ((0, True), (-90, False)):
+        image = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(azimuth, 0), colors=COLORS)
+        assert (is_red(image).any(), is_blue(image).any()) == (red, not red)
 
 
 def test_smooth_and_sharp_normals() -> None:
@@ -502,11 +489,6 @@ def test_smooth_and_sharp_normals() -> None:
     box = trimesh.creation.box()
     normals = corner_normals(np.asarray(box.vertices), np.asarray(box.faces))
     np.testing.assert_allclose(normals, np.repeat(box.face_normals[:, None], 3, axis=1), atol=1e-9)
-
-
-def test_faces_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ValueError, match="index 3 vertices"):
-        render(np.eye(3), [[0, 1, 7]], [0, 1, 2])
 
 
 def test_colors_are_distinct_and_stable() -> None:
