@@ -203,9 +203,6 @@ def test_signatures_remain() -> None:
     assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
 
 
-# ---- calls ----
-
-
 def test_features(operators: Operators) -> None:
     model = network()
     x = torch.zeros(12, 3)

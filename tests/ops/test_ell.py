@@ -14,6 +14,7 @@ import scipy.sparse
 import sparse_cases
 import torch
 from float64 import DEVICE, random
+from refusals import refused
 from sparse_cases import (
     backends,
     dense_of,
@@ -339,8 +340,7 @@ def test_rows_of_meshes_are_in_buckets() -> None:
 
 
 def test_a_width_below_the_longest_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="20, got 4"):
-        EllPattern.from_pattern(random_pattern(13, 20), 4)
+    refused(ValueError, "20, got 4", EllPattern.from_pattern, random_pattern(13, 20), 4)
 
 
 def test_strided_indices_become_contiguous() -> None:
@@ -351,9 +351,6 @@ def test_strided_indices_become_contiguous() -> None:
         assert torch.equal(made.csr[0].indices, ell.csr[0].indices)
     assert EllPattern(ell.indices, 20).indices is ell.indices
     assert ell.csr is ell.csr  # made once
-
-
-# ---- arguments. Both backends accept the same ----
 
 
 on_kernels = pytest.mark.usefixtures("small_pieces", "poisoned")
@@ -410,8 +407,7 @@ def test_wrong_masks_are_refused(
 ) -> None:
     shape = VALUES.get(name, (NNZ,))
     softmax = partial(sparse_softmax, PATTERN.to(DEVICE)) if name == "csr" else made(name).softmax
-    with pytest.raises(ValueError, match=message):
-        softmax(zeros(2, *shape), mask=mask(shape), backend=backend)
+    refused(ValueError, message, softmax, zeros(2, *shape), mask=mask(shape), backend=backend)
 
 
 @backends
@@ -419,11 +415,9 @@ def test_wrong_masks_are_refused(
 def test_wrong_biases_and_scales_are_refused(name: str, backend: Backend) -> None:
     scores, shape = zeros(2, *VALUES[name]), VALUES[name]
     for bias in (zeros(*shape, dtype=torch.int64), zeros(3, *shape), zeros(*shape, device="meta"), [1.0]):
-        with pytest.raises((TypeError, ValueError), match="bias"):
-            made(name).softmax(scores, bias=bias, backend=backend)
+        refused((TypeError, ValueError), "bias", made(name).softmax, scores, bias=bias, backend=backend)
     for scale in (zeros(3), zeros(2, dtype=torch.int64), "1"):
-        with pytest.raises((TypeError, ValueError), match="scale"):
-            made(name).softmax(scores, scale=scale, backend=backend)
+        refused((TypeError, ValueError), "scale", made(name).softmax, scores, scale=scale, backend=backend)
 
 
 @on_kernels
@@ -469,8 +463,7 @@ WRONG_ELL = {
 @pytest.mark.parametrize("name", WRONG_ELL)
 def test_wrong_ell_patterns_are_refused(name: str) -> None:
     given, columns, error, message = WRONG_ELL[name]
-    with pytest.raises(error, match=message):
-        EllPattern(given, columns)  # type: ignore[arg-type]
+    refused(error, message, EllPattern, given, columns)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -489,10 +482,8 @@ def test_patterns_are_unchecked_on_request() -> None:
 
 def test_from_pattern_refuses_other_arguments() -> None:
     for cls in (EllPattern, HybridPattern):
-        with pytest.raises(TypeError, match="pattern should be a Pattern, got Tensor"):
-            cls.from_pattern(torch.eye(3))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"width should be an integer, got 9\.0"):
-        EllPattern.from_pattern(PATTERN, 9.0)  # type: ignore[arg-type]
+        refused(TypeError, "pattern should be a Pattern, got Tensor", cls.from_pattern, torch.eye(3))
+    refused(TypeError, r"width should be an integer, got 9\.0", EllPattern.from_pattern, PATTERN, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -506,5 +497,4 @@ def test_from_pattern_refuses_other_arguments() -> None:
     ],
 )
 def test_wrong_hybrid_patterns_are_refused(pattern: Any, widths: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        HybridPattern(pattern, widths)
+    refused(error, message, HybridPattern, pattern, widths)

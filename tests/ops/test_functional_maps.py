@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from float64 import DEVICE, random, relative
+from refusals import refused
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
@@ -211,8 +212,7 @@ def test_no_pairs_and_no_features() -> None:
 )
 def test_refusals(changed: dict[str, Any], message: str) -> None:
     named = dict(zip(("a", "b", "evals_a", "evals_b"), inputs(2, 3, 4, 5), strict=True))
-    with pytest.raises(ValueError, match=message):
-        ops.functional_map(**(named | changed))
+    refused(ValueError, message, ops.functional_map, **(named | changed))
 
 
 def test_a_weight_that_is_no_number() -> None:
@@ -256,8 +256,7 @@ def test_soft_maps(points: list[Tensor], device: str) -> None:
         out = function(*given)
         grads = torch.autograd.grad((out * weights.to(where)).sum(), given)
         found.append([out.detach().cpu(), *(g.cpu() for g in grads)])
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
 def test_derivatives_of_soft_maps() -> None:
@@ -432,8 +431,7 @@ def test_zoomout(k: int | None, step: int) -> None:
 )
 def test_zoomout_refuses(changed: dict[str, int], message: str) -> None:
     evecs_a, evecs_b, mass_b, _ = renumbered(8)
-    with pytest.raises(ValueError, match=message):
-        ops.zoomout(torch.eye(4).double(), evecs_a, evecs_b, mass_b, **changed)
+    refused(ValueError, message, ops.zoomout, torch.eye(4).double(), evecs_a, evecs_b, mass_b, **changed)
 
 
 def test_vertices_out_of_range() -> None:

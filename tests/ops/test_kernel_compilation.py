@@ -147,9 +147,6 @@ def test_names_of_kernels() -> None:
     assert all(re.fullmatch(r"[a-z]\w*_(forward|backward)(_\w+)?_kernel", name) for name in names)
 
 
-# ---- a step launches few kernels, and other batches compile nothing new ----
-
-
 BLOCKS = 4
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_accuracy import PLACES, Place, at_places, check, normal, pointer, relative, sizes
+from refusals import refused
 from torch import Tensor
 
 from diffnet.ops import mlp
@@ -31,9 +32,6 @@ def test_plain_mlp() -> None:
     x, layers = torch.randn(7, 5), [torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)]
     expected = layers[1](torch.relu(layers[0](x)))
     assert torch.equal(mlp([x], [n.weight for n in layers], [n.bias for n in layers]), expected)
-
-
-# ---- kernels ----
 
 
 def mlp_with_given_units(
@@ -244,9 +242,6 @@ def test_operands(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operands([], place.dtype, precision) == []
 
 
-# ---- dropout ----
-
-
 def test_dropout(any_place: Place) -> None:
     v, h, p = (64, 34, 0.3) if any_place.device == "cpu" else (20_000, 130, 0.3)
     x = any_place.put(torch.ones(v, h)).requires_grad_()
@@ -299,13 +294,9 @@ def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.
         assert relative(a, b.detach().double().cpu()) <= place.bound
 
 
-# ---- arguments ----
-
-
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_dropout_out_of_range(dropout: float) -> None:
-    with pytest.raises(ValueError, match=str(dropout)):
-        mlp([torch.ones(2, 2)], [torch.ones(2, 2)], dropout=dropout)
+    refused(ValueError, str(dropout), mlp, [torch.ones(2, 2)], [torch.ones(2, 2)], dropout=dropout)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -313,8 +304,7 @@ def test_wrong_types(backend: Any) -> None:
     x = torch.ones(2, 2)
     with pytest.raises(TypeError, match=r"probability of a zero, got True; write dropout=0\.5"):
         mlp([x], [x], dropout=True, backend=backend)
-    with pytest.raises(TypeError, match="dropout should be a number, got None"):
-        mlp([x], [x], dropout=None, backend=backend)  # type: ignore[arg-type]
+    refused(TypeError, "dropout should be a number, got None", mlp, [x], [x], dropout=None, backend=backend)
     for name, arguments in (("inputs", (x, [x])), ("weights", ([x], x)), ("biases", ([x], [x], x))):
         with pytest.raises(TypeError, match=rf"{name} should be a list of tensors, got a tensor; write \[{name}\]"):
             mlp(*arguments, backend=backend)  # type: ignore[arg-type]
@@ -324,15 +314,9 @@ def test_wrong_types(backend: Any) -> None:
 
 def test_numbers_of_inputs_weights_and_biases() -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(ValueError, match="got 0 and none"):
-        mlp([x], [])
-    with pytest.raises(ValueError, match="got 1 and 2"):
-        mlp([x], [x], [x[0], x[0]])
-    with pytest.raises(ValueError, match="inputs should be one tensor or more, got none"):
-        mlp([], [x])
-
-
-# ---- weight gradients of several layers, and a projection, in one launch ----
+    refused(ValueError, "got 0 and none", mlp, [x], [])
+    refused(ValueError, "got 1 and 2", mlp, [x], [x], [x[0], x[0]])
+    refused(ValueError, "inputs should be one tensor or more, got none", mlp, [], [x])
 
 
 def random(place: Place, *shape: int) -> Tensor:

@@ -33,9 +33,6 @@ def block_diagonal(evecs: Tensor) -> Tensor:
     return torch.block_diag(*evecs.split(LENGTHS))
 
 
-# ---- formulas ----
-
-
 def test_to_and_from_spectral_are_products_with_block_diagonal_evecs() -> None:
     x, evecs, mass, ptr = spectral_inputs(LENGTHS, K, C)
     spectrum = to_spectral(x, evecs, mass, ptr)
@@ -51,9 +48,6 @@ def test_diffuse_decays_each_coefficient() -> None:
     for b in range(4):
         for c in range(C):
             torch.testing.assert_close(out[b, :, c], torch.exp(-evals[b] * time[c]) * spectrum[b, :, c])
-
-
-# ---- kernels ----
 
 
 def test_to_spectral(place: Place) -> None:
@@ -182,9 +176,6 @@ def test_offsets_beyond_two_to_the_31() -> None:
     out = from_spectral(spectrum, evecs, ptr, backend="triton")
     assert relative(out[-tail:], (evecs[-tail:].double() @ expected).cpu()) < 1e-2
     assert (out[:-tail] == 0).all()
-
-
-# ---- means, offsets, and the operations of a block together ----
 
 
 K, C = 5, 3
