@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph, ReplayedGraph
+from graph_emulator import EmulatedGraph, ReplayedGraph, counted_replays
 from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -84,12 +84,6 @@ def made(
     return step
 
 
-def replays_of(call: Callable[[], Any]) -> int:
-    before = EmulatedGraph.replays
-    call()
-    return EmulatedGraph.replays - before
-
-
 def assert_same(
     data: list[Batch],
     loss: Any = F.cross_entropy,
@@ -145,28 +139,25 @@ def test_outputs_elsewhere(meshes: list[Operators], at: Any) -> None:
 def test_learning_rates_of_groups(meshes: list[Operators], device: str) -> None:
     """Steps leave the groups as the user wrote them, and read a rate that is a tensor, which changes in place."""
     data = batches(meshes[:1], device, 4)
-    model = network().to(device)
-    optimizer = two_groups(model.parameters())
+    model, other = network().to(device), network().to(device)
+    optimizer, rate = two_groups(model.parameters()), torch.tensor(0.0, device=device)
     step = made(model, optimizer, F.cross_entropy)
+    rated = made(other, torch.optim.Adam(other.parameters(), lr=rate, fused=True), F.cross_entropy)
     for batch in data:
-        step(*batch)
+        step(*batch), rated(*batch)
     assert [type(group["lr"]) for group in optimizer.param_groups] == [float, float]
     assert optimizer.param_groups[0]["fused"] is None
     assert not optimizer.param_groups[0]["capturable"]
-    model = network().to(device)
-    rate = torch.tensor(0.0, device=device)
-    step = made(model, torch.optim.Adam(model.parameters(), lr=rate, fused=True), F.cross_entropy)
-    for batch in data:
-        step(*batch)
-    before = copy.deepcopy(list(model.parameters()))
-    torch.testing.assert_close(before, list(network().to(device).parameters()))
+    before = list(network().to(device).parameters())
+    torch.testing.assert_close(list(other.parameters()), before)
     rate.fill_(1e-2)
-    step(*data[0])
-    assert not torch.equal(before[0], next(model.parameters()))
+    rated(*data[0])
+    assert not torch.equal(before[0], next(other.parameters()))
 
 
 @pytest.mark.usefixtures("no_warning")
-def test_batches_in_which_nothing_counts(meshes: list[Operators]) -> None:
+def test_batches_in_which_nothing_counts_and_networks_with_graphs(meshes: list[Operators]) -> None:
+    assert_same(batches(meshes), model=graphed(network()), replays=6)
     (x, o, y), *others = batches(meshes)
     data = [(x, o, torch.full_like(y, -1)), *others]
     assert_same(data, label_smoothing_loss, recorder=EmulatedGraph, replays=6)
@@ -189,11 +180,6 @@ def test_a_loop_goes_on_after_steps(meshes: list[Operators]) -> None:
     assert optimizer.state_dict()["param_groups"] == own.state_dict()["param_groups"]
 
 
-@pytest.mark.usefixtures("no_warning")
-def test_networks_with_graphs_of_their_own(meshes: list[Operators]) -> None:
-    assert_same(batches(meshes), model=graphed(network()), replays=6)
-
-
 def test_an_error_of_the_loss_leaves_the_step_usable(meshes: list[Operators]) -> None:
     fails = True
 
@@ -208,27 +194,11 @@ def test_an_error_of_the_loss_leaves_the_step_usable(meshes: list[Operators]) ->
     refused(KeyError, "no such class", step, *data[0])
     assert torch.equal(next(model.parameters()), next(network().parameters()))
     fails = False
-    assert replays_of(lambda: [step(*batch) for batch in data]) == 14  # of two passes
+    assert counted_replays(lambda: [step(*batch) for batch in data]) == 14  # of two passes
     with pytest.raises(ValueError, match=r"a number or 12 rows for 12 rows, got shape \(60,\)"):
         made(model, torch.optim.Adam(model.parameters()), lambda out, y: out.flatten())(*data[0])
     with pytest.raises(TypeError, match="the loss should return a tensor, got float"):
         made(model, torch.optim.Adam(model.parameters()), lambda out, y: 1.0)(*data[0])
-
-
-@pytest.mark.usefixtures("no_warning")
-@pytest.mark.parametrize("device", DEVICES)
-def test_averaged_weights(meshes: list[Operators], device: str) -> None:
-    found = []
-    for graphs in (False, True):
-        model = network().to(device)
-        average = WeightAverage(model, 0.5)
-        step = made(model, ADAM(model.parameters()), F.cross_entropy, average=average)
-        step.graphs = graphs
-        for batch in batches(meshes, device):
-            step(*batch)
-        average.write()
-        found.append(list(average.network.parameters()))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
 class Shifted(nn.Module):
@@ -244,15 +214,19 @@ class Shifted(nn.Module):
 
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
+def test_averaged_weights_and_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
     data = [(*batch, torch.randn(1, 3).to(device)) for batch in batches(meshes, device)]
     found = []
     for graphs in (False, True):
         model = Shifted().to(device)
-        step = made(model, ADAM(model.parameters()), F.cross_entropy)
+        average = WeightAverage(model, 0.5)
+        step = made(model, ADAM(model.parameters()), F.cross_entropy, average=average)
         step.graphs = graphs
-        found.append(torch.stack([step(*batch) for batch in data]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+        losses = torch.stack([step(*batch) for batch in data])
+        average.write()
+        found.append((losses, list(average.network.parameters())))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-4)
 
 
 SEVERAL: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -300,7 +274,7 @@ def test_several_batches_are_one_step(meshes: list[Operators], case: str) -> Non
             values = [step.update(lambda sums: sums.copy_(total)) for step in both]  # noqa: B023
             assert values[0] == values[1]
 
-    assert replays_of(trained) > 10
+    assert counted_replays(trained) > 10
     for model in models:
         for a, b in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
@@ -476,24 +450,19 @@ def test_announced_meshes_are_recorded_once(meshes: list[Operators]) -> None:
         if announced:
             step.reserve(meshes, batch_meshes=1)
         data = batches(meshes)
-        assert replays_of(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
+        assert counted_replays(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
         step.reset()
-        assert replays_of(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
-
-
-def test_smaller_batches_than_announced(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all announced meshes are too large for graphs, smaller ones have graphs all the same."""
-    monkeypatch.setattr(graph_sizes, "MAX_BYTES", 100 * 6 * 4)
-    model = network()
-    step = made(model, torch.optim.Adam(model.parameters()), F.cross_entropy)
-    step.reserve(meshes[2:], batch_meshes=2, batch_vertices=200)
-    assert replays_of(lambda: [step(*batch) for batch in batches(meshes)]) == 5  # of 12 and 42 vertices
+        assert counted_replays(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
 
 
 def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs then serve batches of half the limit."""
+    """Batches of half the limit have graphs, also if all announced meshes are too large for them."""
     monkeypatch.setattr(graph_sizes, "MAX_BYTES", 100 * 6 * 4)
     assert_same(batches(meshes, rounds=4), replays=6)
+    model = network()
+    step = made(model, torch.optim.Adam(model.parameters()), F.cross_entropy)
+    step.reserve(meshes[2:], batch_meshes=2, batch_vertices=200)
+    assert counted_replays(lambda: [step(*batch) for batch in batches(meshes)]) == 5  # of 12 and 42 vertices
 
 
 def test_steps_on_the_cpu_are_those_of_a_loop(meshes: list[Operators]) -> None:
