@@ -29,8 +29,6 @@ Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 class Signed(torch.optim.Adam):
-    """Another optimizer."""
-
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
@@ -57,8 +55,6 @@ def chosen(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
 
 
 class Run:
-    """Training of a small network on one mesh."""
-
     def __init__(self, optimizer: Optimizer, device: str) -> None:
         self.operators = precompute(trimesh.creation.icosphere(1), k=6).to(device)
         torch.manual_seed(0)

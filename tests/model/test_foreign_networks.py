@@ -58,7 +58,6 @@ class Foreign(nn.Module):
 
 
 def results(network: nn.Module, operators: Operators) -> list[Any]:
-    """The output, the gradients and the buffers of one call."""
     x = torch.randn(operators.num_vertices, 3, generator=torch.Generator().manual_seed(1)).to(operators.device)
     x.requires_grad_()
     network.zero_grad()
@@ -80,8 +79,6 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 
 class Calls:
-    """Calls a network and a copy with graphs in turns, and compares all results."""
-
     def __init__(self, network: nn.Module, device: str, first_visits: int = 1) -> None:
         self.plain = copy.deepcopy(network).to(device)
         self.model = with_graphs(network, device, first_visits)
@@ -97,7 +94,6 @@ class Calls:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Counts the replays of graphs."""
     counts: list[int] = []
     for graph in (ReplayedGraph, torch.cuda.CUDAGraph):
         replay = graph.replay
@@ -230,8 +226,7 @@ class Keywords(nn.Module):
         self.net = small()
 
     def forward(self, feats: Tensor, ops: Operators) -> Tensor:
-        out: Tensor = self.net(operators=ops, features=feats)
-        return out
+        return self.net(operators=ops, features=feats)
 
 
 def tied() -> nn.Module:
@@ -444,8 +439,7 @@ def test_probing_leaves_everything_as_one_step_does(meshes: list[Operators]) -> 
             warnings.simplefilter("ignore")
             found = results(each, meshes[0])
         states.append([*found, torch.get_rng_state()])
-    for a, b in zip(*states, strict=True):
-        assert torch.equal(a, b) if isinstance(a, Tensor) else a is b
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a is b for a, b in zip(*states, strict=True))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

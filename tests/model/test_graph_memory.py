@@ -156,8 +156,6 @@ def test_a_first_visit_of_a_larger_batch_runs_after_the_graphs_of_smaller_ones_a
 
 
 class Twos:
-    """Keeps a tensor for each size."""
-
     def __init__(self, pool: Pool) -> None:
         self.kept: dict[int, Tensor] = {}
         self.pool = pool
@@ -176,8 +174,7 @@ class Keeping(nn.Module):
         self.net, self.twos = network(), Twos(pool)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        out: Tensor = self.net(x * self.twos(len(x)), operators)
-        return out
+        return self.net(x * self.twos(len(x)), operators)
 
 
 def test_graphs_that_could_overwrite_a_tensor_are_dropped(pool: Pool) -> None:
@@ -292,8 +289,7 @@ def test_memory_of_a_failed_call_is_free_before_the_network_runs_without_graphs(
                 made.append(weakref.ref(large))
                 raise torch.OutOfMemoryError
             assert [each() for each in made] == [None] * len(made)
-            out: Tensor = self.net(x, operators)
-            return out
+            return self.net(x, operators)
 
     gc.disable()
     try:

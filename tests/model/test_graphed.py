@@ -61,7 +61,6 @@ def assert_same_gradients(plain: nn.Module, model: nn.Module, atol: float = 1e-6
 
 
 def batches_of(meshes: list[Operators], device: str) -> list[Operators]:
-    """Batches of one to four meshes, each kind twice."""
     a, b, c = meshes
     packed = [a, b, c, collate([a, b]), collate([c, a, b]), collate([b, a, c, a])]
     return [batch.to(device) for batch in packed * 2]
@@ -421,7 +420,6 @@ class Network(nn.Module):
 
 
 def pair() -> tuple[Network, Network]:
-    """The same network without and with graphs."""
     plain = Network()
     return plain, with_graphs(plain)
 
@@ -494,8 +492,7 @@ def test_gradients_are_not_copied_and_can_be_kept(sphere: Operators) -> None:
     model.zero_grad()
     for _ in range(2):
         (2 * loss(model, sphere)).backward()
-    for name, grad in kept.items():
-        assert torch.equal(grad, before[name])
+    assert all(torch.equal(grad, before[name]) for name, grad in kept.items())
     kept["bias"].add_(1)
     assert all(torch.equal(grad, before[name]) for name, grad in kept.items() if name != "bias")
     assert kept["net.first.weight"]._version == 0
@@ -546,8 +543,7 @@ def test_lazy_parameters(sphere: Operators) -> None:
             self.net, self.last = Network(), nn.LazyLinear(2)
 
         def forward(self, x: Tensor, operators: Operators) -> Tensor:
-            out: Tensor = self.last(self.net(x, operators).float())
-            return out
+            return self.last(self.net(x, operators).float())
 
     model = with_graphs(Lazy())
     with pytest.warns(RuntimeWarning, match="a module has hooks"):  # that make the lazy parameters

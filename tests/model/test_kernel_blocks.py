@@ -150,8 +150,7 @@ def test_projections_share_the_launch_of_the_weights_in_16_bits(
         apart = results(network, operators)
     assert len(projections) == len(network.blocks)
     assert len(together) == len(apart) > 20
-    for a, b in zip(together, apart, strict=True):
-        assert relative(a, b.double()) <= 2e-3
+    assert all(relative(a, b.double()) <= 2e-3 for a, b in zip(together, apart, strict=True))
 
 
 @pytest.mark.parametrize("network", ["highest"], indirect=True)
@@ -203,7 +202,6 @@ def test_exact_float32_keeps_fewer_tensors(network: DiffusionNet, operators: Ope
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """A context without shared launches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "shared_launches", lambda network, modules, *_: [{}] * len(modules))
         yield
@@ -211,7 +209,6 @@ def one_by_one() -> Iterator[None]:
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many matrices each conversion takes."""
     from diffnet.ops.common import matmul
 
     counts: list[int] = []

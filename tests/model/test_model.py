@@ -1,7 +1,4 @@
-"""`DiffusionNet`: shapes, batches, modes, precisions, compilation, in plain PyTorch and on the Triton kernels.
-
-Without a GPU the kernels run in Triton's interpreter.
-"""
+"""`DiffusionNet`: shapes, batches, modes, precisions, compilation, in plain PyTorch and on the Triton kernels."""
 
 from __future__ import annotations
 
@@ -372,8 +369,7 @@ def test_kernels_agree(packed: Operators, options: dict[str, Any], device: str) 
     fused = small(backend="triton", **options).eval()
     fused.load_state_dict(plain.state_dict())
     got = loss_and_gradients(fused.to(device), features(packed).to(device), packed.to(device))
-    for a, b in zip(got, expected, strict=True):
-        assert relative(a, b) < 1e-4
+    assert all(relative(a, b) < 1e-4 for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -392,8 +388,7 @@ def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.
         got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
     assert got[0].dtype == dtype
     assert all(g.dtype == torch.float32 for g in got[1:])
-    for a, b in zip(got, expected, strict=True):
-        assert relative(a, b) < 0.05
+    assert all(relative(a, b) < 0.05 for a, b in zip(got, expected, strict=True))
 
 
 def with_decided_relus(model: DiffusionNet) -> DiffusionNet:
@@ -466,8 +461,7 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         seen.update(str(node.target) for node in graph.graph.nodes if "diffnet" in str(node.target))
-        compiled: Callable[..., Any] = torch._dynamo.lookup_backend(compiler)(graph, inputs)  # type: ignore[attr-defined]
-        return compiled
+        return torch._dynamo.lookup_backend(compiler)(graph, inputs)  # type: ignore[attr-defined]
 
     model = small(backend="triton", gradient=mode, dropout=0.0).to(device)
     x, operators = features(packed).to(device), packed.to(device)
@@ -518,8 +512,15 @@ def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
+def test_steps_do_not_wait_for_the_gpu_and_can_be_captured(packed: Operators, mode: str) -> None:
     operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
+    losses = []
+    for wrap in (lambda step: step, CapturedStep):
+        model = small(backend="auto", gradient=mode, dropout=0.0).to("cuda")
+        step = wrap(train_step(model, features(operators), operators))
+        losses.append([step().item() for _ in range(6)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert len(set(losses[1])) == 6
     step = train_step(small(backend="auto", gradient=mode).to("cuda"), features(operators), operators)
     step()  # compiles kernels and sorts the pattern's transpose
     torch.cuda.set_sync_debug_mode("error")
@@ -529,22 +530,8 @@ def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", MODES)
-def test_a_captured_step_trains_as_an_eager_step_does(packed: Operators, mode: str) -> None:
-    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
-    losses = []
-    for wrap in (lambda step: step, CapturedStep):
-        model = small(backend="auto", gradient=mode, dropout=0.0).to("cuda")
-        step = wrap(train_step(model, features(operators), operators))
-        losses.append([step().item() for _ in range(6)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert len(set(losses[1])) == 6
-
-
 @pytest.fixture
 def compiled_networks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The networks whose kernels were compiled."""
     found: list[Any] = []
     # Compiling needs a GPU, and nothing public tells that it is wanted.
     monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))

@@ -63,8 +63,7 @@ def patched_forward(module: nn.Module, calls: Calls) -> None:
 
     def patched(*arguments: Any, **options: Any) -> Tensor:
         calls.append(None)
-        out: Tensor = 1.5 * forward(*arguments, **options)
-        return out
+        return 1.5 * forward(*arguments, **options)
 
     module.forward = patched
 
@@ -73,15 +72,12 @@ def subclass(module: nn.Module, calls: Calls) -> None:
     class Scaled(type(module)):  # type: ignore[misc]
         def forward(self, *arguments: Any, **options: Any) -> Tensor:
             calls.append(None)
-            out: Tensor = 1.5 * super().forward(*arguments, **options)
-            return out
+            return 1.5 * super().forward(*arguments, **options)
 
     module.__class__ = Scaled
 
 
 class Wrapper(nn.Module):
-    """Another module with the same arguments."""
-
     def __init__(self, module: nn.Module, calls: Calls) -> None:
         super().__init__()
         self.module, self.calls = module, calls
@@ -106,7 +102,6 @@ def compiled(module: nn.Module, calls: Calls) -> None:
 
 
 def learned(module: nn.Module) -> str:
-    """The name of a parameter."""
     return {nn.Linear: "weight", LearnedTimeDiffusion: "time", SpatialGradientFeatures: "a_re"}[type(module)]
 
 

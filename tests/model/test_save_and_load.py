@@ -53,7 +53,6 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def message(call: Callable[[], object], kind: type[Exception] = CheckpointError) -> str:
-    """The line of the error of a call."""
     with pytest.raises(kind) as caught:
         call()
     line = str(caught.value)
@@ -106,7 +105,6 @@ def test_a_network_is_loaded_to_a_device(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_network_for_other_classes_is_saved(path: Path) -> None:
-    """The usual change of a trained network: another last layer."""
     model = network()
     model.last = nn.Linear(8, 2)
     model.save(path)
@@ -158,8 +156,7 @@ def test_networks_on_a_gpu(path: Path) -> None:
             assert DiffusionNet.load(path).first.weight.device.type == "cpu"
             loaded = DiffusionNet.load(path, device="cuda")
             assert loaded.first.weight.is_cuda
-            for name, weight in model.state_dict().items():
-                assert torch.equal(loaded.state_dict()[name], weight)
+            assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in model.state_dict().items())
             torch.testing.assert_close(loaded(FEATURES.cuda(), operators), expected)
             torch.testing.assert_close(graphed(loaded, first_visits=0)(FEATURES.cuda(), operators), expected)
 
@@ -502,5 +499,4 @@ def download(hub: str, folder: Path, offline: str) -> None:
 
 def test_the_hub(hub: str, tmp_path: Path) -> None:
     """In processes of their own, because huggingface_hub reads its settings when it is imported."""
-    for offline in ("0", "1"):
-        assert ends_of_copies(download, [(hub, tmp_path, offline)]) == [0]
+    assert all(ends_of_copies(download, [(hub, tmp_path, offline)]) == [0] for offline in ("0", "1"))

@@ -157,8 +157,6 @@ class Lookahead(torch.optim.AdamW):
 
 
 class Wrapper(torch.optim.Optimizer):
-    """An optimizer around another one."""
-
     def __init__(self, parameters: Any) -> None:
         self.base = Lookahead(parameters, lr=1e-2, eps=1e-3)
         super().__init__(self.base.param_groups, {})
@@ -169,8 +167,6 @@ class Wrapper(torch.optim.Optimizer):
 
 
 class Decaying(torch.optim.Adam):
-    """Lowers its rate in `step`."""
-
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
         self.param_groups[0]["lr"] *= 0.9
         return super().step()

@@ -69,8 +69,7 @@ def test_edges_on_the_meta_device(operators: Operators) -> None:
 def ensemble(models: list[DiffusionNet], x: Tensor, operators: Operators, randomness: str = "error") -> Tensor:
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
     call = vmap(lambda p, b: functional_call(models[0], (p, b), (x, operators)), randomness=randomness)
-    out: Tensor = call(parameters, buffers)
-    return out
+    return call(parameters, buffers)
 
 
 @pytest.mark.parametrize("on_basis", [False, True], ids=["sparse", "basis"])

@@ -1,7 +1,4 @@
-"""Block-sparse products, softmax and attention against dense ones in float64, on plain PyTorch and on Triton kernels.
-
-Without a GPU, kernels run in Triton's interpreter at small sizes.
-"""
+"""Block-sparse products, softmax and attention against dense ones in float64, on plain PyTorch and Triton kernels."""
 
 from __future__ import annotations
 
@@ -133,79 +130,61 @@ def test_sparse_and_dense(
     )
 
 
+def random_masks(shape: Shape, extras: str) -> dict[str, Tensor]:
+    """None, one of the keys of two sets, or also one of all pairs, which leaves a row without a visible entry."""
+    heads, rows, columns, _ = shape
+    attention = random(heads, rows, columns, seed=4) > -0.5
+    attention[:, 2] = False
+    masks = {"key_padding_mask": random(2, columns, seed=3) > -0.5, "attention_mask": attention}
+    return dict([*masks.items()][: ("none", "keys", "all").index(extras)])
+
+
+def dense_weights(
+    pattern: BlockPattern, scores: Tensor, key_padding_mask: Tensor | None = None, attention_mask: Tensor | None = None
+) -> Tensor:
+    """Return the softmax over the rows of dense scores (…, H, rows, columns), 0 where there is no visible entry."""
+    there = pattern.to_dense(torch.ones(pattern.values_shape)) > 0
+    there = there if key_padding_mask is None else there & key_padding_mask[:, None, None, :]
+    there = there if attention_mask is None else there & attention_mask
+    weights = torch.softmax(scores.masked_fill(~there, -1e300), -1)
+    return weights.masked_fill(~there, 0)
+
+
+def relative_places(rows: int, columns: int) -> Tensor:
+    """The place of each pair in a relative bias."""
+    return torch.arange(columns) - torch.arange(rows)[:, None] + rows - 1
+
+
 @cases
 @pytest.mark.parametrize("extras", ["none", "keys", "all"])
 def test_softmax(shape: Shape, backend: Backend, dtype: torch.dtype, extras: str) -> None:
     heads, rows, columns, _ = shape
-    pattern = random_pattern(shape)
-    moved, scale = pattern.to(DEVICE), -0.6
-    bias = random(heads, rows + columns - 1, seed=2) if extras == "all" else None
-    keys = random(2, columns, seed=3) > -0.5 if extras != "none" else None
-    attention = random(heads, rows, columns, seed=4) > -0.5 if extras == "all" else None
-    if attention is not None:
-        attention[:, 2] = False  # a row without a visible entry
-    there = pattern.to_dense(torch.ones(2, *pattern.values_shape)) > 0
-    if keys is not None:
-        there = there & keys[:, None, None, :]
-    if attention is not None:
-        there = there & attention
-
-    def reference(scores: Tensor, table: Tensor | None = None) -> Tensor:
-        full = scale * pattern.to_dense(scores)
-        if table is not None:
-            distance = torch.arange(columns) - torch.arange(rows)[:, None] + rows - 1
-            full = full + table[:, distance]
-        full = full.masked_fill(~there, -torch.inf)
-        weights = torch.exp(full - full.amax(-1, keepdim=True).clamp(min=-1e300))
-        return pattern.sample(weights / weights.sum(-1, keepdim=True).clamp(min=1e-300))
+    pattern, masks, place = random_pattern(shape), random_masks(shape, extras), relative_places(rows, columns)
+    moved, options = pattern.to(DEVICE), {name: mask.to(DEVICE) for name, mask in masks.items()}
 
     def ours(scores: Tensor, table: Tensor | None = None) -> Tensor:
-        return block_softmax(
-            moved,
-            scores,
-            scale=scale,
-            relative_bias=table,
-            key_padding_mask=None if keys is None else keys.to(DEVICE),
-            attention_mask=None if attention is None else attention.to(DEVICE),
-            backend=backend,
-        )
+        return block_softmax(moved, scores, scale=-0.6, relative_bias=table, backend=backend, **options)
 
-    inputs = [random(2, *pattern.values_shape)] + ([bias] if bias is not None else [])
-    check(ours, reference, inputs, dtype)
+    def reference(scores: Tensor, table: Tensor | None = None) -> Tensor:
+        full = -0.6 * pattern.to_dense(scores) + (0 if table is None else table[:, place])
+        return pattern.sample(dense_weights(pattern, full, **masks))
+
+    bias = [random(heads, rows + columns - 1, seed=2)] if extras == "all" else []
+    check(ours, reference, [random(2, *pattern.values_shape), *bias], dtype)
 
 
 @cases
-@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "masked"])
-def test_attention(shape: Shape, backend: Backend, dtype: torch.dtype, masked: bool) -> None:
+@pytest.mark.parametrize("extras", ["none", "all"])
+def test_attention(shape: Shape, backend: Backend, dtype: torch.dtype, extras: str) -> None:
     heads, rows, columns, _ = shape
-    pattern = random_pattern(shape)
-    moved, scale = pattern.to(DEVICE), 0.3
-    keys = random(2, columns, seed=3) > -0.5 if masked else None
-    attention = random(heads, rows, columns, seed=4) > -0.5 if masked else None
-    there = pattern.to_dense(torch.ones(2, *pattern.values_shape)) > 0
-    if keys is not None and attention is not None:
-        attention[:, 2] = False  # a row without a visible entry
-        there = there & keys[:, None, None, :] & attention
-
-    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        full = (scale * q @ k.mT).masked_fill(~there, -torch.inf)
-        weights = torch.exp(full - full.amax(-1, keepdim=True).clamp(min=-1e300))
-        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-300) @ v
-
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return block_attention(
-            moved,
-            q,
-            k,
-            v,
-            scale=scale,
-            key_padding_mask=None if keys is None else keys.to(DEVICE),
-            attention_mask=None if attention is None else attention.to(DEVICE),
-            backend=backend,
-        )
-
-    inputs = [random(2, heads, n, 21, seed=i) for i, n in enumerate((rows, columns, columns))]
-    check(ours, reference, inputs, dtype)
+    pattern, masks = random_pattern(shape), random_masks(shape, extras)
+    moved, options = pattern.to(DEVICE), {name: mask.to(DEVICE) for name, mask in masks.items()}
+    check(
+        lambda q, k, v: block_attention(moved, q, k, v, scale=0.3, backend=backend, **options),
+        lambda q, k, v: dense_weights(pattern, 0.3 * q @ k.mT, **masks) @ v,
+        [random(2, heads, n, 21, seed=i) for i, n in enumerate((rows, columns, columns))],
+        dtype,
+    )
 
 
 def test_gradcheck() -> None:
@@ -420,13 +399,6 @@ def test_strided_masks_and_bias(backend: Backend) -> None:
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def dense_weights(pattern: BlockPattern, scores: Tensor) -> Tensor:
-    """Return the softmax over the rows of dense scores (…, H, rows, columns), 0 where there is no block."""
-    there = pattern.to_dense(torch.ones(pattern.values_shape)) > 0
-    weights = torch.softmax(scores.masked_fill(~there, -1e300), -1)
-    return weights.masked_fill(~there, 0)
-
-
 @backends
 @pytest.mark.parametrize(
     ("scale", "bias"),
@@ -446,7 +418,7 @@ def test_tensor_scales_and_biases(scale: tuple[int, ...] | None, bias: str | Non
     }
     more = [] if scale is None else [random(2, seed=5)[: math.prod(scale)].reshape(scale)]
     more += [] if bias is None else [random(*sizes[bias], seed=6)]
-    place = torch.arange(columns) - torch.arange(rows)[:, None] + rows - 1
+    place = relative_places(rows, columns)
 
     def options(rest: tuple[Tensor, ...]) -> dict[str, Any]:
         return {
@@ -570,15 +542,15 @@ def test_batches_too_large_for_a_launch_are_refused() -> None:
     scores, q, k = (  # these take no memory
         torch.zeros(1, device=DEVICE).expand(sets, 1, *size) for size in ((16, 16), (1024, 1), (16, 1))
     )
-    with pytest.raises(ValueError, match=f"block_softmax of these sizes takes {programs} programs"):
-        block_softmax(pattern, scores, backend="triton")
-    with pytest.raises(ValueError, match=f"block_attention of these sizes takes {programs} programs"):
-        block_attention(pattern, q, k, k, backend="triton")
-    with pytest.raises(ValueError, match=f"block_matmul of these sizes takes {programs} programs"):
-        block_matmul(pattern, scores, k, "dsd", backend="triton")
-    more = torch.zeros(1, device=DEVICE)
-    with pytest.raises(ValueError, match=f"block_matmul of these sizes takes {2**32} programs"):
-        block_matmul(pattern, more.expand(2**32, 1, 1024, 1), more.expand(2**32, 1, 1, 16), "sdd", backend="triton")
+    many = torch.zeros(1, device=DEVICE).expand(programs, 1, 1024, 16)
+    for operation, operands in (
+        (block_softmax, (scores,)),
+        (block_attention, (q, k, k)),
+        (block_matmul, (scores, k, "dsd")),
+        (block_matmul, (many[..., :1], many[..., :1, :], "sdd")),
+    ):
+        message = f"{operation.__name__} of these sizes takes {programs} programs"
+        refused(ValueError, message, operation, pattern, *operands, backend="triton")
     tall = BlockPattern(pattern.blocks, 16, 1024, 16)
     object.__setattr__(tall, "rows", 2**31)  # such a pattern would take 1 GB
     with pytest.raises(ValueError, match=f"block_softmax take at most {2**31 - 2**20} rows and columns, got {2**31}"):
@@ -589,14 +561,9 @@ def test_batches_too_large_for_a_launch_are_refused() -> None:
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=name_of)
 def test_large_products(block: int, dtype: torch.dtype) -> None:
-    shape = (2, 700, 900, block)
-    pattern = random_pattern(shape)
+    pattern = random_pattern((2, 700, 900, block))
     moved = pattern.to("cuda")
     values, x, y = random(*pattern.values_shape), random(2, 900, 200, seed=1), random(2, 700, 200, seed=2)
     check(lambda s, x: block_matmul(moved, s, x, "dsd"), lambda s, x: pattern.to_dense(s) @ x, [values, x], dtype)
-    check(
-        lambda y, x: block_matmul(moved, y, x, "sdd", transpose_b=True),
-        lambda y, x: pattern.sample(y @ x.mT),
-        [y, x],
-        dtype,
-    )
+    sampled = lambda y, x: block_matmul(moved, y, x, "sdd", transpose_b=True)  # noqa: E731
+    check(sampled, lambda y, x: pattern.sample(y @ x.mT), [y, x], dtype)

@@ -261,11 +261,9 @@ def test_second_derivative_of_sparse_diffusion_and_gradient_features() -> None:
     grads = [torch.randn_like(out) for out in run(*tensors)]
     fast = torch.autograd.grad(run(*tensors), tensors, grads)
     found, expected = (torch.autograd.grad(f(*tensors), tensors, grads, create_graph=True) for f in (run, reference))
-    for a, b in zip(fast, found, strict=True):
-        assert relative(a, b.detach()) < BOUNDS[torch.float32]
+    assert all(relative(a, b.detach()) < BOUNDS[torch.float32] for a, b in zip(fast, found, strict=True))
     second = [torch.autograd.grad(sum(g.square().sum() for g in each), tensors) for each in (found, expected)]
-    for a, b in zip(*second, strict=True):
-        assert relative(a, b) < BOUNDS[torch.float32]
+    assert all(relative(a, b) < BOUNDS[torch.float32] for a, b in zip(*second, strict=True))
 
 
 def test_sparse_diffusion_and_gradient_features_under_autocast() -> None:
@@ -287,8 +285,7 @@ def test_where_sparse_diffusion_and_gradient_features_take_steps() -> None:
     operators, tensors = operators_and_leaves((20, 17))
     run, reference = both_forms(operators)
     exact = [t.detach().double() for t in tensors]
-    for a, b in zip(run(*exact), reference(*exact), strict=True):
-        assert relative(a, b) < BOUNDS[torch.float64]
+    assert all(relative(a, b) < BOUNDS[torch.float64] for a, b in zip(run(*exact), reference(*exact), strict=True))
     operators[4].requires_grad_()
     assert torch.autograd.grad(run(*tensors)[2].sum(), operators[4])[0].isfinite().all()
     x, time, a_re, _ = tensors

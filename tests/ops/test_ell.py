@@ -231,8 +231,7 @@ def test_infinities_do_not_spread(poison: float, name: str, backend: Backend, sm
     product = form.made.matmul(values, x, backend=backend)
     turned = form.made.matmul(values, y, transpose=True, backend=backend)
     sampled = form.made.sddmm(y, x, backend=backend)
-    for out in (product, turned, sampled):
-        assert out.isfinite().all()
+    assert all(out.isfinite().all() for out in (product, turned, sampled))
     assert torch.equal(product[:, [0, 3]], torch.zeros_like(product[:, [0, 3]]))
     # Gradients of empty rows may be infinite, too.
     upstream = torch.ones_like(product)

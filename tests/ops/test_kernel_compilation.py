@@ -86,7 +86,6 @@ SPARSE_GRADIENT = DIFFUSION | {"gradient_features_backward_kernel", "gradient_fe
 
 
 def in_arithmetic(kernels: set[str], arithmetic: str) -> set[str]:
-    """The kernels that compute these results in bf16, tf32 or fp32."""
     split = arithmetic in BACKWARD_IN_PARTS and kernels >= BACKWARD
     return kernels - BACKWARD | BACKWARD_IN_PARTS[arithmetic] if split else kernels
 
@@ -152,9 +151,7 @@ BLOCKS = 4
 
 @pytest.fixture(scope="module")
 def costs(triton_cache: Path) -> dict[str, Any]:
-    """What step_costs.py prints."""
-    found: dict[str, Any] = json.loads(run("step_costs.py", triton_cache))
-    return found
+    return json.loads(run("step_costs.py", triton_cache))
 
 
 def test_launches_of_a_training_step(costs: dict[str, Any]) -> None:

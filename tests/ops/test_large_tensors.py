@@ -158,7 +158,11 @@ def test_patterns_of_many_entries_have_64_bit_indices() -> None:
 
 # ---- real tensors of more than 2³¹ elements ----
 
-LARGE = pytest.mark.usefixtures("freed")
+
+def large(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.gpu(pytest.mark.slow(pytest.mark.usefixtures("freed")(test)))
+
+
 V, C, LAST = 17_500_000, 128, 1000
 SOME = (slice(0, LAST), slice(2**24 - 500, 2**24 + 500), slice(V - LAST, V))  # 2²⁴ rows of 128 are 2³¹ elements
 LENGTHS = [V - LAST, LAST]
@@ -200,9 +204,7 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
     assert relative(out, expected) <= 1e-2  # false for NaN
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 def test_large_spectral_transform() -> None:
     x, evecs, mass = normal(V, C), normal(V, C), torch.rand(V, device="cuda").bfloat16()
     ptr = numbers(0, V - LAST, V)
@@ -223,9 +225,7 @@ def test_large_spectral_transform() -> None:
     assert_close(grad[1], exact(evecs[-LAST:]).mT @ exact(cotangent[-LAST:]))
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
 @pytest.mark.usefixtures("tf32_allowed")
 def test_large_spectral_gradient_features(dtype: torch.dtype) -> None:
@@ -250,9 +250,7 @@ def test_large_spectral_gradient_features(dtype: torch.dtype) -> None:
         assert_close(found, gradient)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 def test_large_gradient_features() -> None:
     gradients = normal(2, V, C, scale=0.1).requires_grad_()
     matrices = [normal(C, C, scale=0.3).requires_grad_() for _ in range(2)]
@@ -269,9 +267,7 @@ def test_large_gradient_features() -> None:
         assert_close(found, gradient)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_large_sparse_products(backend: str) -> None:
     """Row i has one entry, in column V − 1 − i. Two sets share the pattern, and each has a dense factor."""
@@ -292,9 +288,7 @@ def test_large_sparse_products(backend: str) -> None:
         assert_close(grads[1][:, rows], back.flip(1))
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("hidden", [C, 2 * C], ids=["one kernel", "a kernel for each layer"])
 def test_large_mlp(hidden: int) -> None:
     inputs = [normal(V, C).requires_grad_() for _ in range(3)]
@@ -322,9 +316,7 @@ def test_large_mlp(hidden: int) -> None:
         assert relative(found, gradient) <= 1.5 * relative(other, gradient)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_large_cross_entropy(backend: str) -> None:
     logits = normal(V, C).requires_grad_()

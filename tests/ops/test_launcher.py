@@ -45,8 +45,6 @@ class Kernel:
 
 
 class Compiled:
-    """Stands in for a compiled kernel. Records its launches."""
-
     function, packed_metadata = "function", "metadata"
 
     def __init__(self) -> None:
@@ -78,8 +76,6 @@ class Launches(torch.autograd.Function):
 
 
 class Hashed:
-    """Stands in for a function that Triton compiles. Records when it is hashed."""
-
     order: list[str] = []  # noqa: RUF012 - of all instances
 
     def __init__(self, fn: Any) -> None:
@@ -232,8 +228,7 @@ def test_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
 
     def loss() -> Tensor:
-        out: Tensor = Launches.apply(x, launched) * torch.rand(8)
-        return out
+        return Launches.apply(x, launched) * torch.rand(8)
 
     compile_ahead(loss, [x])
     assert len(kernel.compiled) == 2

@@ -51,7 +51,6 @@ def mlp_with_given_units(
 def active_units(
     place: Place, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The hidden units that the kernels find active."""
     x, w, b = ([place.put(t) for t in group] for group in (inputs, weights, biases))
     x = x if len(x) <= MAX_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` does, so sums have the same order
     return [h > 0 for h in mlp_forward(x, w, [], b, None, False, 0.0, None, True)[1:]]
@@ -164,15 +163,13 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
                 # A private name, since nothing else takes the kernels for other GPUs on this one.
                 patch.setattr(kernels, "_fits_hopper", lambda *_: False)
                 expected = kernels.forward(inputs, weights, biases, residual, p, seed, True)
-        for out, other in zip(outs, expected, strict=True):
-            assert relative(out, other) <= 5e-3
+        assert all(relative(out, other) <= 5e-3 for out, other in zip(outs, expected, strict=True))
         for out, other in zip(outs[1:], expected[1:], strict=True):
             assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
         found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
         scale = threshold_and_scale(p)[1]
         same = gradients_in_float32(inputs[0], parts, weights, outs[1:], skip, scale)
-        for grad, other in zip([*found, *layers], same, strict=True):
-            assert relative(grad, other) <= 5e-3
+        assert all(relative(grad, other) <= 5e-3 for grad, other in zip([*found, *layers], same, strict=True))
         if residual is not None:
             (only,) = kernels.forward(inputs, weights, biases, residual, p, seed, False)
             assert torch.equal(only, outs[0])
@@ -290,8 +287,7 @@ def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.
     together = run()
     for name in ("forward_tiling", "backward_tiling"):
         monkeypatch.setattr(kernels, name, lambda *_: None)
-    for a, b in zip(together, run(), strict=True):
-        assert relative(a, b.detach().double().cpu()) <= place.bound
+    assert all(relative(a, b.detach().double().cpu()) <= place.bound for a, b in zip(together, run(), strict=True))
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
@@ -324,7 +320,6 @@ def random(place: Place, *shape: int) -> Tensor:
 
 
 def by_mesh(sums: tuple[Tensor, int], ptr: Tensor) -> Tensor:
-    """Add up the spans of each mesh."""
     partial, span = sums
     return sum_spans(partial, ptr, span)[0]
 

@@ -198,7 +198,6 @@ def test_strided_index_arrays(backend: Backend) -> None:
 
 @backends
 def test_views_of_heads(backend: Backend) -> None:
-    """Heads that are slices of one tensor, and transposed factors."""
     pattern = PATTERN
     values, x = random(NNZ, 2).float().T, random(6, 2, 5).float().transpose(0, 1)
     q, k = random(5, 9).float().T, random(6, 10).float()[:, ::2]
@@ -216,7 +215,6 @@ def test_views_of_heads(backend: Backend) -> None:
     ids=["no rows", "no columns", "no channels", "nothing"],
 )
 def test_empty_operands(rows: int, columns: int, channels: int, backend: Backend) -> None:
-    """Of all formats."""
     pattern = Pattern(torch.zeros(rows + 1, dtype=torch.int64), ints(), columns).to(DEVICE)
     a, x, values = torch.ones(rows, channels, device=DEVICE), torch.ones(columns, channels, device=DEVICE), zeros(2, 0)
     assert torch.equal(spmm(pattern, values, x, backend=backend), zeros(2, rows, channels))

@@ -1,7 +1,4 @@
-"""Sparse products and softmax against dense float64, on plain PyTorch and on Triton kernels.
-
-Without a GPU, kernels run in Triton's interpreter at small sizes.
-"""
+"""Sparse products and softmax against dense float64, on plain PyTorch and on Triton kernels."""
 
 from __future__ import annotations
 
