@@ -21,14 +21,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from diffnet import (
-    DiffusionNet,
-    GraphedStep,
-    Operators,
-    collate,
-    label_smoothing_loss,
-    precompute,
-)
+from diffnet import DiffusionNet, GraphedStep, Operators, collate, label_smoothing_loss, precompute
 from diffnet.ops import cross_entropy, dice_loss, focal_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -351,8 +344,7 @@ CASES: dict[str, Case] = {
     "new group and new option": Case(optimizer=adamw, change=new_group),
     # Optimizers that take their steps after the graphs.
     "one cycle": Case(
-        change=scheduled(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=STEPS + 1)),
-        graphs="some",
+        change=scheduled(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=STEPS + 1)), graphs="some"
     ),
     "Adagrad": Case(optimizer=partial(torch.optim.Adagrad, lr=1e-2), graphs="network"),
     "RMSprop": Case(optimizer=partial(torch.optim.RMSprop, lr=1e-3), graphs="network"),

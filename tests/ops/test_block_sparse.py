@@ -50,9 +50,7 @@ cases = pytest.mark.parametrize(
     ],
 )
 flags = pytest.mark.parametrize(
-    ("transpose_a", "transpose_b"),
-    [(False, False), (True, False), (True, True)],
-    ids=["A B", "At B", "At Bt"],
+    ("transpose_a", "transpose_b"), [(False, False), (True, False), (True, True)], ids=["A B", "At B", "At Bt"]
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
@@ -99,12 +97,7 @@ def test_dense_times_dense(
 @pytest.mark.parametrize("mode", ["dsd", "dds"])
 @flags
 def test_sparse_and_dense(
-    shape: Shape,
-    backend: Backend,
-    dtype: torch.dtype,
-    mode: MatmulMode,
-    transpose_a: bool,
-    transpose_b: bool,
+    shape: Shape, backend: Backend, dtype: torch.dtype, mode: MatmulMode, transpose_a: bool, transpose_b: bool
 ) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)

@@ -269,14 +269,7 @@ def test_tf32_splits_each_number_in_two(device: str, request: pytest.FixtureRequ
 
 V, WIDTH = 40, 16  # as many eigenpairs as channels, so that one launch computes weight gradients and a projection
 BORDER = 100  # rows
-EXTENTS = (
-    [0, V + 90],
-    [0, 7, V + 90],
-    [-90, 7, V],
-    [0, V + 30, V + 60, V],
-    [0, 30, 10, V],
-    [V + 20, V, 5, -20],
-)
+EXTENTS = ([0, V + 90], [0, 7, V + 90], [-90, 7, V], [0, V + 30, V + 60, V], [0, 30, 10, V], [V + 20, V, 5, -20])
 
 
 def bordered(dtype: torch.dtype, *shape: int) -> Tensor:

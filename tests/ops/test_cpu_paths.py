@@ -69,11 +69,7 @@ PERCEPTRONS = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("inputs", "weights", "biased", "residual"), PERCEPTRONS)
 def test_mlp(
-    inputs: list[tuple[int, int]],
-    weights: list[tuple[int, int]],
-    biased: bool,
-    residual: str,
-    dtype: torch.dtype,
+    inputs: list[tuple[int, int]], weights: list[tuple[int, int]], biased: bool, residual: str, dtype: torch.dtype
 ) -> None:
     biases = [(w[0],) for w in weights] if biased else []
     other = [(inputs[0][0], weights[-1][0])] if residual == "other" else []

@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_accuracy import (
-    Place,
-    at_places,
-    check,
-    feature_inputs,
-    normal,
-    pointer,
-    single_vertex_disturbance,
-    sizes,
-)
+from kernel_accuracy import Place, at_places, check, feature_inputs, normal, pointer, single_vertex_disturbance, sizes
 from torch import Tensor
 
 from diffnet.ops import (

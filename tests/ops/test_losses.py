@@ -209,10 +209,7 @@ DEFINITIONS = {
         lambda z, c: focal(z, c, 0.5, WEIGHTS),
     ),
     "dice": (dice_loss, lambda z, c: dice(z, c, ONES)),
-    "dice with weights": (
-        lambda z, c: dice_loss(z, c, weights=WEIGHTS.to(z)),
-        lambda z, c: dice(z, c, WEIGHTS),
-    ),
+    "dice with weights": (lambda z, c: dice_loss(z, c, weights=WEIGHTS.to(z)), lambda z, c: dice(z, c, WEIGHTS)),
     "generalized dice": (generalized_dice_loss, generalized),
 }
 

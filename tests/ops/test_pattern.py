@@ -199,8 +199,7 @@ def test_block_diagonal_and_back() -> None:
         part.pattern.prepare()
     packed = block_diagonal(parts)
     torch.testing.assert_close(
-        dense_of(packed.pattern, packed.values[0]),
-        torch.block_diag(*(dense_of(m.pattern, m.values[0]) for m in parts)),
+        dense_of(packed.pattern, packed.values[0]), torch.block_diag(*(dense_of(m.pattern, m.values[0]) for m in parts))
     )
     # The combined results of the parts must equal the results found for the whole.
     fresh, kept = Pattern(packed.pattern.indptr, packed.pattern.indices, packed.pattern.columns), packed.pattern

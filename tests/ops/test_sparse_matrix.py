@@ -32,10 +32,7 @@ from diffnet.ops import (
     spmm,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support"),
-]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")]
 
 
 def test_conversions() -> None:

@@ -11,14 +11,7 @@ from kernel_accuracy import Place, check, column, feature_inputs, normal, pointe
 from refusals import refused
 from torch import Tensor
 
-from diffnet.ops import (
-    diffuse,
-    from_spectral,
-    row_offsets,
-    segment_mean,
-    spectral_gradient_features,
-    to_spectral,
-)
+from diffnet.ops import diffuse, from_spectral, row_offsets, segment_mean, spectral_gradient_features, to_spectral
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
