@@ -22,8 +22,6 @@ from diffnet.cuda_graphs import optimizers
 from diffnet.ops.adam import kernels
 from diffnet.train.steps.step import Adam
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 

@@ -32,8 +32,6 @@ from diffnet.geometry.preprocessing import recipe
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 with_fields: Callable[..., Any] = replace  # type checkers don't know the added fields
 
 

@@ -26,8 +26,6 @@ from diffnet.cuda_graphs.lane import Lane
 from diffnet.cuda_graphs.runtime import Settings
 from diffnet.cuda_graphs.static_operators import StaticOperators
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def meshes() -> list[Operators]:
@@ -113,18 +111,6 @@ def test_fields_are_read_before_the_first_call_of_another_size(
     # Nothing public tells which buffers there are.
     assert list(smaller.inputs.buffers._filled) == list(larger.inputs.buffers._filled)
     assert smaller.inputs.operators.fields_read() == larger.inputs.operators.fields_read()
-
-
-def test_reading_fields_makes_the_buffers_that_a_network_makes(meshes: list[Operators]) -> None:
-    forward = graphed(network())
-    step(forward, meshes[0])
-    (recording,) = recordings(forward)
-    for operators in meshes:
-        buffers = BatchBuffers(recording.inputs.buffers.arena, recording.inputs.buffers.size, frozenset(), operators)
-        static = StaticOperators(buffers)
-        static.read(recording.inputs.operators.fields_read())
-        assert list(buffers._filled) == list(recording.inputs.buffers._filled)
-        assert static.fields_read() == recording.inputs.operators.fields_read()
 
 
 def test_the_first_call_of_a_configuration_takes_its_memory_from_elsewhere(meshes: list[Operators], pool: Pool) -> None:

@@ -25,15 +25,7 @@ from diffnet.cuda_graphs.module_state import GRAPHS
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
-
-
-@pytest.fixture(scope="module")
-def meshes() -> list[Operators]:
-    """Spheres of 12, 42 and 162 vertices."""
-    return [precompute(trimesh.creation.icosphere(i), k=6) for i in range(3)]
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import trimesh
 from graph_emulator import EmulatedGraph, ReplayedGraph, counted_replays
 from refusals import refused
 from torch import Tensor, nn
@@ -26,12 +25,9 @@ from diffnet import (
     collate,
     graphed,
     label_smoothing_loss,
-    precompute,
 )
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.whole_step import StepGraphs
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CLASSES = 5
@@ -39,12 +35,6 @@ Batch = tuple[Tensor, Operators, Tensor]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 # With a small ε, Adam would take rounding errors of vanishing gradients for gradients.
 ADAM = partial(torch.optim.Adam, lr=1e-2, eps=1e-4)
-
-
-@pytest.fixture(scope="module")
-def meshes() -> list[Operators]:
-    """Spheres of 12, 42 and 162 vertices."""
-    return [precompute(trimesh.creation.icosphere(i), k=6) for i in range(3)]
 
 
 def network(**options: Any) -> DiffusionNet:

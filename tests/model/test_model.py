@@ -35,8 +35,6 @@ from diffnet.ops import SparseMatrix
 from diffnet.ops.common import launcher
 from diffnet.ops.definition import BlockArguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 MODES = ("sparse", "spectral")
 

@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_map_only
 from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures, precompute
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 C = 8
 LINEAR = ("first", "last", "blocks.0.mlp.2")
 LEARNED = ("blocks.0.diffusion", "blocks.0.gradient_features")

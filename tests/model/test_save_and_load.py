@@ -29,8 +29,6 @@ from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precom
 from diffnet.checkpoints.activations import log_softmax
 from diffnet.geometry.errors import OptionError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MESH = trimesh.creation.icosphere(0)  # 12 vertices
 FEATURES = torch.linspace(-1, 1, 36).reshape(12, 3)
 network = partial(DiffusionNet, 3, 5, width=8, blocks=2)

@@ -31,8 +31,6 @@ from diffnet import (
 from diffnet.geometry import patches, with_k_ring, with_nearest
 from diffnet.ops import BlockPattern, Pattern, SparseMatrix
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 B, L, S, E, H = 3, 11, 7, 8, 2
 C, HEADS = 8, 2
 

@@ -14,8 +14,6 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OPTIONS = {
     "spectral": {},
     "sparse-gradient": {"gradient": "sparse"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -182,21 +183,17 @@ def test_attention(shape: Shape, backend: Backend, dtype: torch.dtype, extras: s
 
 def test_gradcheck() -> None:
     pattern = random_pattern((2, 20, 18, 16))
-    values = random(*pattern.values_shape).requires_grad_()
+    values, table = random(*pattern.values_shape).requires_grad_(), random(2, 37, seed=3).requires_grad_()
     a, b = random(2, 20, 2, seed=1).requires_grad_(), random(2, 2, 18, seed=2).requires_grad_()
-    options = {"fast_mode": True}
-    product = lambda a, b: block_matmul(pattern, a, b, "sdd")  # noqa: E731
-    assert torch.autograd.gradcheck(product, (a, b), **options)
-    assert torch.autograd.gradgradcheck(product, (a, b), **options)
-    for mode, inputs in (("dsd", (values, b.detach().mT.requires_grad_())), ("dds", (a.detach().mT, values))):
-        product = lambda a, b, mode=mode: block_matmul(pattern, a, b, mode)  # noqa: E731
-        assert torch.autograd.gradcheck(product, inputs, **options)
-        assert torch.autograd.gradgradcheck(product, inputs, **options)
-    table = random(2, 37, seed=3).requires_grad_()
+    wide, tall = b.detach().mT.requires_grad_(), a.detach().mT
+    qkv = tuple(random(2, n, 3, seed=n).requires_grad_() for n in (20, 18, 18))
+    for mode, inputs in (("sdd", (a, b)), ("dsd", (values, wide)), ("dds", (tall, values))):
+        product = partial(block_matmul, pattern, mode=mode)
+        assert torch.autograd.gradcheck(product, inputs, fast_mode=True)
+        assert torch.autograd.gradgradcheck(product, inputs, fast_mode=True)
     softmax = lambda s, t: block_softmax(pattern, s, scale=0.5, relative_bias=t)  # noqa: E731
-    assert torch.autograd.gradcheck(softmax, (values, table), **options)
-    given = tuple(random(2, n, 3, seed=n).requires_grad_() for n in (20, 18, 18))
-    assert torch.autograd.gradcheck(lambda q, k, v: block_attention(pattern, q, k, v), given, **options)
+    assert torch.autograd.gradcheck(softmax, (values, table), fast_mode=True)
+    assert torch.autograd.gradcheck(partial(block_attention, pattern), qkv, fast_mode=True)
 
 
 @backends

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_accuracy import Place, at_places, check, feature_inputs, normal, pointer, single_vertex_disturbance, sizes
+from refusals import refused
 from torch import Tensor
 
 from diffnet.ops import (
@@ -91,11 +92,12 @@ def test_gradient_features(place: Place, rotation: bool | str) -> None:
 
 
 def test_swapped_features_need_rotations() -> None:
-    with pytest.raises(ValueError, match="swapped gradient features need a_im"):
-        gradient_features(normal(2, 3, 4), normal(4, 4), None, swapped=True)
     d, _, gradient_evecs, a_re, _, ptr = feature_inputs((5,), 3, 4)
-    with pytest.raises(ValueError, match="swapped gradient features need a_im"):
-        spectral_gradient_features(d, gradient_evecs, a_re, None, ptr, swapped=True)
+    for operation, arguments in (
+        (gradient_features, (normal(2, 3, 4), a_re, None)),
+        (spectral_gradient_features, (d, gradient_evecs, a_re, None, ptr)),
+    ):
+        refused(ValueError, "swapped gradient features need a_im", operation, *arguments, swapped=True)
 
 
 def test_every_part_of_the_sum_is_there(place: Place) -> None:
@@ -181,7 +183,7 @@ def test_steps_one_by_one_give_the_same() -> None:
     torch.testing.assert_close(out, expected)
 
 
-@at_places("rotation", {"rotation": True, "no-rotation": False, "swapped": "swapped"}, ["rotation"])
+@EACH_ROTATION
 def test_diffusion_and_gradient_features(place: Place, rotation: bool | str) -> None:
     def both(
         x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor, *operators: Any, backend: str

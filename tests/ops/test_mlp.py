@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -290,29 +291,22 @@ def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.
     assert all(relative(a, b.detach().double().cpu()) <= place.bound for a, b in zip(together, run(), strict=True))
 
 
-@pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_dropout_out_of_range(dropout: float) -> None:
-    refused(ValueError, str(dropout), mlp, [torch.ones(2, 2)], [torch.ones(2, 2)], dropout=dropout)
-
-
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_wrong_types(backend: Any) -> None:
-    x = torch.ones(2, 2)
-    with pytest.raises(TypeError, match=r"probability of a zero, got True; write dropout=0\.5"):
-        mlp([x], [x], dropout=True, backend=backend)
-    refused(TypeError, "dropout should be a number, got None", mlp, [x], [x], dropout=None, backend=backend)
-    for name, arguments in (("inputs", (x, [x])), ("weights", ([x], x)), ("biases", ([x], [x], x))):
-        with pytest.raises(TypeError, match=rf"{name} should be a list of tensors, got a tensor; write \[{name}\]"):
-            mlp(*arguments, backend=backend)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"inputs\[0\] should be a tensor, got ndarray; convert it with torch\.from_nu"):
-        mlp([x.numpy()], [x], backend=backend)  # type: ignore[list-item]
-
-
-def test_numbers_of_inputs_weights_and_biases() -> None:
-    x = torch.ones(2, 2)
-    refused(ValueError, "got 0 and none", mlp, [x], [])
-    refused(ValueError, "got 1 and 2", mlp, [x], [x], [x[0], x[0]])
-    refused(ValueError, "inputs should be one tensor or more, got none", mlp, [], [x])
+def test_wrong_arguments(backend: Any) -> None:
+    x, one = torch.ones(2, 2), [torch.ones(2, 2)]
+    run = partial(mlp, backend=backend)
+    refused(ValueError, "-0.1", run, one, one, dropout=-0.1)
+    refused(ValueError, "1.0", run, one, one, dropout=1.0)
+    refused(TypeError, r"probability of a zero, got True; write dropout=0\.5", run, one, one, dropout=True)
+    refused(TypeError, "dropout should be a number, got None", run, one, one, dropout=None)
+    for name, arguments in (("inputs", (x, one)), ("weights", (one, x)), ("biases", (one, one, x))):
+        message = rf"{name} should be a list of tensors, got a tensor; write \[{name}\]"
+        refused(TypeError, message, run, *arguments)
+    message = r"inputs\[0\] should be a tensor, got ndarray; convert it with torch\.from_nu"
+    refused(TypeError, message, run, [x.numpy()], one)
+    refused(ValueError, "got 0 and none", run, one, [])
+    refused(ValueError, "got 1 and 2", run, one, one, [x[0], x[0]])
+    refused(ValueError, "inputs should be one tensor or more, got none", run, [], one)
 
 
 def random(place: Place, *shape: int) -> Tensor:

@@ -111,14 +111,12 @@ def test_row_sum_and_diagonal(shape: tuple[int, int, int] | str) -> None:
 def test_wrong_types_are_refused() -> None:
     pattern = random_pattern()
     values = random(pattern.nnz)
-    with pytest.raises(TypeError, match=r"values should be a tensor, got list; convert it with torch\.tensor"):
-        SparseMatrix(pattern, values.tolist())
-    with pytest.raises(TypeError, match=r"values should be a tensor, got ndarray; convert it with torch\.from_numpy"):
-        SparseMatrix(pattern, values.numpy())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="pattern should be a Pattern, got tuple"):
-        SparseMatrix((pattern.indptr, pattern.indices), values)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"torch\.sparse_coo tensor expected, got csr_array"):
-        SparseMatrix.from_torch(scipy.sparse.eye_array(3, format="csr"))
+    words = r"values should be a tensor, got {}; convert it with torch\."
+    refused(TypeError, words.format("list") + "tensor", SparseMatrix, pattern, values.tolist())
+    refused(TypeError, words.format("ndarray") + "from_numpy", SparseMatrix, pattern, values.numpy())
+    arrays, scipy_matrix = (pattern.indptr, pattern.indices), scipy.sparse.eye_array(3, format="csr")
+    refused(TypeError, "pattern should be a Pattern, got tuple", SparseMatrix, arrays, values)
+    refused(TypeError, r"torch\.sparse_coo tensor expected, got csr_array", SparseMatrix.from_torch, scipy_matrix)
     refused(TypeError, r"got ndarray; write scipy\.sparse\.csr_array\(matrix\)", SparseMatrix.from_scipy, np.eye(3))
     assert SparseMatrix(pattern, torch.nn.Parameter(values)).values.requires_grad  # learned values are fine
 

@@ -116,11 +116,14 @@ def test_row_sums_and_diagonals_of_integers(dtype: torch.dtype, backend: Backend
 
 
 @backends
-@pytest.mark.parametrize("wide", [torch.int64, torch.bool], ids=name_of)
-def test_two_integers_give_the_promoted_dtype(wide: torch.dtype, backend: Backend) -> None:
-    values, x = zeros(NNZ, dtype=torch.bool).logical_not(), zeros(6, 3, dtype=wide)
-    assert spmm(PATTERN.to(DEVICE), values, x, backend=backend).dtype == wide
-    assert sddmm(PATTERN.to(DEVICE), zeros(9, 3, dtype=torch.bool), x, backend=backend).dtype == wide
+def test_dtypes_of_results(backend: Backend) -> None:
+    """Two integers are promoted. Floating values keep their dtype, on which autocast relies."""
+    pattern, x, values = PATTERN.to(DEVICE), zeros(6, 3), zeros(NNZ, dtype=torch.bool).logical_not()
+    for wide in (torch.int64, torch.bool):
+        assert spmm(pattern, values, x.to(wide), backend=backend).dtype == wide
+        assert sddmm(pattern, zeros(9, 3, dtype=torch.bool), x.to(wide), backend=backend).dtype == wide
+    assert spmm(pattern, zeros(NNZ, dtype=torch.float16), x, backend=backend).dtype == torch.float16
+    assert spmm(pattern, zeros(NNZ), x.half(), backend=backend).dtype == torch.float32
 
 
 @backends
@@ -132,14 +135,6 @@ def test_a_bool_adjacency_of_scipy_keeps_features(backend: Backend) -> None:
     out = spmm(matrix.pattern, matrix.values, x, backend=backend)
     torch.testing.assert_close(out.cpu(), torch.from_numpy(mask).float() @ x.cpu())
     torch.testing.assert_close(matrix @ x, out)
-
-
-@backends
-def test_floating_values_keep_their_dtype(backend: Backend) -> None:
-    """Autocast relies on it."""
-    pattern, x = PATTERN.to(DEVICE), zeros(6, 3)
-    assert spmm(pattern, zeros(NNZ, dtype=torch.float16), x, backend=backend).dtype == torch.float16
-    assert spmm(pattern, zeros(NNZ), x.half(), backend=backend).dtype == torch.float32
 
 
 @backends

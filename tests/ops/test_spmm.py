@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,10 @@ def test_spmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.d
 @pytest.mark.parametrize(
     ("shape", "values", "x"),
     [
-        pytest.param("skewed", (3,), (), id="3 sets, one factor"),
-        pytest.param((9, 6, 3), (9,), (), id="9 sets, one factor"),
-        pytest.param("skewed", (2,), (2,), id="2 sets, 2 factors"),
-        pytest.param((9, 6, 3), (2, 3), (2, 3), id="2x3 sets and factors"),
-        pytest.param((9, 6, 3), (), (3,), id="one set, 3 factors"),
-        pytest.param((9, 6, 3), (2, 1), (3,), id="batches broadcast"),
+        *(("skewed", (3,), ()), ("skewed", (2,), (2,)), ((9, 6, 3), (9,), ())),
+        *(((9, 6, 3), (2, 3), (2, 3)), ((9, 6, 3), (), (3,)), ((9, 6, 3), (2, 1), (3,))),
     ],
+    ids=str,
 )
 def test_spmm_over_sets(shape: Shape, values: tuple[int, ...], x: tuple[int, ...], backend: Backend) -> None:
     mask, channels = random_mask(shape)
@@ -171,18 +169,22 @@ def test_training_after_inference(backend: Backend) -> None:
 
 
 def test_gradcheck() -> None:
-    mask, _ = random_mask((9, 6, 3))
-    pattern = pattern_of(mask)
+    pattern, keep = random_pattern(), random(random_pattern().nnz, seed=3) > -1
     values, x = random(2, pattern.nnz).requires_grad_(), random(6, 3, seed=1).requires_grad_()
-    a = random(2, 9, 3, seed=2).requires_grad_()
-    for transpose, dense in ((False, x), (True, a)):
-        product = lambda v, d, transpose=transpose: spmm(pattern, v, d, transpose=transpose)  # noqa: E731
-        assert torch.autograd.gradcheck(product, (values, dense), fast_mode=True)
-        assert torch.autograd.gradgradcheck(product, (values, dense), fast_mode=True)
-    for operation in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert operation(lambda a, b: sddmm(pattern, a, b), (a, x), fast_mode=True)
-    assert torch.autograd.gradcheck(lambda v: row_sum(pattern, v), (values,), fast_mode=True)
-    assert torch.autograd.gradcheck(lambda v: diagonal(pattern, v), (values,), fast_mode=True)
+    a, scale = random(2, 9, 3, seed=2).requires_grad_(), random(2, seed=1).requires_grad_()
+    bias = random(pattern.nnz, seed=2).requires_grad_()
+    cases: list[tuple[Any, tuple[Tensor, ...], bool]] = [
+        (partial(spmm, pattern), (values, x), True),
+        (partial(spmm, pattern, transpose=True), (values, a), True),
+        (partial(sddmm, pattern), (a, x), True),
+        (partial(row_sum, pattern), (values,), False),
+        (partial(diagonal, pattern), (values,), False),
+        (partial(sparse_softmax, pattern, scale=0.3, mask=keep), (values,), False),
+        (lambda s, t, b: sparse_softmax(pattern, s, scale=t, bias=b, mask=keep), (values, scale, bias), False),
+    ]
+    for operation, leaves, twice in cases:
+        assert torch.autograd.gradcheck(operation, leaves, fast_mode=True)
+        assert not twice or torch.autograd.gradgradcheck(operation, leaves, fast_mode=True)
 
 
 @pytest.mark.gpu
@@ -289,13 +291,10 @@ def test_sddmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.
 @pytest.mark.parametrize(
     ("shape", "a", "b"),
     [
-        pytest.param("skewed", (), (), id="one set"),
-        pytest.param("skewed", (), (3,), id="one a, 3 b"),
-        pytest.param((9, 6, 3), (2,), (), id="2 a, one b"),
-        pytest.param((9, 6, 3), (3,), (3,), id="3 a, 3 b"),
-        pytest.param((9, 6, 3), (2, 3), (2, 3), id="2x3 sets"),
-        pytest.param((9, 6, 3), (2, 1), (3,), id="batches broadcast"),
+        *(("skewed", (), ()), ("skewed", (), (3,)), ((9, 6, 3), (2,), ())),
+        *(((9, 6, 3), (3,), (3,)), ((9, 6, 3), (2, 3), (2, 3)), ((9, 6, 3), (2, 1), (3,))),
     ],
+    ids=str,
 )
 def test_sddmm_over_sets(shape: Shape, a: tuple[int, ...], b: tuple[int, ...], backend: Backend) -> None:
     mask, channels = random_mask(shape)
@@ -499,14 +498,3 @@ def test_batches_too_large_for_a_launch_are_refused() -> None:
     scores = torch.zeros(1, device=DEVICE).expand(2**25, 1)  # takes no memory
     with pytest.raises(ValueError, match=f"sparse_softmax of these sizes takes {65 * 2**25} programs"):
         sparse_softmax(pattern, scores, backend="triton")
-
-
-def test_softmax_gradcheck() -> None:
-    pattern = random_pattern()
-    keep = random(pattern.nnz, seed=3) > -1
-    scores = random(2, pattern.nnz).requires_grad_()
-    softmax = lambda s: sparse_softmax(pattern, s, scale=0.3, mask=keep)  # noqa: E731
-    assert torch.autograd.gradcheck(softmax, (scores,), fast_mode=True)
-    more = random(2, seed=1).requires_grad_(), random(pattern.nnz, seed=2).requires_grad_()
-    with_both = lambda s, scale, bias: sparse_softmax(pattern, s, scale=scale, bias=bias, mask=keep)  # noqa: E731
-    assert torch.autograd.gradcheck(with_both, (scores, *more), fast_mode=True)
