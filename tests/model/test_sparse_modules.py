@@ -216,21 +216,19 @@ def test_rows_without_keys_and_dropout() -> None:
 
 def test_messages() -> None:
     refused(ValueError, "num_heads should divide embed_dim, 8, got 3", SparseMultiheadAttention, 8, 3)
-    attention, x = SparseMultiheadAttention(E, H), torch.zeros(1, L, E)
-    with pytest.raises(TypeError, match=r"got Tensor; Pattern\.from_mask converts"):
-        attention(x, x, x, torch.ones(L, L, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"the pattern should have shape \(11, 11\), shape is \(5, 5\)"):
-        attention(x, x, x, Pattern.window(5, 1))
-    window = Pattern.window(L, 0, 0)
-    with pytest.raises(ValueError, match=r"query should have shape \(batch, length, 8\), shape is \(11, 8\)"):
-        attention(x[0], x, x, window)
-    with pytest.raises(ValueError, match=r"key_padding_mask should have shape \(1, 11\), shape is \(11,\)"):
-        attention(x, x, x, window, key_padding_mask=torch.zeros(L, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"attn_mask should have shape \(…, 11, 11\) or \(…, 11\), shape is \(3,\)"):
-        attention(x, x, x, window, attn_mask=torch.zeros(3))
+    attention, x, window = SparseMultiheadAttention(E, H), torch.zeros(1, L, E), Pattern.window(L, 0, 0)
+    call, padding = partial(attention, x, x, x), torch.zeros(L, dtype=torch.bool)
+    refused(TypeError, r"got Tensor; Pattern\.from_mask converts", call, torch.ones(L, L, dtype=torch.bool))
+    refused(ValueError, r"the pattern should have shape \(11, 11\), shape is \(5, 5\)", call, Pattern.window(5, 1))
+    message = r"query should have shape \(batch, length, 8\), shape is \(11, 8\)"
+    refused(ValueError, message, attention, x[0], x, x, window)
+    message = r"key_padding_mask should have shape \(1, 11\), shape is \(11,\)"
+    refused(ValueError, message, call, window, key_padding_mask=padding)
+    message = r"attn_mask should have shape \(…, 11, 11\) or \(…, 11\), shape is \(3,\)"
+    refused(ValueError, message, call, window, attn_mask=torch.zeros(3))
     x, blocks = torch.zeros(1, 16, E), BlockPattern.from_mask(torch.tensor([[True]]), 16)
-    with pytest.raises(ValueError, match=r"attn_mask should have shape \(…, 16, 16\), shape is \(5, 5\)"):
-        attention(x, x, x, blocks, attn_mask=torch.zeros(5, 5))
+    message = r"attn_mask should have shape \(…, 16, 16\), shape is \(5, 5\)"
+    refused(ValueError, message, attention, x, x, x, blocks, attn_mask=torch.zeros(5, 5))
 
 
 @pytest.mark.gpu
@@ -483,22 +481,21 @@ def test_low_precision(surfaces: list[Operators]) -> None:
 
 
 def test_bad_arguments_of_mesh_attention(surfaces: list[Operators]) -> None:
+    attention, sphere, x = MeshAttention(C), surfaces[0], torch.zeros(42, 3)
+    pattern = sphere.gradient.pattern
     for heads, message in ((0, "at least 1, got 0"), (3, "8 channels, got 3"), (-2, "at least 1, got -2")):
         refused(ValueError, message, MeshAttention, C, heads)
-    with pytest.raises(TypeError, match=r"got Tensor; write for example operators\.gradient\.pattern"):
-        MeshAttention(C)(torch.zeros(42, C), torch.ones(42, 42))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"x should be a tensor, got list; convert it with torch\.tensor"):
-        MeshAttention(C)([[0.0] * C] * 42, surfaces[0].gradient.pattern)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"positions should be a tensor, got ndarray; convert it with torch\.from_numpy"
-    ):
-        with_nearest(surfaces[0], torch.zeros(42, 3).numpy(), 2)  # type: ignore[arg-type]
-    refused(TypeError, r"k should be an integer, got 2\.0", with_k_ring, surfaces[0], 2.0)
-    with pytest.raises(ValueError, match=r"\(5, 5\), shape is \(42, 42\)"):
-        MeshAttention(C)(torch.zeros(5, C), surfaces[0].gradient.pattern)
-    refused(ValueError, "got -1", with_k_ring, surfaces[0], -1)
-    refused(ValueError, "got 0", with_nearest, surfaces[0], torch.zeros(42, 3), 0)
-    refused(ValueError, r"\(42, 3\), shape is \(41, 3\)", with_nearest, surfaces[0], torch.zeros(41, 3), 2)
+    message = r"got Tensor; write for example operators\.gradient\.pattern"
+    refused(TypeError, message, attention, torch.zeros(42, C), torch.ones(42, 42))
+    message = r"x should be a tensor, got list; convert it with torch\.tensor"
+    refused(TypeError, message, attention, [[0.0] * C] * 42, pattern)
+    message = r"positions should be a tensor, got ndarray; convert it with torch\.from_numpy"
+    refused(TypeError, message, with_nearest, sphere, x.numpy(), 2)
+    refused(TypeError, r"k should be an integer, got 2\.0", with_k_ring, sphere, 2.0)
+    refused(ValueError, r"\(5, 5\), shape is \(42, 42\)", attention, torch.zeros(5, C), pattern)
+    refused(ValueError, "got -1", with_k_ring, sphere, -1)
+    refused(ValueError, "got 0", with_nearest, sphere, x, 0)
+    refused(ValueError, r"\(42, 3\), shape is \(41, 3\)", with_nearest, sphere, x[1:], 2)
 
 
 def test_network_with_attention(surfaces: list[Operators]) -> None:
