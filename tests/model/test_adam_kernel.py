@@ -22,15 +22,11 @@ from diffnet.cuda_graphs import optimizers
 from diffnet.ops.adam import kernels
 from diffnet.train.steps.step import Adam
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 class Signed(torch.optim.Adam):
-    """Another optimizer."""
-
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
@@ -57,8 +53,6 @@ def chosen(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
 
 
 class Run:
-    """Training of a small network on one mesh."""
-
     def __init__(self, optimizer: Optimizer, device: str) -> None:
         self.operators = precompute(trimesh.creation.icosphere(1), k=6).to(device)
         torch.manual_seed(0)
@@ -128,8 +122,7 @@ def test_steps(optimizer: Optimizer, device: str, launches: list[int], monkeypat
     resumed.average.load_state_dict(average)
     for each in (run, resumed):
         each.train(3)
-        for found, those in zip(each.tensors(), expected.tensors(), strict=True):
-            torch.testing.assert_close(found, those, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(each.tensors(), expected.tensors(), rtol=1e-4, atol=1e-6)
     for found, again in zip(run.tensors(), resumed.tensors(), strict=True):
         assert all(map(torch.equal, found, again))
 

@@ -32,8 +32,6 @@ from diffnet import (
 )
 from diffnet.mlp import MLP
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MESH = trimesh.creation.icosphere(0)  # 12 vertices
 network = partial(DiffusionNet, 3, 5, width=8, blocks=1)
 
@@ -108,12 +106,9 @@ def test_dropout(module: str) -> None:
         make(p)
 
 
-def test_widths_of_a_perceptron() -> None:
+def test_widths_and_activations() -> None:
     for widths in ([], [3]):
         refused(lambda widths=widths: MLP(widths), ValueError, f"the output at least, got {widths}")  # type: ignore[misc]
-
-
-def test_last_activation() -> None:
     refused(lambda: network(last_activation="softmax"), TypeError, "function of a tensor, got 'softmax'; write")
 
 
@@ -203,10 +198,7 @@ def test_signatures_remain() -> None:
     assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
 
 
-# ---- calls ----
-
-
-def test_features(operators: Operators) -> None:
+def test_features_and_operators(operators: Operators) -> None:
     model = network()
     x = torch.zeros(12, 3)
     words = "features should be a tensor, got"
@@ -219,16 +211,11 @@ def test_features(operators: Operators) -> None:
     for wrong in (x[0], x[:, 0], x[None], x[:, :2], x[1:]):
         words = f"features should have shape (12, 3), shape is {tuple(wrong.shape)}"
         refused(lambda wrong=wrong: model(wrong, operators), ValueError, words)  # type: ignore[misc]
+    refused(lambda: model(x, MESH), TypeError, "operators should be Operators, got Trimesh; write precompute(mesh)")
+    words = "operators should be Operators, got list; write collate(operators)"
+    refused(lambda: model(x, [operators]), TypeError, words)
     refused(lambda: model(x.to("meta"), operators), ValueError, "features and the operators", "on meta and cpu")
     refused(lambda: model.to("meta")(x, operators), ValueError, "features and the network", "on cpu and meta")
-
-
-def test_operators(operators: Operators) -> None:
-    model, x = network(), torch.zeros(12, 3)
-    refused(
-        lambda: model(x, [operators]), TypeError, "operators should be Operators, got list; write collate(operators)"
-    )
-    refused(lambda: model(x, MESH), TypeError, "operators should be Operators, got Trimesh; write precompute(mesh)")
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

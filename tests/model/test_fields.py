@@ -18,6 +18,7 @@ import pytest
 import torch
 import trimesh
 from graph_emulator import EmulatedGraph, ReplayedGraph
+from refusals import refused
 from rooms import ROOMS, ROOT
 from torch import Tensor, nn
 
@@ -30,8 +31,6 @@ from diffnet.geometry.fields import FIELDS, declared, kinds_of
 from diffnet.geometry.preprocessing import recipe
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 with_fields: Callable[..., Any] = replace  # type checkers don't know the added fields
 
@@ -77,10 +76,8 @@ def test_an_added_field_is_moved_and_checked(meshes: list[Any]) -> None:
     assert moved.opposite.is_meta
     assert a.to(torch.float64).quality.dtype == torch.float64
     assert with_fields(a, quality=a.quality.double()).to(torch.float32).quality.dtype == torch.float32
-    with pytest.raises(ValueError, match=r"quality should have shape \(42,\), shape is \(41,\)"):
-        with_fields(a, quality=a.quality[1:])
-    with pytest.raises(TypeError, match="opposite should be int32 or int64, got"):
-        with_fields(a, opposite=a.quality)
+    refused(ValueError, r"quality should have shape \(42,\), shape is \(41,\)", with_fields, a, quality=a.quality[1:])
+    refused(TypeError, "opposite should be int32 or int64, got", with_fields, a, opposite=a.quality)
 
 
 class ReadsFields(nn.Module):
@@ -143,8 +140,7 @@ def test_all_fields_are_known_under_graphs() -> None:
         given = getattr(batch, name)
         assert given is not None, name
         if kind.refused:
-            with pytest.raises(NotCapturable, match=kind.refused):
-                getattr(static, name)
+            refused(NotCapturable, kind.refused, getattr, static, name)
             continue
         found = getattr(static, name)
         if isinstance(given, SparseMatrix):
@@ -165,9 +161,6 @@ def test_all_fields_are_known_under_graphs() -> None:
     assert static.joined is not None
     assert static.joined[-1] == size.vertices - 1  # added vertices are joined with no other
     assert (static.faces[-1] == size.vertices - 1).all()
-
-
-# ---- a new option: three places, which are its declaration, its use and this test ----
 
 
 # The places: the file, the text before the new lines, and the new lines.

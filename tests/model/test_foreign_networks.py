@@ -26,8 +26,6 @@ from diffnet.cuda_graphs import graphed, runtime
 from diffnet.cuda_graphs.forward import use_graphs
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 Compute = Callable[[Any, Tensor, Tensor, Operators], Any]
 
@@ -58,7 +56,6 @@ class Foreign(nn.Module):
 
 
 def results(network: nn.Module, operators: Operators) -> list[Any]:
-    """The output, the gradients and the buffers of one call."""
     x = torch.randn(operators.num_vertices, 3, generator=torch.Generator().manual_seed(1)).to(operators.device)
     x.requires_grad_()
     network.zero_grad()
@@ -80,8 +77,6 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 
 class Calls:
-    """Calls a network and a copy with graphs in turns, and compares all results."""
-
     def __init__(self, network: nn.Module, device: str, first_visits: int = 1) -> None:
         self.plain = copy.deepcopy(network).to(device)
         self.model = with_graphs(network, device, first_visits)
@@ -97,7 +92,6 @@ class Calls:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Counts the replays of graphs."""
     counts: list[int] = []
     for graph in (ReplayedGraph, torch.cuda.CUDAGraph):
         replay = graph.replay
@@ -230,8 +224,7 @@ class Keywords(nn.Module):
         self.net = small()
 
     def forward(self, feats: Tensor, ops: Operators) -> Tensor:
-        out: Tensor = self.net(operators=ops, features=feats)
-        return out
+        return self.net(operators=ops, features=feats)
 
 
 def tied() -> nn.Module:
@@ -252,10 +245,6 @@ def test_a_network_of_a_user_runs_on_graphs(
     assert len(replays) >= 4
 
 
-def changed_function(m: Any, y: Tensor, x: Tensor, o: Operators) -> Tensor:
-    return 2 * m.head(y)
-
-
 def patch(network: Any) -> None:
     """Patch the method of one submodule, as libraries for debugging do."""
     head = network.head
@@ -267,14 +256,6 @@ class Config:
     scale: float = 1.0
 
 
-def set_mean(network: Any) -> None:
-    network.net.outputs_at = network.outputs_at = "global_mean"
-
-
-def replace_weight(network: Any) -> None:
-    network.head.weight.data = torch.full_like(network.head.weight, 0.3)
-
-
 def new_head(network: Any) -> None:
     """Let the new parameters lie where the old ones were, if the allocator likes."""
     del network.head
@@ -283,8 +264,8 @@ def new_head(network: Any) -> None:
         network.head.weight.fill_(0.1), network.head.bias.zero_()
 
 
-CHANGES: dict[str, Callable[[Any], None]] = {
-    "outputs at": set_mean,
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "outputs at": lambda m: [setattr(each, "outputs_at", "global_mean") for each in (m, m.net)],
     "number": lambda m: setattr(m, "scale", 0.5),
     "number that is deleted and another one": lambda m: (delattr(m, "scale"), setattr(m, "factor", 2.0)),
     "slope": lambda m: setattr(m.activation, "negative_slope", 0.7),
@@ -292,13 +273,13 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "tensor in place": lambda m: m.shift.fill_(3),
     "tensor of the CPU in place": lambda m: m.factor_of_host.fill_(3),
     "forward of a submodule": patch,
-    "function": lambda m: setattr(m, "compute", changed_function),
+    "function": lambda m: setattr(m, "compute", lambda m, y, x, o: 2 * m.head(y)),
     "head": new_head,
     "list in a dictionary": lambda m: m.options["a"].append(7.0),
     "dataclass": lambda m: setattr(m.config, "scale", 5.0),
     "namespace": lambda m: setattr(m.namespace, "scale", 5.0),
     "frozen": lambda m: m.head.requires_grad_(False),
-    "weight": replace_weight,
+    "weight": lambda m: setattr(m.head.weight, "data", torch.full_like(m.head.weight, 0.3)),
     "weight in place": lambda m: m.head.load_state_dict({k: v + 1 for k, v in m.head.state_dict().items()}),
     "dtype": lambda m: m.double(),
     "class": lambda m: setattr(m.head, "__class__", Doubled),
@@ -444,8 +425,7 @@ def test_probing_leaves_everything_as_one_step_does(meshes: list[Operators]) -> 
             warnings.simplefilter("ignore")
             found = results(each, meshes[0])
         states.append([*found, torch.get_rng_state()])
-    for a, b in zip(*states, strict=True):
-        assert torch.equal(a, b) if isinstance(a, Tensor) else a is b
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a is b for a, b in zip(*states, strict=True))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

@@ -16,7 +16,7 @@ from diffnet import DiffusionNet, precompute
 from diffnet.geometry import Operators
 from diffnet.options import DiffusionMode
 
-pytestmark = [pytest.mark.skipif(os.name != "posix", reason="copies"), pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="copies")
 
 Batch = tuple[Tensor, Operators, Tensor]
 

@@ -26,8 +26,6 @@ from diffnet.cuda_graphs.lane import Lane
 from diffnet.cuda_graphs.runtime import Settings
 from diffnet.cuda_graphs.static_operators import StaticOperators
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def meshes() -> list[Operators]:
@@ -115,18 +113,6 @@ def test_fields_are_read_before_the_first_call_of_another_size(
     assert smaller.inputs.operators.fields_read() == larger.inputs.operators.fields_read()
 
 
-def test_reading_fields_makes_the_buffers_that_a_network_makes(meshes: list[Operators]) -> None:
-    forward = graphed(network())
-    step(forward, meshes[0])
-    (recording,) = recordings(forward)
-    for operators in meshes:
-        buffers = BatchBuffers(recording.inputs.buffers.arena, recording.inputs.buffers.size, frozenset(), operators)
-        static = StaticOperators(buffers)
-        static.read(recording.inputs.operators.fields_read())
-        assert list(buffers._filled) == list(recording.inputs.buffers._filled)
-        assert static.fields_read() == recording.inputs.operators.fields_read()
-
-
 def test_the_first_call_of_a_configuration_takes_its_memory_from_elsewhere(meshes: list[Operators], pool: Pool) -> None:
     """It may leave tensors. A second call, before it is recorded, uses the memory of the graphs if there are any."""
     forward = graphed(network())
@@ -156,8 +142,6 @@ def test_a_first_visit_of_a_larger_batch_runs_after_the_graphs_of_smaller_ones_a
 
 
 class Twos:
-    """Keeps a tensor for each size."""
-
     def __init__(self, pool: Pool) -> None:
         self.kept: dict[int, Tensor] = {}
         self.pool = pool
@@ -176,8 +160,7 @@ class Keeping(nn.Module):
         self.net, self.twos = network(), Twos(pool)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        out: Tensor = self.net(x * self.twos(len(x)), operators)
-        return out
+        return self.net(x * self.twos(len(x)), operators)
 
 
 def test_graphs_that_could_overwrite_a_tensor_are_dropped(pool: Pool) -> None:
@@ -292,8 +275,7 @@ def test_memory_of_a_failed_call_is_free_before_the_network_runs_without_graphs(
                 made.append(weakref.ref(large))
                 raise torch.OutOfMemoryError
             assert [each() for each in made] == [None] * len(made)
-            out: Tensor = self.net(x, operators)
-            return out
+            return self.net(x, operators)
 
     gc.disable()
     try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import trimesh
-from graph_emulator import EmulatedGraph, ReplayedGraph
+from graph_emulator import EmulatedGraph, ReplayedGraph, counted_replays
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,12 +25,9 @@ from diffnet import (
     collate,
     graphed,
     label_smoothing_loss,
-    precompute,
 )
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.whole_step import StepGraphs
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CLASSES = 5
@@ -38,12 +35,6 @@ Batch = tuple[Tensor, Operators, Tensor]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 # With a small ε, Adam would take rounding errors of vanishing gradients for gradients.
 ADAM = partial(torch.optim.Adam, lr=1e-2, eps=1e-4)
-
-
-@pytest.fixture(scope="module")
-def meshes() -> list[Operators]:
-    """Spheres of 12, 42 and 162 vertices."""
-    return [precompute(trimesh.creation.icosphere(i), k=6) for i in range(3)]
 
 
 def network(**options: Any) -> DiffusionNet:
@@ -83,12 +74,6 @@ def made(
     return step
 
 
-def replays_of(call: Callable[[], Any]) -> int:
-    before = EmulatedGraph.replays
-    call()
-    return EmulatedGraph.replays - before
-
-
 def assert_same(
     data: list[Batch],
     loss: Any = F.cross_entropy,
@@ -110,8 +95,7 @@ def assert_same(
     before = EmulatedGraph.replays
     found = torch.stack([step(*batch) for batch in data])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    for a, b in zip(other.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(list(other.parameters()), list(plain.parameters()), rtol=1e-3, atol=1e-4)
     if replays is not None and device.type == "cpu":
         assert EmulatedGraph.replays - before == replays
     assert all(p.grad is None for p in other.parameters())
@@ -145,28 +129,25 @@ def test_outputs_elsewhere(meshes: list[Operators], at: Any) -> None:
 def test_learning_rates_of_groups(meshes: list[Operators], device: str) -> None:
     """Steps leave the groups as the user wrote them, and read a rate that is a tensor, which changes in place."""
     data = batches(meshes[:1], device, 4)
-    model = network().to(device)
-    optimizer = two_groups(model.parameters())
+    model, other = network().to(device), network().to(device)
+    optimizer, rate = two_groups(model.parameters()), torch.tensor(0.0, device=device)
     step = made(model, optimizer, F.cross_entropy)
+    rated = made(other, torch.optim.Adam(other.parameters(), lr=rate, fused=True), F.cross_entropy)
     for batch in data:
-        step(*batch)
+        step(*batch), rated(*batch)
     assert [type(group["lr"]) for group in optimizer.param_groups] == [float, float]
     assert optimizer.param_groups[0]["fused"] is None
     assert not optimizer.param_groups[0]["capturable"]
-    model = network().to(device)
-    rate = torch.tensor(0.0, device=device)
-    step = made(model, torch.optim.Adam(model.parameters(), lr=rate, fused=True), F.cross_entropy)
-    for batch in data:
-        step(*batch)
-    before = copy.deepcopy(list(model.parameters()))
-    torch.testing.assert_close(before, list(network().to(device).parameters()))
+    before = list(network().to(device).parameters())
+    torch.testing.assert_close(list(other.parameters()), before)
     rate.fill_(1e-2)
-    step(*data[0])
-    assert not torch.equal(before[0], next(model.parameters()))
+    rated(*data[0])
+    assert not torch.equal(before[0], next(other.parameters()))
 
 
 @pytest.mark.usefixtures("no_warning")
-def test_batches_in_which_nothing_counts(meshes: list[Operators]) -> None:
+def test_batches_in_which_nothing_counts_and_networks_with_graphs(meshes: list[Operators]) -> None:
+    assert_same(batches(meshes), model=graphed(network()), replays=6)
     (x, o, y), *others = batches(meshes)
     data = [(x, o, torch.full_like(y, -1)), *others]
     assert_same(data, label_smoothing_loss, recorder=EmulatedGraph, replays=6)
@@ -189,11 +170,6 @@ def test_a_loop_goes_on_after_steps(meshes: list[Operators]) -> None:
     assert optimizer.state_dict()["param_groups"] == own.state_dict()["param_groups"]
 
 
-@pytest.mark.usefixtures("no_warning")
-def test_networks_with_graphs_of_their_own(meshes: list[Operators]) -> None:
-    assert_same(batches(meshes), model=graphed(network()), replays=6)
-
-
 def test_an_error_of_the_loss_leaves_the_step_usable(meshes: list[Operators]) -> None:
     fails = True
 
@@ -205,31 +181,14 @@ def test_an_error_of_the_loss_leaves_the_step_usable(meshes: list[Operators]) ->
     model = network()
     step = made(model, ADAM(model.parameters()), loss)
     data = batches(meshes)
-    with pytest.raises(KeyError, match="no such class"):
-        step(*data[0])
+    refused(KeyError, "no such class", step, *data[0])
     assert torch.equal(next(model.parameters()), next(network().parameters()))
     fails = False
-    assert replays_of(lambda: [step(*batch) for batch in data]) == 14  # of two passes
+    assert counted_replays(lambda: [step(*batch) for batch in data]) == 14  # of two passes
     with pytest.raises(ValueError, match=r"a number or 12 rows for 12 rows, got shape \(60,\)"):
         made(model, torch.optim.Adam(model.parameters()), lambda out, y: out.flatten())(*data[0])
     with pytest.raises(TypeError, match="the loss should return a tensor, got float"):
         made(model, torch.optim.Adam(model.parameters()), lambda out, y: 1.0)(*data[0])
-
-
-@pytest.mark.usefixtures("no_warning")
-@pytest.mark.parametrize("device", DEVICES)
-def test_averaged_weights(meshes: list[Operators], device: str) -> None:
-    found = []
-    for graphs in (False, True):
-        model = network().to(device)
-        average = WeightAverage(model, 0.5)
-        step = made(model, ADAM(model.parameters()), F.cross_entropy, average=average)
-        step.graphs = graphs
-        for batch in batches(meshes, device):
-            step(*batch)
-        average.write()
-        found.append(list(average.network.parameters()))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
 class Shifted(nn.Module):
@@ -245,15 +204,19 @@ class Shifted(nn.Module):
 
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
+def test_averaged_weights_and_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
     data = [(*batch, torch.randn(1, 3).to(device)) for batch in batches(meshes, device)]
     found = []
     for graphs in (False, True):
         model = Shifted().to(device)
-        step = made(model, ADAM(model.parameters()), F.cross_entropy)
+        average = WeightAverage(model, 0.5)
+        step = made(model, ADAM(model.parameters()), F.cross_entropy, average=average)
         step.graphs = graphs
-        found.append(torch.stack([step(*batch) for batch in data]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+        losses = torch.stack([step(*batch) for batch in data])
+        average.write()
+        found.append((losses, list(average.network.parameters())))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-4)
 
 
 SEVERAL: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -301,7 +264,7 @@ def test_several_batches_are_one_step(meshes: list[Operators], case: str) -> Non
             values = [step.update(lambda sums: sums.copy_(total)) for step in both]  # noqa: B023
             assert values[0] == values[1]
 
-    assert replays_of(trained) > 10
+    assert counted_replays(trained) > 10
     for model in models:
         for a, b in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
@@ -380,8 +343,7 @@ def test_batches_count_what_their_losses_divide_by(meshes: list[Operators]) -> N
             made(network(), ADAM(plain.parameters()), unclear).add(x, o, y)
     step.add(x, o, y)
     step._plain.optimizer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})  # the user's optimizer
-    with pytest.raises(RuntimeError, match="parameters have been replaced or moved between `add` and `update`"):
-        step.update()
+    refused(RuntimeError, "parameters have been replaced or moved between `add` and `update`", step.update)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))])
@@ -478,24 +440,19 @@ def test_announced_meshes_are_recorded_once(meshes: list[Operators]) -> None:
         if announced:
             step.reserve(meshes, batch_meshes=1)
         data = batches(meshes)
-        assert replays_of(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
+        assert counted_replays(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
         step.reset()
-        assert replays_of(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
-
-
-def test_smaller_batches_than_announced(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all announced meshes are too large for graphs, smaller ones have graphs all the same."""
-    monkeypatch.setattr(graph_sizes, "MAX_BYTES", 100 * 6 * 4)
-    model = network()
-    step = made(model, torch.optim.Adam(model.parameters()), F.cross_entropy)
-    step.reserve(meshes[2:], batch_meshes=2, batch_vertices=200)
-    assert replays_of(lambda: [step(*batch) for batch in batches(meshes)]) == 5  # of 12 and 42 vertices
+        assert counted_replays(lambda: [step(*batch) for batch in data]) == expected  # noqa: B023
 
 
 def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs then serve batches of half the limit."""
+    """Batches of half the limit have graphs, also if all announced meshes are too large for them."""
     monkeypatch.setattr(graph_sizes, "MAX_BYTES", 100 * 6 * 4)
     assert_same(batches(meshes, rounds=4), replays=6)
+    model = network()
+    step = made(model, torch.optim.Adam(model.parameters()), F.cross_entropy)
+    step.reserve(meshes[2:], batch_meshes=2, batch_vertices=200)
+    assert counted_replays(lambda: [step(*batch) for batch in batches(meshes)]) == 5  # of 12 and 42 vertices
 
 
 def test_steps_on_the_cpu_are_those_of_a_loop(meshes: list[Operators]) -> None:
@@ -516,14 +473,12 @@ def test_bad_arguments() -> None:
         ((model, 1e-3, F.cross_entropy), TypeError, "optimizer should be one of torch.optim, got float"),
         ((model, optimizer, "mse"), TypeError, "loss should be a function of outputs and targets, got str"),
     ):
-        with pytest.raises(error, match=message):
-            GraphedStep(*arguments)
+        refused(error, message, GraphedStep, *arguments)
     with pytest.raises(ValueError, match="clip should be a finite number of at least 0, got -1"):
         GraphedStep(model, optimizer, F.cross_entropy, clip=-1)
     with pytest.raises(ValueError, match="outputs_at should be one of vertices, faces, edges, global_mean, got 'face'"):
         GraphedStep(model, optimizer, F.cross_entropy, outputs_at="face")
-    with pytest.raises(ValueError, match="decay should be above 0 and below 1, got 1"):
-        WeightAverage(model, 1)
+    refused(ValueError, "decay should be above 0 and below 1, got 1", WeightAverage, model, 1)
 
 
 @pytest.mark.gpu

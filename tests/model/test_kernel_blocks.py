@@ -109,8 +109,7 @@ def test_other_backends_of_parts(network: DiffusionNet, operators: Operators, ca
     network.eval()
     expected = results(network, operators)
     network.blocks[0].mlp.backend = "torch"
-    for a, b in zip(results(network, operators), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(results(network, operators), expected, rtol=1e-3, atol=1e-4)
     assert len(calls) == 3
 
 
@@ -151,8 +150,7 @@ def test_projections_share_the_launch_of_the_weights_in_16_bits(
         apart = results(network, operators)
     assert len(projections) == len(network.blocks)
     assert len(together) == len(apart) > 20
-    for a, b in zip(together, apart, strict=True):
-        assert relative(a, b.double()) <= 2e-3
+    assert all(relative(a, b.double()) <= 2e-3 for a, b in zip(together, apart, strict=True))
 
 
 @pytest.mark.parametrize("network", ["highest"], indirect=True)
@@ -202,12 +200,8 @@ def test_exact_float32_keeps_fewer_tensors(network: DiffusionNet, operators: Ope
     del out
 
 
-# ---- weights are converted, times set to 0, and seeds drawn once for all blocks ----
-
-
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """A context without shared launches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "shared_launches", lambda network, modules, *_: [{}] * len(modules))
         yield
@@ -215,7 +209,6 @@ def one_by_one() -> Iterator[None]:
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many matrices each conversion takes."""
     from diffnet.ops.common import matmul
 
     counts: list[int] = []

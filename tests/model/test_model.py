@@ -1,7 +1,4 @@
-"""`DiffusionNet`: shapes, batches, modes, precisions, compilation, in plain PyTorch and on the Triton kernels.
-
-Without a GPU the kernels run in Triton's interpreter.
-"""
+"""`DiffusionNet`: shapes, batches, modes, precisions, compilation, in plain PyTorch and on the Triton kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 import torch
 import trimesh
 from float64 import DEVICE
-from kernel_accuracy import relative as relative_error
+from refusals import refused
 from shapes import ellipsoid
 from torch import Tensor, nn
 
@@ -37,8 +34,6 @@ from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common import launcher
 from diffnet.ops.definition import BlockArguments
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 MODES = ("sparse", "spectral")
@@ -73,7 +68,9 @@ def network(**options: object) -> DiffusionNet:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("outputs_at", ["vertices", "faces", "edges", "global_mean"])
 def test_packed_batch_is_its_meshes_one_by_one(meshes: list[Operators], outputs_at: str, mode: str) -> None:
+    """Outputs, and gradients, which add up."""
     model = network(outputs_at=outputs_at, gradient=mode).eval()
+    parameters = list(model.parameters())
     x = [features(o, seed=i) for i, o in enumerate(meshes)]
     together = model(torch.cat(x), collate(meshes))
     # A cloud has no faces and edges. Networks with outputs there refuse it, and it adds no rows to a batch.
@@ -82,16 +79,8 @@ def test_packed_batch_is_its_meshes_one_by_one(meshes: list[Operators], outputs_
     ]
     apart = torch.cat([model(f, o) for f, o in single])
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
-
-
-def test_gradients_of_a_packed_batch_are_the_sum(meshes: list[Operators]) -> None:
-    model = network().eval()
-    x = [features(o, seed=i) for i, o in enumerate(meshes)]
-    parameters = list(model.parameters())
-    together = torch.autograd.grad(model(torch.cat(x), collate(meshes)).sum(), parameters)
-    apart = [torch.autograd.grad(model(f, o).sum(), parameters) for f, o in zip(x, meshes, strict=True)]
-    for a, *b in zip(together, *apart, strict=True):
-        torch.testing.assert_close(a, sum(b), rtol=1e-4, atol=1e-4)
+    grads = (torch.autograd.grad(out.sum(), parameters) for out in (together, apart))
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
@@ -102,8 +91,7 @@ def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
         model = network(gradient=mode).double().eval()
         out = model(x, packed)
         outputs[mode] = [out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
-    for a, b in zip(*outputs.values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*outputs.values(), rtol=1e-9, atol=1e-9)
 
 
 def test_auto_uses_the_basis_if_present(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,11 +256,7 @@ def test_initial_times(diffusion: str) -> None:
     ],
 )
 def test_unknown_choices_are_refused(name: str, choices: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} should be one of {choices}, got 'dense'"):
-        network(**{name: "dense"})
-
-
-# ---- several forward passes before one backward pass, as siamese networks need them ----
+    refused(ValueError, f"{name} should be one of {choices}, got 'dense'", network, **{name: "dense"})
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +269,7 @@ def operators() -> Operators:
     ("options", "backend"),
     [
         pytest.param({}, "torch", id="spectral-torch"),
+        pytest.param({}, "compiled", id="spectral-compiled"),
         pytest.param({}, "triton", id="spectral-triton"),
         pytest.param({"gradient": "sparse"}, "torch", id="sparse-gradient-torch"),
         pytest.param({"gradient": "sparse"}, "triton", id="sparse-gradient-triton"),
@@ -295,31 +280,20 @@ def operators() -> Operators:
 def test_gradients_of_two_forwards_add_up(operators: Operators, options: dict[str, Any], backend: Any) -> None:
     """One backward of a sum of two losses gives the sum of the gradients of two backwards, in training mode."""
     torch.manual_seed(0)
+    backend, is_compiled = ("torch", True) if backend == "compiled" else (backend, False)
     model = DiffusionNet(3, 4, width=8, blocks=1, dropout=0.0, backend=backend, **options).to(DEVICE)
     x = torch.randn(operators.num_vertices, 3, device=DEVICE)
     with torch.no_grad():
         for block in model.blocks:
             block.diffusion.time.copy_(torch.linspace(-0.1, 0.1, 8))  # the first forward sets some times to 0
-    (model(x, operators).mean() + model(x, operators).square().mean()).backward()
+    run = torch.compile(model, backend="aot_eager") if is_compiled else model
+    (run(x, operators).mean() + run(x, operators).square().mean()).backward()
     together = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     model(x, operators).mean().backward()
     model(x, operators).square().mean().backward()
-    for grad, parameter in zip(together, model.parameters(), strict=True):
-        torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(together, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-6)
     assert all((block.diffusion.time >= 0).all() for block in model.blocks)
-
-
-def test_two_compiled_forwards(operators: Operators) -> None:
-    torch.manual_seed(0)
-    model = DiffusionNet(3, 4, width=8, blocks=1, dropout=0.0, backend="torch").to(DEVICE)
-    compiled = torch.compile(model, backend="aot_eager")
-    x = torch.randn(operators.num_vertices, 3, device=DEVICE)
-    (compiled(x, operators).mean() + compiled(x, operators).square().mean()).backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-# ---- blocks that are computed again in the backward pass ----
 
 
 def step(network: DiffusionNet, features: Tensor, operators: Operators) -> tuple[list[Tensor], int]:
@@ -350,11 +324,7 @@ def test_steps_are_the_same_and_keep_less(diffusion: str, dropout: float, device
     found, little = step(network, features, operators)
     assert little < 0.6 * much
     assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
-
-
-# ---- kernels ----
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")
@@ -367,14 +337,14 @@ def packed() -> Operators:
 small = partial(network, width=8, blocks=1)
 
 
-def loss_and_gradients(model: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
-    out = model(x, operators)
-    return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
-
-
 def relative(a: Tensor, b: Tensor) -> float:
     a, b = a.detach().double().cpu(), b.detach().double().cpu()
     return float(torch.linalg.norm(a - b) / torch.linalg.norm(b))
+
+
+def loss_and_gradients(model: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
+    out = model(x, operators)
+    return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -397,8 +367,7 @@ def test_kernels_agree(packed: Operators, options: dict[str, Any], device: str) 
     fused = small(backend="triton", **options).eval()
     fused.load_state_dict(plain.state_dict())
     got = loss_and_gradients(fused.to(device), features(packed).to(device), packed.to(device))
-    for a, b in zip(got, expected, strict=True):
-        assert relative(a, b) < 1e-4
+    assert all(relative(a, b) < 1e-4 for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -417,8 +386,7 @@ def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.
         got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
     assert got[0].dtype == dtype
     assert all(g.dtype == torch.float32 for g in got[1:])
-    for a, b in zip(got, expected, strict=True):
-        assert relative(a, b) < 0.05
+    assert all(relative(a, b) < 0.05 for a, b in zip(got, expected, strict=True))
 
 
 def with_decided_relus(model: DiffusionNet) -> DiffusionNet:
@@ -491,8 +459,7 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         seen.update(str(node.target) for node in graph.graph.nodes if "diffnet" in str(node.target))
-        compiled: Callable[..., Any] = torch._dynamo.lookup_backend(compiler)(graph, inputs)  # type: ignore[attr-defined]
-        return compiled
+        return torch._dynamo.lookup_backend(compiler)(graph, inputs)  # type: ignore[attr-defined]
 
     model = small(backend="triton", gradient=mode, dropout=0.0).to(device)
     x, operators = features(packed).to(device), packed.to(device)
@@ -543,8 +510,15 @@ def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
+def test_steps_do_not_wait_for_the_gpu_and_can_be_captured(packed: Operators, mode: str) -> None:
     operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
+    losses = []
+    for wrap in (lambda step: step, CapturedStep):
+        model = small(backend="auto", gradient=mode, dropout=0.0).to("cuda")
+        step = wrap(train_step(model, features(operators), operators))
+        losses.append([step().item() for _ in range(6)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert len(set(losses[1])) == 6
     step = train_step(small(backend="auto", gradient=mode).to("cuda"), features(operators), operators)
     step()  # compiles kernels and sorts the pattern's transpose
     torch.cuda.set_sync_debug_mode("error")
@@ -554,41 +528,8 @@ def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", MODES)
-def test_a_captured_step_trains_as_an_eager_step_does(packed: Operators, mode: str) -> None:
-    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
-    losses = []
-    for wrap in (lambda step: step, CapturedStep):
-        model = small(backend="auto", gradient=mode, dropout=0.0).to("cuda")
-        step = wrap(train_step(model, features(operators), operators))
-        losses.append([step().item() for _ in range(6)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert len(set(losses[1])) == 6
-
-
-@pytest.mark.gpu
-def test_dropout_differs_between_replays(packed: Operators) -> None:
-    operators = packed.to("cuda").with_gradient_evecs()
-    model, x = small(backend="auto", gradient="spectral", dropout=0.5).to("cuda"), features(operators)
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        model(x, operators)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = model(x, operators)
-    outputs = []
-    for _ in range(2):
-        graph.replay()
-        outputs.append(out.clone())
-    assert not torch.equal(*outputs)
-
-
-# ---- before the first call of a network on a GPU, its kernels are compiled ----
-
-
 @pytest.fixture
 def compiled_networks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The networks whose kernels were compiled."""
     found: list[Any] = []
     # Compiling needs a GPU, and nothing public tells that it is wanted.
     monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))
@@ -618,22 +559,13 @@ def test_kernels_are_compiled_once_for_each_kind_of_call(compiled_networks: list
     assert compiled_networks == [network, other, network, network]
 
 
-def test_nothing_is_compiled_on_the_cpu(compiled_networks: list[Any], sphere: Operators) -> None:
-    call(DiffusionNet(3, 2, width=8, blocks=1), sphere, is_cuda=False)
-    assert compiled_networks == []
-
-
-def test_nothing_is_compiled_with_hooks_inside(compiled_networks: list[Any], sphere: Operators) -> None:
-    network = DiffusionNet(3, 2, width=8, blocks=1)
-    network.blocks[0].register_forward_hook(lambda *arguments: None)
-    call(network, sphere)
-    assert compiled_networks == []
-
-
-def test_nothing_is_compiled_while_kernels_are_compiled_already(
+def test_nothing_is_compiled_on_the_cpu_with_hooks_or_twice(
     compiled_networks: list[Any], sphere: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = DiffusionNet(3, 2, width=8, blocks=1)
+    network, hooked = DiffusionNet(3, 2, width=8, blocks=1), DiffusionNet(3, 2, width=8, blocks=1)
+    call(network, sphere, is_cuda=False)
+    hooked.blocks[0].register_forward_hook(lambda *arguments: None)
+    call(hooked, sphere)
     monkeypatch.setattr(first_call, "compiles_only", lambda: True)
     call(network, sphere)
     monkeypatch.setattr(first_call, "compiles_only", launcher.compiles_only)
@@ -653,9 +585,6 @@ def test_the_first_step_is_like_others(sphere: Operators) -> None:
         assert all(p.grad is None for p in network.parameters())
         outs.append(out)
     assert torch.equal(*outs)
-
-
-# ---- another GPU than the current one ----
 
 
 @pytest.mark.gpu
@@ -694,9 +623,9 @@ def test_training_steps_on_another_gpu_than_the_current_one(options: dict[str, A
             out = model(x, there)
             out.square().mean().backward()
             assert torch.cuda.current_device() == 0
-            assert relative_error(out.cpu(), expected.detach().double()) <= 1e-4
+            assert relative(out, expected) <= 1e-4
             for (name, found), reference in zip(model.named_parameters(), plain.parameters(), strict=True):
                 assert found.grad is not None
                 assert found.grad.device == torch.device("cuda:1")
                 assert reference.grad is not None
-                assert relative_error(found.grad.cpu(), reference.grad.double()) <= 1e-4, name
+                assert relative(found.grad, reference.grad) <= 1e-4, name

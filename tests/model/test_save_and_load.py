@@ -22,13 +22,12 @@ import safetensors.torch
 import torch
 import trimesh
 from copies import ends_of_copies
+from refusals import refused
 from torch import Tensor, nn
 
 from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precompute
 from diffnet.checkpoints.activations import log_softmax
 from diffnet.geometry.errors import OptionError
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 MESH = trimesh.creation.icosphere(0)  # 12 vertices
 FEATURES = torch.linspace(-1, 1, 36).reshape(12, 3)
@@ -52,7 +51,6 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def message(call: Callable[[], object], kind: type[Exception] = CheckpointError) -> str:
-    """The line of the error of a call."""
     with pytest.raises(kind) as caught:
         call()
     line = str(caught.value)
@@ -105,7 +103,6 @@ def test_a_network_is_loaded_to_a_device(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_network_for_other_classes_is_saved(path: Path) -> None:
-    """The usual change of a trained network: another last layer."""
     model = network()
     model.last = nn.Linear(8, 2)
     model.save(path)
@@ -157,8 +154,7 @@ def test_networks_on_a_gpu(path: Path) -> None:
             assert DiffusionNet.load(path).first.weight.device.type == "cpu"
             loaded = DiffusionNet.load(path, device="cuda")
             assert loaded.first.weight.is_cuda
-            for name, weight in model.state_dict().items():
-                assert torch.equal(loaded.state_dict()[name], weight)
+            assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in model.state_dict().items())
             torch.testing.assert_close(loaded(FEATURES.cuda(), operators), expected)
             torch.testing.assert_close(graphed(loaded, first_visits=0)(FEATURES.cuda(), operators), expected)
 
@@ -249,8 +245,7 @@ def test_a_failed_save_leaves_the_old_file(path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         network().save(path, k=9)
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match=re.escape(f"{path}")):
-        network().save(path, k=9)
+    refused(OSError, re.escape(f"{path}"), network().save, path, k=9)
     assert DiffusionNet.load(path).metadata == {"k": 8}
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -374,17 +369,13 @@ def test_other_state_dicts() -> None:
     )
     assert "DiffusionNet.load(path)" in message(lambda: load({"model": {}, "options": {}}), RuntimeError)
     for state in ({}, {"a": torch.ones(2)}, {"first.weight": 3}, {"blocks.x.0": torch.ones(2)}):
-        with pytest.raises(RuntimeError, match="Missing key"):
-            load(state)
+        refused(RuntimeError, "Missing key", load, state)
     model = network()
     missing, _ = model.load_state_dict({"first.bias": torch.ones(8)}, strict=False)
     assert "last.bias" in missing
     assert (model.first.bias == 1).all()
     averaged = torch.optim.swa_utils.AveragedModel(model)
     averaged.load_state_dict(averaged.state_dict())
-
-
-# ---- folders of save_pretrained, and the Hugging Face Hub, whose client asks a local server here ----
 
 
 save = partial(DiffusionNet(3, 2, width=8, blocks=1).save_pretrained, data_license="CC0-1.0")
@@ -445,17 +436,14 @@ def test_the_license_of_the_data_is_needed(tmp_path: Path, given: dict[str, None
 
 def test_wrong_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OptionError, match="a folder is needed here"):
-        save(tmp_path / "file")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such checkpoint"):
-        DiffusionNet.from_pretrained(tmp_path)
+    refused(OptionError, "a folder is needed here", save, tmp_path / "file")
+    refused(CheckpointError, r"model\.safetensors: no such checkpoint", DiffusionNet.from_pretrained, tmp_path)
     with pytest.raises(CheckpointError, match=r"a//b: neither a folder nor a network on the .* Hub \(Repo id"):
         DiffusionNet.from_pretrained("a//b")
     with pytest.raises(CheckpointError, match=r"file is a file, .* DiffusionNet\.load reads files"):
         DiffusionNet.from_pretrained(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match=r"a/b is no folder, .* pip install 'diffnet\[hub\]'"):
-        DiffusionNet.from_pretrained("a/b")
+    refused(ImportError, r"a/b is no folder, .* pip install 'diffnet\[hub\]'", DiffusionNet.from_pretrained, "a/b")
     save(tmp_path / "a")
     assert DiffusionNet.from_pretrained(tmp_path / "a").width == 8  # without huggingface_hub
     with pytest.raises(CheckpointError, match=r"this is a folder, expected a checkpoint; it holds model\.safetensors"):
@@ -509,5 +497,4 @@ def download(hub: str, folder: Path, offline: str) -> None:
 
 def test_the_hub(hub: str, tmp_path: Path) -> None:
     """In processes of their own, because huggingface_hub reads its settings when it is imported."""
-    for offline in ("0", "1"):
-        assert ends_of_copies(download, [(hub, tmp_path, offline)]) == [0]
+    assert all(ends_of_copies(download, [(hub, tmp_path, offline)]) == [0] for offline in ("0", "1"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 import trimesh
 from float64 import DEVICE, random
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -30,9 +31,8 @@ from diffnet import (
 from diffnet.geometry import patches, with_k_ring, with_nearest
 from diffnet.ops import BlockPattern, Pattern, SparseMatrix
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 B, L, S, E, H = 3, 11, 7, 8, 2
+C, HEADS = 8, 2
 
 
 def mask_of(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -49,23 +49,41 @@ def assert_same(ours: Tensor, expected: Tensor, leaves: list[Tensor], others: li
         [out, *torch.autograd.grad((out * weights).sum(), inputs)]
         for out, inputs in ((ours, leaves), (expected, others or leaves))
     ]
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear_against_dense(bias: bool) -> None:
+@pytest.mark.parametrize("kind", ["entries", "blocks"])
+def test_linear_against_dense(kind: str, bias: bool) -> None:
     torch.manual_seed(0)
-    layer = SparseLinear(Pattern.from_mask(mask_of(9, 5)), bias=bias).double()
-    pattern, parameters = layer.pattern, list(layer.parameters())
+    module: Any = (
+        SparseLinear(Pattern.from_mask(mask_of(9, 5)), bias=bias).double()
+        if kind == "entries"
+        else BlockSparseLinear(5, 50, layout(4, 1), block=16, bias=bias).double()
+    )
+    if bias:
+        nn.init.normal_(module.bias)
+    pattern = module.pattern
     for shape in ((7, 5), (2, 3, 5), (5,), (0, 5)):
         x = random(*shape).requires_grad_()
-        dense = torch.zeros(9, 5).double().index_put((pattern.row_indices, pattern.column_indices), layer.weight)
-        assert_same(layer(x), F.linear(x, dense, layer.bias), [x, *parameters])
-    with pytest.raises(ValueError, match=r"5 features, shape is \(7, 6\)"):
-        layer(torch.zeros(7, 6))
-    with pytest.raises(TypeError, match=r"got Tensor; write for example Pattern\.from_mask\(mask\)"):
-        SparseLinear(mask_of(9, 5))  # type: ignore[arg-type]
+        if kind == "entries":
+            dense = torch.zeros(9, 5).double().index_put((pattern.row_indices, pattern.column_indices), module.weight)
+        else:
+            dense = pattern.to_dense(module.weight)[0]
+        assert_same(module(x), F.linear(x, dense, module.bias), [x, *module.parameters()])
+    refused(ValueError, r"5 features, shape is \(7, 6\)", module, torch.zeros(7, 6))
+    refused(TypeError, r"got Tensor; write for example Pattern\.from_mask\(mask\)", SparseLinear, mask_of(9, 5))
+
+
+def test_linear_layers_start_like_a_dense_one() -> None:
+    torch.manual_seed(0)
+    dense, full = nn.Linear(512, 512), torch.ones(16, 16, dtype=torch.bool)
+    sparse, blocks = SparseLinear(Pattern.random(512, 512, 1.0)), BlockSparseLinear(512, 512, full)
+    for ours, theirs in ((sparse.weight, dense.weight), (blocks.weight, dense.weight), (sparse.bias, dense.bias)):
+        assert ours.abs().max() <= 512**-0.5
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.1 if ours is sparse.bias else 0.02)
+    out = BlockSparseLinear(512, 512, full.tril())(torch.randn(2000, 512)).detach()
+    assert out.std() == pytest.approx(dense(torch.randn(2000, 512)).std().item(), rel=0.1)
 
 
 def test_linear_from_a_pruned_layer() -> None:
@@ -85,8 +103,7 @@ def test_linear_from_a_pruned_layer() -> None:
         ({"density": 0.5, "mask": pruned.weight != 0}, "density or mask, got both"),
         ({"mask": torch.ones(30, 19, dtype=torch.bool)}, r"mask should have shape \(30, 20\), shape is \(30, 19\)"),
     ):
-        with pytest.raises(ValueError, match=message):
-            SparseLinear.from_dense(dense, **wrong)  # type: ignore[arg-type]
+        refused(ValueError, message, SparseLinear.from_dense, dense, **wrong)
 
 
 def test_linear_is_trained_and_saved() -> None:
@@ -111,14 +128,6 @@ def test_linear_is_trained_and_saved() -> None:
     torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
     with pytest.raises(ValueError, match="a pattern of 16 entries expected, got 32"):
         SparseLinear(Pattern.random(4, 16, 0.25)).load_state_dict(layer.state_dict())
-
-
-def test_linear_starts_like_a_dense_one() -> None:
-    torch.manual_seed(0)
-    layer, dense = SparseLinear(Pattern.random(256, 512, 1.0)), nn.Linear(512, 256)
-    for ours, theirs in ((layer.weight, dense.weight), (layer.bias, dense.bias)):
-        assert ours.abs().max() <= 512**-0.5
-        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.1)
 
 
 MASKS: list[dict[str, Any]] = [
@@ -206,23 +215,20 @@ def test_rows_without_keys_and_dropout() -> None:
 
 
 def test_messages() -> None:
-    with pytest.raises(ValueError, match="num_heads should divide embed_dim, 8, got 3"):
-        SparseMultiheadAttention(8, 3)
-    attention, x = SparseMultiheadAttention(E, H), torch.zeros(1, L, E)
-    with pytest.raises(TypeError, match=r"got Tensor; Pattern\.from_mask converts"):
-        attention(x, x, x, torch.ones(L, L, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"the pattern should have shape \(11, 11\), shape is \(5, 5\)"):
-        attention(x, x, x, Pattern.window(5, 1))
-    window = Pattern.window(L, 0, 0)
-    with pytest.raises(ValueError, match=r"query should have shape \(batch, length, 8\), shape is \(11, 8\)"):
-        attention(x[0], x, x, window)
-    with pytest.raises(ValueError, match=r"key_padding_mask should have shape \(1, 11\), shape is \(11,\)"):
-        attention(x, x, x, window, key_padding_mask=torch.zeros(L, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"attn_mask should have shape \(…, 11, 11\) or \(…, 11\), shape is \(3,\)"):
-        attention(x, x, x, window, attn_mask=torch.zeros(3))
+    refused(ValueError, "num_heads should divide embed_dim, 8, got 3", SparseMultiheadAttention, 8, 3)
+    attention, x, window = SparseMultiheadAttention(E, H), torch.zeros(1, L, E), Pattern.window(L, 0, 0)
+    call, padding = partial(attention, x, x, x), torch.zeros(L, dtype=torch.bool)
+    refused(TypeError, r"got Tensor; Pattern\.from_mask converts", call, torch.ones(L, L, dtype=torch.bool))
+    refused(ValueError, r"the pattern should have shape \(11, 11\), shape is \(5, 5\)", call, Pattern.window(5, 1))
+    message = r"query should have shape \(batch, length, 8\), shape is \(11, 8\)"
+    refused(ValueError, message, attention, x[0], x, x, window)
+    message = r"key_padding_mask should have shape \(1, 11\), shape is \(11,\)"
+    refused(ValueError, message, call, window, key_padding_mask=padding)
+    message = r"attn_mask should have shape \(…, 11, 11\) or \(…, 11\), shape is \(3,\)"
+    refused(ValueError, message, call, window, attn_mask=torch.zeros(3))
     x, blocks = torch.zeros(1, 16, E), BlockPattern.from_mask(torch.tensor([[True]]), 16)
-    with pytest.raises(ValueError, match=r"attn_mask should have shape \(…, 16, 16\), shape is \(5, 5\)"):
-        attention(x, x, x, blocks, attn_mask=torch.zeros(5, 5))
+    message = r"attn_mask should have shape \(…, 16, 16\), shape is \(5, 5\)"
+    refused(ValueError, message, attention, x, x, x, blocks, attn_mask=torch.zeros(5, 5))
 
 
 @pytest.mark.gpu
@@ -237,40 +243,11 @@ def test_on_a_gpu() -> None:
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
 
 
-# ---- blocks ----
-
-
 def layout(*shape: int, seed: int = 0) -> Tensor:
     """A random mask of blocks. No input reaches the second row of outputs."""
     mask = random(*shape, seed=seed) > -0.3
     mask[..., 1, :] = False
     return mask
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-def test_block_sparse_linear(bias: bool) -> None:
-    torch.manual_seed(0)
-    module = BlockSparseLinear(40, 50, layout(4, 3), block=16, bias=bias).double()
-    if bias:
-        nn.init.normal_(module.bias)
-    for shape in ((7, 40), (2, 3, 40), (40,), (0, 40)):
-        x = random(*shape).requires_grad_()
-        dense = module.pattern.to_dense(module.weight)[0]
-        assert_same(module(x), F.linear(x, dense, module.bias), [x, *module.parameters()])
-    with pytest.raises(ValueError, match=r"40 features, shape is \(7, 41\)"):
-        module(torch.zeros(7, 41))
-
-
-def test_initial_weights_are_distributed_as_in_a_linear_layer() -> None:
-    torch.manual_seed(0)
-    module = BlockSparseLinear(512, 512, torch.ones(16, 16, dtype=torch.bool))
-    dense = nn.Linear(512, 512)
-    assert module.weight.abs().max() <= 512**-0.5
-    assert module.weight.detach().std() == pytest.approx(dense.weight.std().item(), rel=0.02)
-    half = torch.ones(16, 16, dtype=torch.bool).tril()
-    out = BlockSparseLinear(512, 512, half)(torch.randn(2000, 512)).detach()
-    expected = dense(torch.randn(2000, 512)).std().item()
-    assert out.std() == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -293,12 +270,15 @@ def test_conv2d(kernel: object, stride: object, padding: object, dilation: objec
     assert_same(module(x), expected, [x, *module.parameters()])
 
 
-def test_convolution_arguments_of_a_wrong_shape() -> None:
+def test_wrong_shapes_of_convolutions_and_attention() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) or \(3, 3, 3, 2\), shape is \(2, 2\)"):
         BlockSparseConv2d(20, 33, 3, layout(2, 2), block=16)
     module = BlockSparseConv2d(20, 33, 3, layout(3, 2), block=16)
-    with pytest.raises(ValueError, match=r"\(N, 20, …, …\), shape is \(20, 9, 9\)"):
-        module(torch.zeros(20, 9, 9))
+    refused(ValueError, r"\(N, 20, …, …\), shape is \(20, 9, 9\)", module, torch.zeros(20, 9, 9))
+    refused(ValueError, "8 channels, got 3", BlockSparseAttention, 8, 3)
+    pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16)
+    with pytest.raises(ValueError, match=r"\(4, 30, 30\) or \(1, 30, 30\), shape is \(1, 32, 32\)"):
+        BlockSparseAttention(8)(torch.zeros(30, 8), pattern)
 
 
 def dense_attention(module: BlockSparseAttention, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -361,20 +341,17 @@ def test_attention_bias(heads: int, length: int | None) -> None:
 def test_kernels_agree(surfaces: list[Operators]) -> None:
     ring = surfaces[0].gradient.pattern.to(DEVICE)
     pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16, 20, 20).to(DEVICE)
-    for build, x, more in (
-        (lambda backend: BlockSparseLinear(20, 33, layout(3, 2), block=16, backend=backend), torch.randn(5, 20), ()),
-        (
-            lambda backend: BlockSparseConv2d(20, 33, 3, layout(3, 2), block=16, backend=backend),
-            torch.randn(1, 20, 4, 4),
-            (),
-        ),
-        (lambda backend: MeshAttention(C, HEADS, backend=backend), torch.randn(42, C), (ring,)),
-        (lambda backend: BlockSparseAttention(8, 2, backend=backend), torch.randn(20, 8), (pattern,)),
-        (lambda backend: BlockSparseAttention(8, 2, length=20, backend=backend), torch.randn(20, 8), (pattern,)),
-    ):
-        on_kernels, plain = build("triton").to(DEVICE), build("torch").to(DEVICE)
+    cases: list[tuple[Any, tuple[int, ...], tuple[Any, ...]]] = [
+        (partial(BlockSparseLinear, 20, 33, layout(3, 2), block=16), (5, 20), ()),
+        (partial(BlockSparseConv2d, 20, 33, 3, layout(3, 2), block=16), (1, 20, 4, 4), ()),
+        (partial(MeshAttention, C, HEADS), (42, C), (ring,)),
+        (partial(BlockSparseAttention, 8, 2), (20, 8), (pattern,)),
+        (partial(BlockSparseAttention, 8, 2, length=20), (20, 8), (pattern,)),
+    ]
+    for build, shape, more in cases:
+        on_kernels, plain = build(backend="triton").to(DEVICE), build(backend="torch").to(DEVICE)
         plain.load_state_dict(on_kernels.state_dict())
-        x = x.to(DEVICE)
+        x = torch.randn(shape, device=DEVICE)
         torch.testing.assert_close(on_kernels(x, *more), plain(x, *more), rtol=1e-5, atol=1e-5)
 
 
@@ -391,14 +368,6 @@ def test_dropout_of_weights(surfaces: list[Operators]) -> None:
             assert not torch.equal(dropped[0], dropped[1])
             assert torch.equal(exact, module(x, pattern))
             assert torch.linalg.norm(dropped.mean(0) - exact) < 0.1 * torch.linalg.norm(exact)
-
-
-def test_attention_arguments_of_a_wrong_shape() -> None:
-    with pytest.raises(ValueError, match="8 channels, got 3"):
-        BlockSparseAttention(8, 3)
-    pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16)
-    with pytest.raises(ValueError, match=r"\(4, 30, 30\) or \(1, 30, 30\), shape is \(1, 32, 32\)"):
-        BlockSparseAttention(8)(torch.zeros(30, 8), pattern)
 
 
 @pytest.fixture(scope="module")
@@ -429,11 +398,8 @@ def test_modules_train_move_and_load() -> None:
     mask = layout(2, 2)
 
     def build() -> nn.Sequential:
-        return nn.Sequential(
-            BlockSparseConv2d(3, 24, 3, mask[:, :1], block=16, padding=1), nn.Flatten(), BlockSparseLinear(
-                24 * 16, 20, layout(2, 24), block=16
-            )
-        )  # fmt: skip
+        convolution = BlockSparseConv2d(3, 24, 3, mask[:, :1], block=16, padding=1)
+        return nn.Sequential(convolution, nn.Flatten(), BlockSparseLinear(24 * 16, 20, layout(2, 24), block=16))
 
     model = build().to(DEVICE)
     x, y = torch.randn(12, 3, 4, 4, device=DEVICE), torch.arange(12, device=DEVICE)
@@ -457,10 +423,9 @@ def test_modules_train_move_and_load() -> None:
     assert torch.linalg.norm(rounded.float() - model(x)) < 0.05 * torch.linalg.norm(model(x))
 
 
-# ---- attention over the neighborhoods of meshes ----
-
-
-C, HEADS = 8, 2
+def dense_mask(pattern: Pattern | None) -> Tensor:
+    assert pattern is not None
+    return SparseMatrix(pattern, torch.ones(pattern.nnz)).to_torch().to_dense() > 0
 
 
 @pytest.fixture(scope="module")
@@ -472,41 +437,28 @@ def surfaces() -> list[Operators]:
     return [precompute(m, k=6) for m in (trimesh.creation.icosphere(1), loose, (cloud, None))]
 
 
-def dense_mask(pattern: Pattern) -> Tensor:
-    mask = torch.zeros(pattern.shape, dtype=torch.bool)
-    mask[pattern.row_indices.long(), pattern.column_indices.long()] = True
-    return mask
-
-
 def dense_mesh_attention(module: MeshAttention, x: Tensor, mask: Tensor) -> Tensor:
     query, key, value = module.query_key_value(x).reshape(len(x), 3, HEADS, C // HEADS).permute(1, 2, 0, 3)
     mixed = F.scaled_dot_product_attention(query, key, value, mask)
     return module.out(mixed.transpose(0, 1).reshape(len(x), C))
 
 
-def test_agrees_with_dense_attention(surfaces: list[Operators]) -> None:
-    """Compares values, and gradients for the features and all parameters."""
+@pytest.mark.parametrize("bias", [None, (), (HEADS,)], ids=["no bias", "shared bias", "bias per head"])
+def test_mesh_attention_against_dense(bias: tuple[int, ...] | None, surfaces: list[Operators]) -> None:
+    """Compares values, and gradients for the features, the bias and all parameters."""
     torch.manual_seed(0)
     module = MeshAttention(C, HEADS).double()
     for operators in (*surfaces, with_k_ring(surfaces[0], 2), collate(surfaces)):
         pattern = operators.neighborhood or operators.gradient.pattern
         x = random(operators.num_vertices, C).requires_grad_()
-        expected = dense_mesh_attention(module, x, dense_mask(pattern))
-        assert_same(module(x, pattern), expected, [x, *module.parameters()])
-
-
-@pytest.mark.parametrize("heads", [(), (HEADS,)], ids=["shared", "per head"])
-def test_bias_of_mesh_attention(heads: tuple[int, ...], surfaces: list[Operators]) -> None:
-    """Values and gradients, also for the bias."""
-    torch.manual_seed(0)
-    module = MeshAttention(C, HEADS).double()
-    pattern = surfaces[0].gradient.pattern
-    x = random(surfaces[0].num_vertices, C)
-    bias = random(*heads, pattern.nnz, seed=1).requires_grad_()
-    dense = torch.full((*heads, *pattern.shape), -torch.inf, dtype=torch.float64)
-    dense[..., pattern.row_indices.long(), pattern.column_indices.long()] = bias
-    expected = dense_mesh_attention(module, x, dense)
-    assert_same(module(x, pattern, bias=bias), expected, [bias, *module.parameters()])
+        if bias is None:
+            found, mask, leaves = module(x, pattern), dense_mask(pattern), [x]
+        else:
+            values = random(*bias, pattern.nnz, seed=1).requires_grad_()
+            mask = torch.full((*bias, *pattern.shape), -torch.inf, dtype=torch.float64)
+            mask[..., pattern.row_indices.long(), pattern.column_indices.long()] = values
+            found, leaves = module(x, pattern, bias=values), [x, values]
+        assert_same(found, dense_mesh_attention(module, x, mask), [*leaves, *module.parameters()])
 
 
 def test_an_empty_neighborhood_gives_the_bias() -> None:
@@ -529,27 +481,21 @@ def test_low_precision(surfaces: list[Operators]) -> None:
 
 
 def test_bad_arguments_of_mesh_attention(surfaces: list[Operators]) -> None:
+    attention, sphere, x = MeshAttention(C), surfaces[0], torch.zeros(42, 3)
+    pattern = sphere.gradient.pattern
     for heads, message in ((0, "at least 1, got 0"), (3, "8 channels, got 3"), (-2, "at least 1, got -2")):
-        with pytest.raises(ValueError, match=message):
-            MeshAttention(C, heads)
-    with pytest.raises(TypeError, match=r"got Tensor; write for example operators\.gradient\.pattern"):
-        MeshAttention(C)(torch.zeros(42, C), torch.ones(42, 42))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"x should be a tensor, got list; convert it with torch\.tensor"):
-        MeshAttention(C)([[0.0] * C] * 42, surfaces[0].gradient.pattern)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"positions should be a tensor, got ndarray; convert it with torch\.from_numpy"
-    ):
-        with_nearest(surfaces[0], torch.zeros(42, 3).numpy(), 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"k should be an integer, got 2\.0"):
-        with_k_ring(surfaces[0], 2.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"\(5, 5\), shape is \(42, 42\)"):
-        MeshAttention(C)(torch.zeros(5, C), surfaces[0].gradient.pattern)
-    with pytest.raises(ValueError, match="got -1"):
-        with_k_ring(surfaces[0], -1)
-    with pytest.raises(ValueError, match="got 0"):
-        with_nearest(surfaces[0], torch.zeros(42, 3), 0)
-    with pytest.raises(ValueError, match=r"\(42, 3\), shape is \(41, 3\)"):
-        with_nearest(surfaces[0], torch.zeros(41, 3), 2)
+        refused(ValueError, message, MeshAttention, C, heads)
+    message = r"got Tensor; write for example operators\.gradient\.pattern"
+    refused(TypeError, message, attention, torch.zeros(42, C), torch.ones(42, 42))
+    message = r"x should be a tensor, got list; convert it with torch\.tensor"
+    refused(TypeError, message, attention, [[0.0] * C] * 42, pattern)
+    message = r"positions should be a tensor, got ndarray; convert it with torch\.from_numpy"
+    refused(TypeError, message, with_nearest, sphere, x.numpy(), 2)
+    refused(TypeError, r"k should be an integer, got 2\.0", with_k_ring, sphere, 2.0)
+    refused(ValueError, r"\(5, 5\), shape is \(42, 42\)", attention, torch.zeros(5, C), pattern)
+    refused(ValueError, "got -1", with_k_ring, sphere, -1)
+    refused(ValueError, "got 0", with_nearest, sphere, x, 0)
+    refused(ValueError, r"\(42, 3\), shape is \(41, 3\)", with_nearest, sphere, x[1:], 2)
 
 
 def test_network_with_attention(surfaces: list[Operators]) -> None:
@@ -582,15 +528,13 @@ def test_compiles_to_one_graph(surfaces: list[Operators]) -> None:
         for network in (compiled, model):
             out = network(x, operators)
             results.append([out, *torch.autograd.grad(out.sum(), list(model.parameters()))])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
 def test_batches_keep_neighborhoods(surfaces: list[Operators]) -> None:
     assert collate(surfaces).neighborhood is None
     each = [with_k_ring(surfaces[0], 2), surfaces[1], with_k_ring(surfaces[2], 0)]
     packed = collate(each)
-    assert packed.neighborhood is not None
     expected = [o.neighborhood or o.gradient.pattern for o in each]
     assert torch.equal(
         dense_mask(packed.neighborhood), torch.block_diag(*(dense_mask(p).int() for p in expected)).bool()
@@ -598,7 +542,6 @@ def test_batches_keep_neighborhoods(surfaces: list[Operators]) -> None:
     # A private name, because only it shows that collate assembles the transpose instead of sorting later.
     assert packed.neighborhood._transpose is not None
     for part, pattern in zip(packed.split(), expected, strict=True):
-        assert part.neighborhood is not None
         assert torch.equal(dense_mask(part.neighborhood), dense_mask(pattern))
     moved = packed.to("meta").neighborhood
     assert moved is not None
@@ -606,41 +549,23 @@ def test_batches_keep_neighborhoods(surfaces: list[Operators]) -> None:
 
 
 def test_k_ring(surfaces: list[Operators]) -> None:
-    """Compares with breadth-first search."""
+    """Compares with powers of the adjacency matrix."""
     for operators in (surfaces[1], collate(surfaces)):
-        edges = dense_mask(operators.gradient.pattern)
+        step = dense_mask(operators.gradient.pattern).double() + torch.eye(operators.num_vertices)
         for k in range(4):
-            expected = torch.zeros_like(edges)
-            for start in range(len(edges)):
-                distance, queue = {start: 0}, deque([start])
-                while queue:
-                    i = queue.popleft()
-                    for j in edges[i].nonzero()[:, 0].tolist():
-                        if j not in distance and distance[i] < k:
-                            distance[j] = distance[i] + 1
-                            queue.append(j)
-                expected[start, list(distance)] = True
-            found = with_k_ring(operators, k).neighborhood
-            assert found is not None
-            assert torch.equal(dense_mask(found), expected)
+            assert torch.equal(dense_mask(with_k_ring(operators, k).neighborhood), step.matrix_power(k) > 0)
 
 
 def test_nearest(surfaces: list[Operators]) -> None:
     packed = collate(surfaces)
     positions = random(packed.num_vertices, 3)
     for k in (1, 5, 40):
-        found = with_nearest(packed, positions, k).neighborhood
-        assert found is not None
         expected = []
         for points in positions.split(list(packed.lengths)):
             near = torch.cdist(points, points).argsort(1)[:, :k]
             expected.append(torch.zeros(len(points), len(points)).scatter(1, near, 1.0))
-        assert torch.equal(dense_mask(found), torch.block_diag(*expected).bool())
-
-
-def test_nearest_of_coincident_points(surfaces: list[Operators]) -> None:
-    found = with_nearest(surfaces[0], torch.zeros(42, 3), 3).neighborhood
-    assert found is not None
-    mask = dense_mask(found)
-    assert mask.diagonal().all()
-    assert (mask.sum(1) == 3).all()
+        found = dense_mask(with_nearest(packed, positions, k).neighborhood)
+        assert torch.equal(found, torch.block_diag(*expected).bool())
+    coincident = dense_mask(with_nearest(surfaces[0], torch.zeros(42, 3), 3).neighborhood)
+    assert coincident.diagonal().all()
+    assert (coincident.sum(1) == 3).all()

@@ -21,17 +21,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from diffnet import (
-    DiffusionNet,
-    GraphedStep,
-    Operators,
-    collate,
-    label_smoothing_loss,
-    precompute,
-)
+from diffnet import DiffusionNet, GraphedStep, Operators, collate, label_smoothing_loss, precompute
 from diffnet.ops import cross_entropy, dice_loss, focal_loss
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CLASSES, STEPS = 5, 20
@@ -157,8 +148,6 @@ class Lookahead(torch.optim.AdamW):
 
 
 class Wrapper(torch.optim.Optimizer):
-    """An optimizer around another one."""
-
     def __init__(self, parameters: Any) -> None:
         self.base = Lookahead(parameters, lr=1e-2, eps=1e-3)
         super().__init__(self.base.param_groups, {})
@@ -169,8 +158,6 @@ class Wrapper(torch.optim.Optimizer):
 
 
 class Decaying(torch.optim.Adam):
-    """Lowers its rate in `step`."""
-
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
         self.param_groups[0]["lr"] *= 0.9
         return super().step()
@@ -205,17 +192,21 @@ def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[Run, in
     return change
 
 
-def parameter_hook(run: Run, i: int) -> None:
-    weight = run.model.last.weight
-    if i == 5:
-        run.noted["hook"] = weight.register_hook(lambda grad: 3 * grad)
-    if i == 12:
-        run.noted["hook"].remove()
+def at(changes: dict[int, Callable[[Run], Any]]) -> Callable[[Run, int], Any]:
+    """The changes before these steps."""
+    return lambda run, i: changes[i](run) if i in changes else None
 
 
-def accumulation_hook(run: Run, i: int) -> None:
-    if i == 5:
-        run.model.last.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 0.1))
+parameter_hook = at(
+    {
+        5: lambda run: run.noted.update(hook=run.model.last.weight.register_hook(lambda grad: 3 * grad)),
+        12: lambda run: run.noted["hook"].remove(),
+    }
+)
+
+
+def accumulation_hook(run: Run) -> None:
+    run.model.last.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 0.1))
 
 
 def global_hook(run: Run, i: int) -> None:
@@ -225,20 +216,6 @@ def global_hook(run: Run, i: int) -> None:
         )
     if i == 12:
         run.noted["handle"].remove()
-
-
-def frozen(run: Run, i: int) -> None:
-    run.model.first.requires_grad_(not 5 <= i < 12)
-
-
-def new_keyword(run: Run, i: int) -> None:
-    if i == 8:
-        run.loss.keywords["label_smoothing"] = 0.5
-
-
-def new_term(run: Run, i: int) -> None:
-    if i == 8:
-        run.loss.weight_of_mean.fill_(0.5)
 
 
 def new_state(run: Run, i: int) -> None:
@@ -264,11 +241,6 @@ def new_layer(run: Run, i: int) -> None:
         with torch.no_grad():
             run.model.last.weight = nn.Parameter(run.model.last.weight.clone() / 2)
         run.optimizer.param_groups[0]["params"] = list(run.model.parameters())
-
-
-def nan_weight(run: Run, i: int) -> None:
-    if i == 10:
-        run.model.last.bias.data[0] = torch.nan
 
 
 def hooked() -> nn.Module:
@@ -328,7 +300,10 @@ CASES: dict[str, Case] = {
     "diffnet's rows": Case(cross_entropy, recorder=EmulatedGraph),
     "diffnet's focal": Case(focal_loss, targets=some_ignored(-1), recorder=EmulatedGraph),
     "diffnet's Dice": Case(dice_loss, targets=some_ignored(-1), recorder=EmulatedGraph),
-    "keyword replaced in place": Case(Made(partial, F.cross_entropy, label_smoothing=0.0), change=new_keyword),
+    "keyword replaced in place": Case(
+        Made(partial, F.cross_entropy, label_smoothing=0.0),
+        change=at({8: lambda run: run.loss.keywords.update(label_smoothing=0.5)}),
+    ),
     # Losses that run as they are written.
     "statistic without gradient": Case(lambda o, y: F.cross_entropy(o - o.detach().mean(0), y), graphs="network"),
     "class weights of the batch": Case(weighted_by_batch, graphs="network"),
@@ -336,7 +311,9 @@ CASES: dict[str, Case] = {
     "mean over rows": Case(lambda o, y: (o - y[:, None]).square().mean(), graphs="network"),
     "one number in a vector": Case(lambda o, y: F.cross_entropy(o, y).reshape(1), graphs="network"),
     "value read back": Case(read_back, graphs="network"),
-    "counter and new term": Case(Made(Counting), change=new_term, graphs="network"),
+    "counter and new term": Case(
+        Made(Counting), change=at({8: lambda run: run.loss.weight_of_mean.fill_(0.5)}), graphs="network"
+    ),
     "learned term": Case(Made(Counting), further=lambda run: [run.loss.learned], graphs="network"),
     "weights of elements": Case(
         lambda o, y: F.binary_cross_entropy_with_logits(o, numbers(y).to(o), weight=torch.rand_like(o) * 0 + 1),
@@ -355,8 +332,7 @@ CASES: dict[str, Case] = {
     "new group and new option": Case(optimizer=adamw, change=new_group),
     # Optimizers that take their steps after the graphs.
     "one cycle": Case(
-        change=scheduled(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=STEPS + 1)),
-        graphs="some",
+        change=scheduled(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=STEPS + 1)), graphs="some"
     ),
     "Adagrad": Case(optimizer=partial(torch.optim.Adagrad, lr=1e-2), graphs="network"),
     "RMSprop": Case(optimizer=partial(torch.optim.RMSprop, lr=1e-3), graphs="network"),
@@ -368,10 +344,12 @@ CASES: dict[str, Case] = {
     "hook of all optimizers": Case(change=global_hook, graphs="some"),
     # Parameters.
     "hook of a parameter": Case(change=parameter_hook, graphs="some"),
-    "hook after accumulation": Case(change=accumulation_hook, graphs="some"),
-    "frozen for some steps": Case(optimizer=adamw, change=frozen),
+    "hook after accumulation": Case(change=at({5: accumulation_hook}), graphs="some"),
+    "frozen for some steps": Case(
+        optimizer=adamw, change=lambda run, i: run.model.first.requires_grad_(not 5 <= i < 12)
+    ),
     "unused": Case(optimizer=adamw, model=unused, graphs="step"),
-    "NaN in a weight": Case(change=nan_weight),
+    "NaN in a weight": Case(change=at({10: lambda run: run.model.last.bias.data[0].fill_(torch.nan)})),
     "NaN in the first batch": Case(nn.MSELoss(), targets=lambda y: numbers(y) * (torch.nan if len(y) == 12 else 1)),
     # Modules.
     "recomputed activations and a frozen bias": Case(model=recomputed),

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 import trimesh
+from refusals import refused
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPTIONS = {
     "spectral": {},
@@ -60,8 +59,7 @@ def test_edges_on_the_meta_device(operators: Operators) -> None:
     (model,) = networks(1, outputs_at="edges")
     x = torch.zeros(54, 3, device="meta")
     fresh = collate(operators.split())
-    with pytest.raises(ValueError, match=r"no faces to find edges of; read \.edges before"):
-        model.to("meta")(x, fresh.to("meta"))
+    refused(ValueError, r"no faces to find edges of; read \.edges before", model.to("meta"), x, fresh.to("meta"))
     count = len(fresh.edges)
     assert model(x, fresh.to("meta")).shape == (count, 4)
 
@@ -69,8 +67,7 @@ def test_edges_on_the_meta_device(operators: Operators) -> None:
 def ensemble(models: list[DiffusionNet], x: Tensor, operators: Operators, randomness: str = "error") -> Tensor:
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
     call = vmap(lambda p, b: functional_call(models[0], (p, b), (x, operators)), randomness=randomness)
-    out: Tensor = call(parameters, buffers)
-    return out
+    return call(parameters, buffers)
 
 
 @pytest.mark.parametrize("on_basis", [False, True], ids=["sparse", "basis"])
@@ -119,8 +116,7 @@ def test_gradients_in_training(operators: Operators, dropout: float) -> None:
 def test_ensembles_in_training(operators: Operators) -> None:
     models, own = [model.train() for model in networks(2, dropout=0.5)], operators.with_gradient_evecs()
     x = torch.randn(54, 3)
-    with pytest.raises(RuntimeError, match="use the 'same' or 'different' randomness flags"):
-        ensemble(models, x, own)
+    refused(RuntimeError, "use the 'same' or 'different' randomness flags", ensemble, models, x, own)
     outs = ensemble([models[0]] * 2, x, own, randomness="different")
     assert not torch.equal(*outs)
     assert torch.equal(*ensemble([models[0]] * 2, x, own, randomness="same"))
@@ -142,9 +138,6 @@ def test_kernels_under_vmap(operators: Operators) -> None:
                 module.backend = "triton"
     with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
         ensemble(models, torch.randn(54, 3), operators.with_gradient_evecs())
-
-
-# ---- torch.export, with an open number of vertices ----
 
 
 @pytest.fixture(scope="module")
@@ -196,5 +189,4 @@ def test_messages_of_what_cannot_be_exported(meshes: list[Operators]) -> None:
         torch.export.export(DiffusionNet(3, 5, width=8, blocks=1).eval(), (features(batch), batch))
     unread = precompute(trimesh.creation.icosphere(1), k=8)
     network = DiffusionNet(3, 5, width=8, blocks=1, outputs_at="edges").eval()
-    with pytest.raises(ValueError, match=r"read operators\.edges once before"):
-        torch.export.export(network, (features(unread), unread))
+    refused(ValueError, r"read operators\.edges once before", torch.export.export, network, (features(unread), unread))

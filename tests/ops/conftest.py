@@ -23,8 +23,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 @pytest.fixture(params=ONE_PLACE_PER_DEVICE)
 def any_place(request: pytest.FixtureRequest) -> Place:
     """Few places, for tests that don't depend on the arithmetic."""
-    found: Place = request.param
-    return found
+    return request.param
 
 
 def _poison(x: Tensor) -> Tensor:

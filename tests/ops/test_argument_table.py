@@ -155,8 +155,7 @@ def sparse_cases(device: str) -> dict[str, Case]:
             lambda values: ops.block_diagonal([ops.SparseMatrix(square, values)] * 2).values, values=normal(3)
         ),
         "split_diagonal": single(
-            lambda values: ops.split_diagonal(ops.SparseMatrix(square, values), [2, 0])[0].values,
-            values=normal(3),
+            lambda values: ops.split_diagonal(ops.SparseMatrix(square, values), [2, 0])[0].values, values=normal(3)
         ),
         "block_diagonal_pattern": single(
             lambda indptr, indices: ops.block_diagonal_pattern([ops.Pattern(indptr, indices, 4)] * 2).indices,

@@ -26,7 +26,6 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def sizes(device: str) -> tuple[int, int, int]:
-    """V, K and C."""
     return (20_000, 128, 128) if device == "cuda" else (50, 18, 17)
 
 

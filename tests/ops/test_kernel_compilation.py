@@ -86,7 +86,6 @@ SPARSE_GRADIENT = DIFFUSION | {"gradient_features_backward_kernel", "gradient_fe
 
 
 def in_arithmetic(kernels: set[str], arithmetic: str) -> set[str]:
-    """The kernels that compute these results in bf16, tf32 or fp32."""
     split = arithmetic in BACKWARD_IN_PARTS and kernels >= BACKWARD
     return kernels - BACKWARD | BACKWARD_IN_PARTS[arithmetic] if split else kernels
 
@@ -147,17 +146,12 @@ def test_names_of_kernels() -> None:
     assert all(re.fullmatch(r"[a-z]\w*_(forward|backward)(_\w+)?_kernel", name) for name in names)
 
 
-# ---- a step launches few kernels, and other batches compile nothing new ----
-
-
 BLOCKS = 4
 
 
 @pytest.fixture(scope="module")
 def costs(triton_cache: Path) -> dict[str, Any]:
-    """What step_costs.py prints."""
-    found: dict[str, Any] = json.loads(run("step_costs.py", triton_cache))
-    return found
+    return json.loads(run("step_costs.py", triton_cache))
 
 
 def test_launches_of_a_training_step(costs: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_accuracy import relative
+from refusals import refused
 from torch import Tensor
 
 from diffnet import ops
@@ -86,19 +87,15 @@ def test_kernels_refuse_rows_that_they_do_not_count(
 @pytest.mark.parametrize(("rows", "columns"), [(2**24, 1), (1, 2**24), (2**16, 2**15)])
 def test_kernels_refuse_matrices_that_32_bit_offsets_do_not_reach(rows: int, columns: int) -> None:
     message = f"of mlp take matrices .*got {rows} × {columns}"
-    with pytest.raises(ValueError, match=message):
-        ops.mlp([expanded(2, columns)], [expanded(rows, columns)], backend="triton")
-    with pytest.raises(ValueError, match=message):
-        check_matrix("mlp", rows, columns)
+    refused(ValueError, message, ops.mlp, [expanded(2, columns)], [expanded(rows, columns)], backend="triton")
+    refused(ValueError, message, check_matrix, "mlp", rows, columns)
     check_matrix("mlp", 2**12, 2**12)
 
 
 def test_kernels_refuse_grids_that_a_gpu_does_not_launch() -> None:
     check_programs("spmm", MAX_INT32, 65_535)
-    with pytest.raises(ValueError, match=f"spmm of these sizes takes {2**31} programs"):
-        check_programs("spmm", 2**31)
-    with pytest.raises(ValueError, match="spmm of these sizes takes 65536 programs side by side"):
-        check_programs("spmm", 1, 65_536)
+    refused(ValueError, f"spmm of these sizes takes {2**31} programs", check_programs, "spmm", 2**31)
+    refused(ValueError, "spmm of these sizes takes 65536 programs side by side", check_programs, "spmm", 1, 65_536)
     sets = 2**31
     with pytest.raises(ValueError, match="spmm of these sizes takes"):
         ops.spmm(small_pattern(), expanded(sets, 3), expanded(sets, 2, 1), backend="triton")
@@ -161,7 +158,11 @@ def test_patterns_of_many_entries_have_64_bit_indices() -> None:
 
 # ---- real tensors of more than 2³¹ elements ----
 
-LARGE = pytest.mark.usefixtures("freed")
+
+def large(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.gpu(pytest.mark.slow(pytest.mark.usefixtures("freed")(test)))
+
+
 V, C, LAST = 17_500_000, 128, 1000
 SOME = (slice(0, LAST), slice(2**24 - 500, 2**24 + 500), slice(V - LAST, V))  # 2²⁴ rows of 128 are 2³¹ elements
 LENGTHS = [V - LAST, LAST]
@@ -203,9 +204,7 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
     assert relative(out, expected) <= 1e-2  # false for NaN
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 def test_large_spectral_transform() -> None:
     x, evecs, mass = normal(V, C), normal(V, C), torch.rand(V, device="cuda").bfloat16()
     ptr = numbers(0, V - LAST, V)
@@ -226,9 +225,7 @@ def test_large_spectral_transform() -> None:
     assert_close(grad[1], exact(evecs[-LAST:]).mT @ exact(cotangent[-LAST:]))
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
 @pytest.mark.usefixtures("tf32_allowed")
 def test_large_spectral_gradient_features(dtype: torch.dtype) -> None:
@@ -253,9 +250,7 @@ def test_large_spectral_gradient_features(dtype: torch.dtype) -> None:
         assert_close(found, gradient)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 def test_large_gradient_features() -> None:
     gradients = normal(2, V, C, scale=0.1).requires_grad_()
     matrices = [normal(C, C, scale=0.3).requires_grad_() for _ in range(2)]
@@ -272,9 +267,7 @@ def test_large_gradient_features() -> None:
         assert_close(found, gradient)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_large_sparse_products(backend: str) -> None:
     """Row i has one entry, in column V − 1 − i. Two sets share the pattern, and each has a dense factor."""
@@ -295,9 +288,7 @@ def test_large_sparse_products(backend: str) -> None:
         assert_close(grads[1][:, rows], back.flip(1))
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("hidden", [C, 2 * C], ids=["one kernel", "a kernel for each layer"])
 def test_large_mlp(hidden: int) -> None:
     inputs = [normal(V, C).requires_grad_() for _ in range(3)]
@@ -325,9 +316,7 @@ def test_large_mlp(hidden: int) -> None:
         assert relative(found, gradient) <= 1.5 * relative(other, gradient)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@LARGE
+@large
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_large_cross_entropy(backend: str) -> None:
     logits = normal(V, C).requires_grad_()

@@ -45,8 +45,6 @@ class Kernel:
 
 
 class Compiled:
-    """Stands in for a compiled kernel. Records its launches."""
-
     function, packed_metadata = "function", "metadata"
 
     def __init__(self) -> None:
@@ -78,8 +76,6 @@ class Launches(torch.autograd.Function):
 
 
 class Hashed:
-    """Stands in for a function that Triton compiles. Records when it is hashed."""
-
     order: list[str] = []  # noqa: RUF012 - of all instances
 
     def __init__(self, fn: Any) -> None:
@@ -201,7 +197,10 @@ def test_other_threads_launch_as_usual() -> None:
     assert called == []
 
 
-def test_an_error_ends_the_block() -> None:
+def test_errors_end_the_block_and_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ArithmeticError("no registers")
+
     kernel = Kernel()
     launched = LaunchedKernel(kernel)
     with pytest.raises(ZeroDivisionError), compiling_only():
@@ -210,16 +209,9 @@ def test_an_error_ends_the_block() -> None:
         pass
     launched[1,](torch.zeros(1), 1, BLOCK=16)
     assert kernel.ran == 1
-
-
-def test_an_error_of_the_compiler_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any, **options: Any) -> None:
-        raise ArithmeticError("no registers")
-
-    kernel = Kernel()
     monkeypatch.setattr(kernel, "run", fail)
     with pytest.raises(ArithmeticError, match="no registers"), compiling_only():
-        LaunchedKernel(kernel)[1,](torch.zeros(1), 1, BLOCK=16)
+        launched[1,](torch.zeros(1), 2, BLOCK=32)
 
 
 def test_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +224,7 @@ def test_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
 
     def loss() -> Tensor:
-        out: Tensor = Launches.apply(x, launched) * torch.rand(8)
-        return out
+        return Launches.apply(x, launched) * torch.rand(8)
 
     compile_ahead(loss, [x])
     assert len(kernel.compiled) == 2

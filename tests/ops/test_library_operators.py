@@ -34,8 +34,6 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces")
 
 
 def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
-    """Arguments of each operator, at small sizes."""
-
     def leaf(*shape: int, dtype: torch.dtype = place.dtype) -> Tensor:
         return torch.randn(*shape, device=place.device, dtype=dtype, requires_grad=True)
 

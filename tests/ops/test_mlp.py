@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from kernel_accuracy import PLACES, Place, at_places, check, normal, pointer, relative, sizes
+from refusals import refused
 from torch import Tensor
 
 from diffnet.ops import mlp
@@ -33,9 +35,6 @@ def test_plain_mlp() -> None:
     assert torch.equal(mlp([x], [n.weight for n in layers], [n.bias for n in layers]), expected)
 
 
-# ---- kernels ----
-
-
 def mlp_with_given_units(
     x: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], active: Sequence[Tensor]
 ) -> Tensor:
@@ -53,7 +52,6 @@ def mlp_with_given_units(
 def active_units(
     place: Place, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The hidden units that the kernels find active."""
     x, w, b = ([place.put(t) for t in group] for group in (inputs, weights, biases))
     x = x if len(x) <= MAX_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` does, so sums have the same order
     return [h > 0 for h in mlp_forward(x, w, [], b, None, False, 0.0, None, True)[1:]]
@@ -166,15 +164,13 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
                 # A private name, since nothing else takes the kernels for other GPUs on this one.
                 patch.setattr(kernels, "_fits_hopper", lambda *_: False)
                 expected = kernels.forward(inputs, weights, biases, residual, p, seed, True)
-        for out, other in zip(outs, expected, strict=True):
-            assert relative(out, other) <= 5e-3
+        assert all(relative(out, other) <= 5e-3 for out, other in zip(outs, expected, strict=True))
         for out, other in zip(outs[1:], expected[1:], strict=True):
             assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
         found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
         scale = threshold_and_scale(p)[1]
         same = gradients_in_float32(inputs[0], parts, weights, outs[1:], skip, scale)
-        for grad, other in zip([*found, *layers], same, strict=True):
-            assert relative(grad, other) <= 5e-3
+        assert all(relative(grad, other) <= 5e-3 for grad, other in zip([*found, *layers], same, strict=True))
         if residual is not None:
             (only,) = kernels.forward(inputs, weights, biases, residual, p, seed, False)
             assert torch.equal(only, outs[0])
@@ -244,9 +240,6 @@ def test_operands(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operands([], place.dtype, precision) == []
 
 
-# ---- dropout ----
-
-
 def test_dropout(any_place: Place) -> None:
     v, h, p = (64, 34, 0.3) if any_place.device == "cpu" else (20_000, 130, 0.3)
     x = any_place.put(torch.ones(v, h)).requires_grad_()
@@ -295,44 +288,25 @@ def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.
     together = run()
     for name in ("forward_tiling", "backward_tiling"):
         monkeypatch.setattr(kernels, name, lambda *_: None)
-    for a, b in zip(together, run(), strict=True):
-        assert relative(a, b.detach().double().cpu()) <= place.bound
-
-
-# ---- arguments ----
-
-
-@pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_dropout_out_of_range(dropout: float) -> None:
-    with pytest.raises(ValueError, match=str(dropout)):
-        mlp([torch.ones(2, 2)], [torch.ones(2, 2)], dropout=dropout)
+    assert all(relative(a, b.detach().double().cpu()) <= place.bound for a, b in zip(together, run(), strict=True))
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_wrong_types(backend: Any) -> None:
-    x = torch.ones(2, 2)
-    with pytest.raises(TypeError, match=r"probability of a zero, got True; write dropout=0\.5"):
-        mlp([x], [x], dropout=True, backend=backend)
-    with pytest.raises(TypeError, match="dropout should be a number, got None"):
-        mlp([x], [x], dropout=None, backend=backend)  # type: ignore[arg-type]
-    for name, arguments in (("inputs", (x, [x])), ("weights", ([x], x)), ("biases", ([x], [x], x))):
-        with pytest.raises(TypeError, match=rf"{name} should be a list of tensors, got a tensor; write \[{name}\]"):
-            mlp(*arguments, backend=backend)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"inputs\[0\] should be a tensor, got ndarray; convert it with torch\.from_nu"):
-        mlp([x.numpy()], [x], backend=backend)  # type: ignore[list-item]
-
-
-def test_numbers_of_inputs_weights_and_biases() -> None:
-    x = torch.ones(2, 2)
-    with pytest.raises(ValueError, match="got 0 and none"):
-        mlp([x], [])
-    with pytest.raises(ValueError, match="got 1 and 2"):
-        mlp([x], [x], [x[0], x[0]])
-    with pytest.raises(ValueError, match="inputs should be one tensor or more, got none"):
-        mlp([], [x])
-
-
-# ---- weight gradients of several layers, and a projection, in one launch ----
+def test_wrong_arguments(backend: Any) -> None:
+    x, one = torch.ones(2, 2), [torch.ones(2, 2)]
+    run = partial(mlp, backend=backend)
+    refused(ValueError, "-0.1", run, one, one, dropout=-0.1)
+    refused(ValueError, "1.0", run, one, one, dropout=1.0)
+    refused(TypeError, r"probability of a zero, got True; write dropout=0\.5", run, one, one, dropout=True)
+    refused(TypeError, "dropout should be a number, got None", run, one, one, dropout=None)
+    for name, arguments in (("inputs", (x, one)), ("weights", (one, x)), ("biases", (one, one, x))):
+        message = rf"{name} should be a list of tensors, got a tensor; write \[{name}\]"
+        refused(TypeError, message, run, *arguments)
+    message = r"inputs\[0\] should be a tensor, got ndarray; convert it with torch\.from_nu"
+    refused(TypeError, message, run, [x.numpy()], one)
+    refused(ValueError, "got 0 and none", run, one, [])
+    refused(ValueError, "got 1 and 2", run, one, one, [x[0], x[0]])
+    refused(ValueError, "inputs should be one tensor or more, got none", run, [], one)
 
 
 def random(place: Place, *shape: int) -> Tensor:
@@ -340,7 +314,6 @@ def random(place: Place, *shape: int) -> Tensor:
 
 
 def by_mesh(sums: tuple[Tensor, int], ptr: Tensor) -> Tensor:
-    """Add up the spans of each mesh."""
     partial, span = sums
     return sum_spans(partial, ptr, span)[0]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from float64 import random
+from refusals import refused
 from sparse_cases import (
     PIECE,
     dense_of,
@@ -53,8 +54,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces")
     ],
 )
 def test_wrong_arrays_are_refused(indptr: Tensor, indices: Tensor, columns: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Pattern(indptr, indices, columns)
+    refused(ValueError, message, Pattern, indptr, indices, columns)
     assert Pattern(indptr, indices, columns, check=False).columns == columns
 
 
@@ -68,13 +68,11 @@ def test_wrong_arrays_are_refused(indptr: Tensor, indices: Tensor, columns: int,
     ],
 )
 def test_wrong_row_orders_are_refused(order: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pattern_of(np.ones((3, 3), dtype=bool)).with_row_order(order)
+    refused(ValueError, message, pattern_of(np.ones((3, 3), dtype=bool)).with_row_order, order)
 
 
 def test_errors_name_rows_in_their_own_order() -> None:
-    with pytest.raises(ValueError, match="column 2 twice in row 3"):
-        Pattern(ints(0, 1, 1, 3, 3), ints(0, 2, 2), 3, ints(1, 0, 3, 2))
+    refused(ValueError, "column 2 twice in row 3", Pattern, ints(0, 1, 1, 3, 3), ints(0, 2, 2), 3, ints(1, 0, 3, 2))
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -104,10 +102,8 @@ def test_from_row_lengths() -> None:
     again = Pattern.from_row_lengths(pattern.row_lengths, pattern.indices, 6)
     assert torch.equal(again.indptr, pattern.indptr)
     assert again.indptr.dtype == torch.int32
-    with pytest.raises(ValueError, match="float"):
-        Pattern.from_row_lengths(torch.ones(3), pattern.indices, 6)
-    with pytest.raises(ValueError, match="descend"):
-        Pattern.from_row_lengths(ints(3, -1, 1), ints(0, 1, 2), 6)
+    refused(ValueError, "float", Pattern.from_row_lengths, torch.ones(3), pattern.indices, 6)
+    refused(ValueError, "descend", Pattern.from_row_lengths, ints(3, -1, 1), ints(0, 1, 2), 6)
 
 
 def test_vector() -> None:
@@ -186,8 +182,7 @@ def test_row_orders_are_kept_by_other_operations() -> None:
     assert second.row_order.tolist() == order.tolist()
     assert packed.to("meta").row_order.device.type == "meta"
     mixed, _ = packed.with_row_order(torch.arange(10).flip(0))
-    with pytest.raises(ValueError, match="rows 0 to 4 form a block"):
-        split_diagonal_pattern(mixed, [5, 5])
+    refused(ValueError, "rows 0 to 4 form a block", split_diagonal_pattern, mixed, [5, 5])
     wide, _ = pattern_of(np.ones((5, 6), dtype=bool)).with_row_order(order)
     assert wide.transpose[0].row_order is None
 
@@ -204,8 +199,7 @@ def test_block_diagonal_and_back() -> None:
         part.pattern.prepare()
     packed = block_diagonal(parts)
     torch.testing.assert_close(
-        dense_of(packed.pattern, packed.values[0]),
-        torch.block_diag(*(dense_of(m.pattern, m.values[0]) for m in parts)),
+        dense_of(packed.pattern, packed.values[0]), torch.block_diag(*(dense_of(m.pattern, m.values[0]) for m in parts))
     )
     # The combined results of the parts must equal the results found for the whole.
     fresh, kept = Pattern(packed.pattern.indptr, packed.pattern.indices, packed.pattern.columns), packed.pattern
@@ -219,8 +213,7 @@ def test_block_diagonal_and_back() -> None:
     )
     assert torch.equal(a.indptr, b.indptr)
     assert torch.equal(a.indices, b.indices)
-    for x, y in zip(ours, found, strict=True):
-        assert torch.equal(x, y)
+    torch.testing.assert_close(ours, found, rtol=0, atol=0)
     for part, again in zip(parts, split_diagonal(packed, [5, 2 * PIECE, 4]), strict=True):
         torch.testing.assert_close(again.values, part.values)
         torch.testing.assert_close(again.pattern.indptr, part.pattern.indptr)
@@ -228,8 +221,7 @@ def test_block_diagonal_and_back() -> None:
         assert again.pattern._transpose is not None
         for split, found in zip(again.pattern.transpose, part.pattern.transpose, strict=True):
             arrays = [(x.indptr, x.indices) if isinstance(x, Pattern) else (x,) for x in (split, found)]
-            for x, y in zip(*arrays, strict=True):
-                assert torch.equal(x, y)
+            torch.testing.assert_close(*arrays, rtol=0, atol=0)
 
 
 def test_moving_a_pattern_moves_its_findings() -> None:
@@ -271,21 +263,18 @@ WRONG_ARRAYS: list[tuple[Any, tuple[Any, ...], str]] = [
 
 def test_wrong_types_are_refused() -> None:
     for make, arguments, message in WRONG_ARRAYS:
-        with pytest.raises(TypeError, match=re.escape(message)):
-            make(*arguments)
+        refused(TypeError, re.escape(message), make, *arguments)
 
 
 def test_columns_are_counts() -> None:
-    with pytest.raises(ValueError, match="columns should be at least 0, got -1"):
-        Pattern(INDPTR, INDICES, -1)
+    refused(ValueError, "columns should be at least 0, got -1", Pattern, INDPTR, INDICES, -1)
 
 
 def test_patterns_on_the_meta_device() -> None:
     pattern = Pattern(INDPTR.to("meta"), INDICES.to("meta"), 3).prepare()
     assert pattern.shape == (2, 3)
     assert pattern.transpose[0].shape == (3, 2)
-    with pytest.raises(TypeError, match="columns should be an integer"):
-        Pattern(INDPTR.to("meta"), INDICES.to("meta"), 3.0)  # type: ignore[arg-type]
+    refused(TypeError, "columns should be an integer", Pattern, INDPTR.to("meta"), INDICES.to("meta"), 3.0)
 
 
 def square() -> Pattern:
@@ -321,8 +310,7 @@ def test_splits_cut_no_entry() -> None:
             if block_of(int(r), lengths) != block_of(int(c), lengths)
         )[1:]
         message = f"lengths should cut no entry, got {lengths}, which cut entry {first}"
-        with pytest.raises(ValueError, match=re.escape(message)):
-            split_diagonal_pattern(plain, lengths)
+        refused(ValueError, re.escape(message), split_diagonal_pattern, plain, lengths)
 
 
 def block_of(row: int, lengths: list[int]) -> int:
@@ -331,16 +319,13 @@ def block_of(row: int, lengths: list[int]) -> int:
 
 def test_lengths_of_a_split() -> None:
     for lengths in ([2, 2], [5, 1], [6, -1], []):
-        with pytest.raises(ValueError, match=re.escape(f"pattern, 5 and 5, got {lengths}")):
-            split_diagonal_pattern(square(), lengths)
-    with pytest.raises(ValueError, match="2 and 3, got"):
-        split_diagonal_pattern(Pattern(INDPTR, INDICES, 3), [2])
+        refused(ValueError, re.escape(f"pattern, 5 and 5, got {lengths}"), split_diagonal_pattern, square(), lengths)
+    refused(ValueError, "2 and 3, got", split_diagonal_pattern, Pattern(INDPTR, INDICES, 3), [2])
 
 
 def test_blocks_that_cannot_be_packed() -> None:
     pattern = Pattern(INDPTR, INDICES, 3)
-    with pytest.raises(ValueError, match="one block or more, got none"):
-        block_diagonal_pattern([])
+    refused(ValueError, "one block or more, got none", block_diagonal_pattern, [])
     with pytest.raises(ValueError, match=r"one dtype on one device, got torch\.int32 on cpu, torch\.int64 on cpu"):
         block_diagonal_pattern([pattern, Pattern(INDPTR.int(), INDICES.int(), 3)])
     with pytest.raises(ValueError, match=r"one device, got torch\.int64 on cpu, torch\.int64 on meta"):

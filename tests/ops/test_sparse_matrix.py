@@ -13,6 +13,7 @@ import scipy.sparse
 import torch
 from conftest import ROOT
 from float64 import DEVICE, random
+from refusals import refused
 from sparse_cases import SHAPES, dense_of, ints, pattern_of, random_mask, random_pattern, shape_id, strided
 from torch import Tensor
 
@@ -31,18 +32,16 @@ from diffnet.ops import (
     spmm,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support"),
-]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")]
 
 
 def test_conversions() -> None:
     pattern = random_pattern()
     matrix = SparseMatrix(pattern, random(pattern.nnz))
     dense = dense_of(pattern, matrix.values)
-    torch.testing.assert_close(matrix.to_torch().to_dense(), dense)
-    np.testing.assert_array_equal(matrix.to_scipy().toarray(), dense)
+    for each in (matrix, SparseMatrix(pattern, strided(matrix.values))):
+        torch.testing.assert_close(each.to_torch() @ torch.eye(6).double(), dense)
+        np.testing.assert_array_equal(each.to_scipy().toarray(), dense)
     for again in (SparseMatrix.from_torch(matrix.to_torch()), SparseMatrix.from_scipy(matrix.to_scipy())):
         assert again.pattern.shape == (9, 6)
         assert torch.equal(again.values, matrix.values)
@@ -59,24 +58,13 @@ def test_representations_are_one_line() -> None:
     assert repr(matrix) == f"SparseMatrix(shape=(2, 9, 6), nnz={pattern.nnz}, dtype={matrix.values.dtype}, device=cpu)"
 
 
-def test_strided_values_convert() -> None:
-    pattern = random_pattern()
-    values = random(pattern.nnz)
-    matrix = SparseMatrix(pattern, strided(values))
-    torch.testing.assert_close(matrix.to_torch() @ torch.eye(6).double(), dense_of(pattern, values))
-    np.testing.assert_array_equal(matrix.to_scipy().toarray(), dense_of(pattern, values))
-
-
 def test_what_does_not_convert() -> None:
     pattern = random_pattern()
     several = SparseMatrix(pattern, random(2, pattern.nnz))
     for convert in (several.to_torch, several.to_scipy):
-        with pytest.raises(ValueError, match=rf"\(2, {pattern.nnz}\)"):
-            convert()
-    with pytest.raises(ValueError, match="strided"):
-        SparseMatrix.from_torch(random(9, 6))
-    with pytest.raises(ValueError, match=r"shape is \(3,\)"):
-        SparseMatrix(pattern, torch.zeros(3))
+        refused(ValueError, rf"\(2, {pattern.nnz}\)", convert)
+    refused(ValueError, "strided", SparseMatrix.from_torch, random(9, 6))
+    refused(ValueError, r"shape is \(3,\)", SparseMatrix, pattern, torch.zeros(3))
 
 
 def test_no_warning_about_csr_tensors() -> None:
@@ -123,16 +111,13 @@ def test_row_sum_and_diagonal(shape: tuple[int, int, int] | str) -> None:
 def test_wrong_types_are_refused() -> None:
     pattern = random_pattern()
     values = random(pattern.nnz)
-    with pytest.raises(TypeError, match=r"values should be a tensor, got list; convert it with torch\.tensor"):
-        SparseMatrix(pattern, values.tolist())
-    with pytest.raises(TypeError, match=r"values should be a tensor, got ndarray; convert it with torch\.from_numpy"):
-        SparseMatrix(pattern, values.numpy())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="pattern should be a Pattern, got tuple"):
-        SparseMatrix((pattern.indptr, pattern.indices), values)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"torch\.sparse_coo tensor expected, got csr_array"):
-        SparseMatrix.from_torch(scipy.sparse.eye_array(3, format="csr"))
-    with pytest.raises(TypeError, match=r"got ndarray; write scipy\.sparse\.csr_array\(matrix\)"):
-        SparseMatrix.from_scipy(np.eye(3))
+    words = r"values should be a tensor, got {}; convert it with torch\."
+    refused(TypeError, words.format("list") + "tensor", SparseMatrix, pattern, values.tolist())
+    refused(TypeError, words.format("ndarray") + "from_numpy", SparseMatrix, pattern, values.numpy())
+    arrays, scipy_matrix = (pattern.indptr, pattern.indices), scipy.sparse.eye_array(3, format="csr")
+    refused(TypeError, "pattern should be a Pattern, got tuple", SparseMatrix, arrays, values)
+    refused(TypeError, r"torch\.sparse_coo tensor expected, got csr_array", SparseMatrix.from_torch, scipy_matrix)
+    refused(TypeError, r"got ndarray; write scipy\.sparse\.csr_array\(matrix\)", SparseMatrix.from_scipy, np.eye(3))
     assert SparseMatrix(pattern, torch.nn.Parameter(values)).values.requires_grad  # learned values are fine
 
 
@@ -143,11 +128,7 @@ def test_matrices_that_cannot_be_packed() -> None:
         block_diagonal([one, two])
     with pytest.raises(ValueError, match=r"got \(\) of torch\.float32, \(\) of torch\.float64"):
         block_diagonal([one, one.to(dtype=torch.float32)])
-    with pytest.raises(ValueError, match="one block or more, got none"):
-        block_diagonal([])
-
-
-# ---- operations on matrices of PyTorch and SciPy, and patterns of several kinds ----
+    refused(ValueError, "one block or more, got none", block_diagonal, [])
 
 
 def dense(rows: int = 7, columns: int = 5) -> Tensor:
@@ -184,15 +165,10 @@ def test_operations_take_the_matrix(convert: Callable[[Tensor], Any]) -> None:
     assert torch.equal(sparse_softmax(matrix, scores), sparse_softmax(Pattern.from_mask(here), scores))
 
 
-@pytest.mark.parametrize("layout", ["csr", "coo", "uncoalesced"])
+@pytest.mark.parametrize("layout", ["torch-csr", "torch-coo", "torch-coo-uncoalesced"])
 def test_gradients_reach_the_tensor(layout: str) -> None:
     m = dense()
-    leaf = {
-        "csr": lambda: m.to_sparse_csr(),
-        "coo": lambda: m.to_sparse(),
-        "uncoalesced": lambda: CONVERSIONS["torch-coo-uncoalesced"](m),
-    }[layout]()
-    leaf = leaf.detach().requires_grad_()
+    leaf = CONVERSIONS[layout](m).detach().requires_grad_()
     x, weights = random(5, 3).requires_grad_(), random(7, 3, seed=2)
     (spmm(leaf, x) * weights).sum().backward()
     torch.testing.assert_close(x.grad, m.T @ weights)
@@ -209,23 +185,16 @@ def test_coo_becomes_a_matrix() -> None:
 
 def test_operations_name_what_they_take() -> None:
     pattern, x = Pattern.from_mask(dense() != 0), random(5, 3)
-    with pytest.raises(TypeError, match=r"a Pattern holds no values; write spmm\(pattern, values, x\)"):
-        spmm(pattern, x)
-    with pytest.raises(TypeError, match=r"a Pattern holds no values; write sparse_softmax\(pattern, scores\)"):
-        sparse_softmax(pattern)
+    refused(TypeError, r"a Pattern holds no values; write spmm\(pattern, values, x\)", spmm, pattern, x)
+    refused(TypeError, r"a Pattern holds no values; write sparse_softmax\(pattern, scores\)", sparse_softmax, pattern)
     for call in (lambda: spmm(np.eye(5), x), lambda: sddmm("a", x, x), lambda: sparse_softmax(3)):
-        with pytest.raises(TypeError, match=r"pattern should be a Pattern or a sparse matrix .* got (ndarray|str|int)"):
-            call()
-    with pytest.raises(ValueError, match=r"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got 2-D of"):
-        spmm(dense(), x)
-    with pytest.raises(ValueError, match="without dense dimensions expected, got 1"):
-        SparseMatrix.from_torch(random(3, 4).to_sparse(1))
+        refused(TypeError, r"pattern should be a Pattern or a sparse matrix .* got (ndarray|str|int)", call)
+    refused(ValueError, r"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got 2-D of", spmm, dense(), x)
+    refused(ValueError, "without dense dimensions expected, got 1", SparseMatrix.from_torch, random(3, 4).to_sparse(1))
     with pytest.raises(ValueError, match=r"mask should be bool of shape \(rows, columns\), got torch.float64"):
         Pattern.from_mask(dense())
-    with pytest.raises(ValueError, match=r"density should be from 0 to 1, got 1\.5"):
-        Pattern.random(3, 3, 1.5)
-    with pytest.raises(ValueError, match=r"points should have shape \(N, D\), shape is \(3,\)"):
-        nearest_pattern(torch.zeros(3), 2)
+    refused(ValueError, r"density should be from 0 to 1, got 1\.5", Pattern.random, 3, 3, 1.5)
+    refused(ValueError, r"points should have shape \(N, D\), shape is \(3,\)", nearest_pattern, torch.zeros(3), 2)
 
 
 def checked(pattern: Pattern) -> Tensor:
@@ -265,9 +234,6 @@ def test_masks_and_nearest_points() -> None:
     assert checked(nearest_pattern(points[:3], 5)).all()
 
 
-# ---- under torch.compile: one graph, with patterns given and patterns made inside ----
-
-
 def test_compiles_to_one_graph() -> None:
     """Checks and promoted dtypes don't break the graph."""
     torch._dynamo.reset()
@@ -287,8 +253,7 @@ def test_compiles_to_one_graph() -> None:
         leaves = [t.float().to(DEVICE).requires_grad_() for t in leaves]
         out = function(pattern, *leaves)
         results.append([out, *torch.autograd.grad(out, leaves)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*results)
 
 
 def test_a_pattern_of_strided_arrays_is_made_inside() -> None:
@@ -320,5 +285,4 @@ def test_matrices_of_sparse_tensors() -> None:
         matrix = random(4, 3, seed=1).to_sparse_csr().requires_grad_()
         out = function(matrix, before, x)
         results.append([out, *torch.autograd.grad(out.square().sum(), matrix)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*results)
