@@ -69,8 +69,8 @@ fast: $(VENV)/installed-test
 
 # The tests of streaming, shards, resuming, ranks and caches, as PyTorch runs on CPUs without AVX-512 and without AVX2.
 # They are an extra and stand for no other CPU: its libraries for products of matrices may round differently.
-CPU_TESTS := tests/geometry/test_cache.py tests/data/test_shards.py $(addprefix tests/train/test_, addresses.py \
-    checkpoints.py determinism.py many_ranks.py precompute_shards.py ranks.py streaming.py training.py)
+CPU_TESTS := tests/geometry/test_cache.py tests/data/test_shards.py $(addprefix tests/train/test_, batches.py \
+    checkpoints.py determinism.py precompute_shards.py ranks.py streaming.py training.py)
 
 test-cpus: $(VENV)/installed-test
 	for which in default avx2; do ATEN_CPU_CAPABILITY=$$which $(PYTEST) $(MARKERS) $(CPU_TESTS) || exit 1; done

@@ -94,7 +94,7 @@ def entries(package: str) -> str:
 
 
 PARAMETER = re.compile(r"((?:[a-z_]\w*|\*\w+)(?:, (?:[a-z_]\w*|\*\w+))*): (?=\S)")
-CHOICE = re.compile(r'( +)(?="[^"]+"[^:]*: )')
+CHOICE = re.compile(r'( *)(?="[^"]+"[^:]*: )')
 
 
 def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
