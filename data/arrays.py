@@ -156,8 +156,7 @@ def array_states(items: Sequence[LabeledMesh], features: str, jobs: int | None =
 
 def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDArray[np.float64]:
     """The array (V, C) with its channels at mean 0 and standard deviation 1 over the training set."""
-    scaled: NDArray[np.float64] = (array - np.array(statistics["mean"])) / np.array(statistics["std"])
-    return scaled
+    return (array - np.array(statistics["mean"])) / np.array(statistics["std"])
 
 
 def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:

@@ -234,8 +234,7 @@ def transferred_labels(labels: NDArray[Any], source: Mesh, target: Mesh, at: Ele
     """
     if labels.dtype.kind == "f":
         elements, weights = interpolation_weights(target, source, at)
-        targets: NDArray[Any] = np.einsum("nk,nk...->n...", weights, labels[elements])
-        return targets
+        return np.einsum("nk,nk...->n...", weights, labels[elements])
     elements, weights = element_weights(target, closest_points(target, element_points(source, at)), at)
     votes = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
     points = element_points(target, at)

@@ -149,8 +149,7 @@ def _npy_labels(path: Path) -> NDArray[np.int64]:
     bad = np.flatnonzero(~(fits & (array == np.trunc(array))))
     if len(bad):
         raise DataError(f"{path}: label {bad[0]} is {array[bad[0]]}, which is not a whole number that fits int64")
-    labels: NDArray[np.int64] = array.astype(np.int64)
-    return labels
+    return array.astype(np.int64)
 
 
 class Columns(NamedTuple):

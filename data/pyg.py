@@ -39,8 +39,7 @@ class DataWithOperators(Data):  # type: ignore[misc]
         found = self["operators"]
         if isinstance(found, list):  # PyTorch Geometric makes a list of all that is no tensor
             found = self["operators"] = collate(found)
-        packed: Operators = found
-        return packed
+        return found
 
     @operators.setter
     def operators(self, operators: Operators) -> None:
@@ -50,8 +49,7 @@ class DataWithOperators(Data):  # type: ignore[misc]
         """Apply a function, such as a move to a GPU, to all tensors. Operators are packed first, so they move once."""
         if "operators" in self:
             _ = self.operators
-        changed: DataWithOperators = super().apply(func, *args)
-        return changed
+        return super().apply(func, *args)
 
 
 class AddOperators(BaseTransform):  # type: ignore[misc]

@@ -154,8 +154,7 @@ class DiffusionNetBlock(nn.Module):
             inputs = [self.mlp_norm(joined.to(scales.dtype)).to(x.dtype)]  # under autocast, joined may be bfloat16
         if layers is not None:
             return mlp_with(inputs, *layers, mlp.current_dropout(), x, mlp.backend, shared)
-        out: Tensor = mlp(inputs, residual=x)
-        return out
+        return mlp(inputs, residual=x)
 
     def _call_modules(self, x: Tensor, operators: Operators) -> list[Tensor]:
         """The diffused x and, if the block has any, its gradient features."""

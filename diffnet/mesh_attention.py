@@ -62,5 +62,4 @@ class MeshAttention(AttentionHeads):
         scores = sddmm(pattern, query, key, backend=self.backend)
         weights = sparse_softmax(pattern, scores, scale=width**-0.5, bias=bias, backend=self.backend)
         mixed = spmm(pattern, self.dropout(weights), value, backend=self.backend)
-        out: Tensor = self.out(mixed.transpose(0, 1).flatten(1))
-        return out
+        return self.out(mixed.transpose(0, 1).flatten(1))

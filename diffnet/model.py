@@ -176,8 +176,7 @@ class DiffusionNet(nn.Module):
     def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
         """Compute a layer. A plain one is an MLP of one layer."""
         if not is_plain(layer, nn.Linear):
-            out: Tensor = layer(x)
-            return out
+            return layer(x)
         biases = None if layer.bias is None else [layer.bias]
         return mlp_with([x], [layer.weight], biases, backend=self.backend, shared=shared)
 

@@ -164,8 +164,7 @@ def run_training(
             task.write_report(out, scored, results, summary, curves)
             return results
 
-        results: dict[str, Any] = ranks.shared(report)
-        return results
+        return ranks.shared(report)
 
 
 @contextmanager

@@ -144,8 +144,7 @@ class MeshPairs:
                 self._memo.clear()
             found = self._on_template(first).interpolate(self._faces(), places())
             self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, found))
-        truth: Truth = self._memo[key]
-        return truth
+        return self._memo[key]
 
     def _on_template(self, shape: PairShape) -> SurfacePoints:
         """The vertices of a mesh as points of the template, which lies almost on the mesh."""
@@ -153,8 +152,7 @@ class MeshPairs:
         if key not in self._memo:
             moved = make_mesh(self._template_positions(shape), self._faces())
             self._memo[key] = closest_points(moved, shape.mesh.verts)
-        found: SurfacePoints = self._memo[key]
-        return found
+        return self._memo[key]
 
 
 def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:

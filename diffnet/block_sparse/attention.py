@@ -87,5 +87,4 @@ class BlockSparseAttention(AttentionHeads):
             extras |= {"scale": width**-0.5, "relative_bias": self.relative_bias}
             weights = block_softmax(pattern, scores, **extras)
             mixed = block_matmul(pattern, self.dropout(weights), value, "dsd", backend=self.backend)
-        out: Tensor = self.out(mixed.transpose(-2, -3).flatten(-2))
-        return out
+        return self.out(mixed.transpose(-2, -3).flatten(-2))

@@ -65,8 +65,7 @@ class StaticOperators(Operators):
         key = f"prepared {dtype}"
         if key not in self.made:
             self.made[key] = StaticOperators(self.buffers, dtype)
-        made: StaticOperators = self.made[key]
-        return made
+        return self.made[key]
 
     def with_gradient_evecs(self) -> Operators:
         return self if self.gradient_evecs is not None else self.prepared(self.evecs.dtype)

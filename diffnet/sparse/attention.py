@@ -100,8 +100,7 @@ class SparseMultiheadAttention(nn.Module):
             mixed = self._at_blocks(pattern, q, k, v, key_padding_mask, attn_mask)
         else:
             mixed = self._at_entries(pattern, q, k, v, key_padding_mask, attn_mask)
-        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
     def _at_entries(
         self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, mask: Tensor | None

@@ -276,8 +276,7 @@ def _merged(matrices: Sequence[scipy.sparse.csr_matrix]) -> tuple[Array, scipy.s
 
     def keys(matrix: scipy.sparse.csr_matrix) -> NDArray[np.int64]:
         rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
-        numbers: NDArray[np.int64] = rows * matrix.shape[1] + matrix.indices
-        return numbers
+        return rows * matrix.shape[1] + matrix.indices
 
     everywhere = keys(pattern)
     values = np.zeros((len(matrices), pattern.nnz))

@@ -203,8 +203,7 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
         )
     if readable(ptr):
         _check_ptr_values(ptr, rows, lengths)
-    contiguous: Tensor = ptr.contiguous()
-    return contiguous
+    return ptr.contiguous()
 
 
 def readable(index: Tensor) -> bool:

@@ -47,8 +47,7 @@ def diffusion_block(
     seeds = drawn_seeds(shared.seeds, len(weights) - 1, dropout, x.device)
     tensors = x, *o[:8], *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    out: Tensor = one_node(keep, dropout, seeds, o.swapped, shared.matrices, *tensors)
-    return out
+    return one_node(keep, dropout, seeds, o.swapped, shared.matrices, *tensors)
 
 
 def _is_one_node(backend: Backend, x: Tensor, o: BlockArguments, weights: Sequence[Tensor]) -> bool:

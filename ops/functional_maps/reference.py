@@ -15,8 +15,7 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
     Returns (P, R, K).
     """
     matrices = gram[:, None] + torch.diag_embed(penalty)
-    out: Tensor = torch.linalg.solve(matrices, right[..., None])[..., 0]
-    return out
+    return torch.linalg.solve(matrices, right[..., None])[..., 0]
 
 
 def inverse_factors(panel: Tensor) -> Tensor:

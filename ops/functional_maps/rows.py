@@ -31,8 +31,7 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = Fals
 
     Returns (P, R, K). A row whose matrix is not positive definite is NaN.
     """
-    out: Tensor = _operator(gram, penalty, right, triton)
-    return out
+    return _operator(gram, penalty, right, triton)
 
 
 def _forward(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:

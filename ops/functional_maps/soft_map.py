@@ -113,8 +113,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor,
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _gradients_operator(grad, *ctx.saved_tensors)
-    return found
+    return _gradients_operator(grad, *ctx.saved_tensors)
 
 
 _gradients_operator = opaque("diffnet::soft_map_backward", _gradients, _gradients_fake)

@@ -54,8 +54,7 @@ def gradient_features(
     check_matrices(a_re, a_im, gradients.shape[2], gradients.device, swapped)
     if use_kernels(backend, gradients, *matrices(a_re, a_im), matrix=True):
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
-        out: Tensor = _direct_operator(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype), swapped)
-        return out
+        return _direct_operator(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype), swapped)
     return definition.gradient_features(gradients, a_re, a_im, swapped)
 
 
@@ -94,8 +93,7 @@ def spectral_gradient_features(
     tensors = coefficients, gradient_evecs, *matrices(a_re, a_im)
     if use_kernels(backend, *tensors, matrix=True) and not gradient_evecs.requires_grad:
         gradient_evecs = gradient_evecs.to(compute_dtype(gradient_evecs))
-        features: Tensor = features_operator(coefficients.float(), a_re, a_im, None, gradient_evecs, ptr, swapped)[1]
-        return features
+        return features_operator(coefficients.float(), a_re, a_im, None, gradient_evecs, ptr, swapped)[1]
     return definition.spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
 
 

@@ -102,8 +102,7 @@ def mlp_with(
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     lists = parts, list(weights), list(shared.matrices), list(biases or [])
-    out: Tensor = _operator(*lists, added, skip, dropout, seeds, keep)[0]
-    return out
+    return _operator(*lists, added, skip, dropout, seeds, keep)[0]
 
 
 def new_seeds(layers: int, device: torch.device) -> Tensor:

@@ -57,8 +57,7 @@ def csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> T
         return x.new_zeros(len(indptr) - 1, x.shape[1])
     # `F.embedding_bag` would also compute values for its backward.
     weighted_sums = torch.ops.aten._embedding_bag_forward_only
-    out: Tensor = weighted_sums(x, indices, indptr.to(indices.dtype), False, 0, False, values, True)[0]
-    return out
+    return weighted_sums(x, indices, indptr.to(indices.dtype), False, 0, False, values, True)[0]
 
 
 def csr_chunks(indptr: Tensor, chunks: Sequence[slice]) -> Iterator[tuple[slice, slice, Tensor]]:

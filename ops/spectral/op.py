@@ -61,8 +61,7 @@ def to_spectral(
     ptr = check_ptr(ptr, rows, lengths, device)
     if use_kernels(backend, x, evecs, mass, matrix=True):
         dtype = compute_dtype(x, evecs)
-        out: Tensor = project_operator(x.to(dtype), evecs.to(dtype), mass, ptr)
-        return out
+        return project_operator(x.to(dtype), evecs.to(dtype), mass, ptr)
     return definition.to_spectral(x, evecs, mass, ptr, lengths)
 
 
@@ -96,8 +95,7 @@ def from_spectral(
     ptr = check_ptr(ptr, evecs.shape[0], lengths, evecs.device)
     check_coefficients(coefficients, evecs, ptr)
     if use_kernels(backend, coefficients, evecs, matrix=True):
-        out: Tensor = evaluate_operator(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
-        return out
+        return evaluate_operator(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
     return definition.from_spectral(coefficients, evecs, ptr, lengths)
 
 
@@ -132,8 +130,7 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     check_tensor("evals", evals, spectrum.shape[:2], spectrum.device)
     check_tensor("time", time, spectrum.shape[2:], spectrum.device)
     if use_kernels(backend, spectrum, evals, time):
-        out: Tensor = diffuse_operator(spectrum.float(), evals, time)
-        return out
+        return diffuse_operator(spectrum.float(), evals, time)
     return definition.diffuse(spectrum, evals, time)
 
 

@@ -193,8 +193,7 @@ def work_through(
         finally:
             if table is not None:
                 table.write()
-    reasons: list[str] = ranks.shared(lambda: [failed[i] for i in sorted(failed)])
-    return reasons
+    return ranks.shared(lambda: [failed[i] for i in sorted(failed)])
 
 
 def end(written: Sequence[Path], report: Path | None, failed: Sequence[str], ranks: Ranks) -> None:

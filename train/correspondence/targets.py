@@ -71,8 +71,7 @@ class PairSamples(ReadAhead[PairSample]):
     def vertex_counts(self) -> NDArray[np.int64]:
         """Of both meshes together."""
         counts = np.asarray(counts_of(self._meshes), np.int64)
-        total: NDArray[np.int64] = counts[np.array(self._pairs, np.int64).reshape(-1, 2)].sum(1)
-        return total
+        return counts[np.array(self._pairs, np.int64).reshape(-1, 2)].sum(1)
 
     @property
     def is_resident(self) -> bool:

@@ -117,8 +117,7 @@ def run_evaluation(
         task.write_report(out, scored, results, summary, None)
         return results
 
-    found: dict[str, Any] = ranks.shared(report)
-    return found
+    return ranks.shared(report)
 
 
 def check_empty(out: Path) -> None:

@@ -23,8 +23,7 @@ def position_colors(mesh: Mesh) -> Colors:
     """Colors (V, 3) in which red, green and blue grow with x, y and z."""
     low, high = mesh.verts.min(axis=0), mesh.verts.max(axis=0)
     shares = (mesh.verts - low) / np.where(high > low, high - low, 1)
-    colors: Colors = (255 * (0.12 + 0.8 * shares)).round().astype(np.uint8)
-    return colors
+    return (255 * (0.12 + 0.8 * shares)).round().astype(np.uint8)
 
 
 def texture_colors(mesh: Mesh) -> Colors:

@@ -146,13 +146,11 @@ def class_counts(data: LabeledMeshes, jobs: int | None) -> NDArray[np.int64]:
         counts = [np.bincount(known.reshape(-1) + 1, minlength=classes + 1)]
     else:
         counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
-    total: NDArray[np.int64] = np.array(counts, np.int64).reshape(-1, classes + 1).sum(0)
-    return total
+    return np.array(counts, np.int64).reshape(-1, classes + 1).sum(0)
 
 
 def _counts_of(item: LabeledMesh, classes: int) -> list[int]:
-    counts: list[int] = np.bincount(item.labels.reshape(-1) + 1, minlength=classes + 1).tolist()
-    return counts
+    return np.bincount(item.labels.reshape(-1) + 1, minlength=classes + 1).tolist()
 
 
 @cache

@@ -400,8 +400,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 
 def task_named(name: TaskName) -> Task[Any, Any]:
     """The task of this name, which is `TASK` in its file."""
-    task: Task[Any, Any] = import_module(f"diffnet.train.tasks.{name}").TASK
-    return task
+    return import_module(f"diffnet.train.tasks.{name}").TASK
 
 
 def report_files() -> tuple[str, ...]:
