@@ -63,7 +63,9 @@ def add_sources(app: Sphinx, page: str, text: list[str]) -> None:
     """Add the tree of pages to the front page, and the public names of a package to its page of the reference."""
     if page == root_doc:
         text[0] += trees(text[0])
-    if page.startswith("docs/reference/"):
+    if page == "docs/reference/names":
+        text[0] += names()
+    elif page.startswith("docs/reference/"):
         text[0] += entries(page.rpartition("/")[2])
 
 
@@ -75,6 +77,19 @@ def trees(front: str) -> str:
         pages = [link.removesuffix(".md") for link in re.findall(r"\]\(([\w./]+\.(?:md|ipynb))\)", links)]
         parts += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""]
     return "\n".join(["", "", *parts])
+
+
+def names() -> str:
+    """A list of all public names, each with the first sentence of its docstring."""
+    rows = ["", "", "```{eval-rst}"]
+    for name, package in sorted(OWNERS.items(), key=lambda each: each[0].lower()):
+        value = getattr(importlib.import_module(package), name)
+        text = inspect.getdoc(value) or ""
+        lines = text.split("\n\n")[0].split("\n") if text != inspect.getdoc(type(value)) else []  # of a plain value
+        as_rst(None, "", name, value, None, lines)
+        sentence = re.split(r"(?<!al[.])(?<=[.]) (?=[A-Z])", " ".join(lines))[0]
+        rows.append(f"- :py:obj:`{package}.{name}` {sentence}")
+    return "\n".join([*rows, "```", ""])
 
 
 def entries(package: str) -> str:
@@ -97,7 +112,7 @@ PARAMETER = re.compile(r"((?:[a-z_]\w*|\*\w+)(?:, (?:[a-z_]\w*|\*\w+))*): (?=\S)
 CHOICE = re.compile(r'( *)(?="[^"]+"[^:]*: )')
 
 
-def as_rst(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+def as_rst(app: Sphinx | None, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Turn a docstring into reStructuredText.
 
     Entries `name: text` become fields, indented entries `"choice": text` a list, and plain characters are escaped.
