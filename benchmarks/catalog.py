@@ -14,7 +14,7 @@ FOLDERS = ("cases", "loops")
 # The peers of the benchmarks in `loops`.
 PEERS = {
     "original": "the original's form: float32 or tf32, sparse gradients, one mesh after another",
-    "plain": "plain PyTorch",
+    "plain": "the definition of a block in plain PyTorch",
     "diffnet": "our kernels, launched one by one, in a loop as in the README",
     "diffnet-graphed": "the same with diffnet.graphed, and PyTorch's Adam",
     "diffnet-graphed-fused": "the same with Adam(fused=True)",
@@ -22,6 +22,7 @@ PEERS = {
     "diffnet-step-own-loss": "the same with a loss of the user, which runs between two graphs",
     "diffnet-captured": "one CUDA graph of the whole step for each mesh",
     "diffnet-command": "the step of diffnet train, with graphs for batches of any size",
+    "diffnet-cpu": "on the CPU: diffnet, by default",
     "matrix-products": "on the CPU: the dense matrix products of the loop alone",
     "…-compiled": "the same under torch.compile; --no-compile leaves these out",
 }

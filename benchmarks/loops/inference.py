@@ -35,6 +35,7 @@ def inference(options: Options) -> Iterator[Case]:
         work = one_mesh(size, k)
         peers = _peers(work, options.compile)
         if size.device.type == "cpu":
+            peers["diffnet-cpu"] = first_made(partial(_loop, work, "auto"))
             peers["matrix-products"] = first_made(partial(matrix_products, work, backward=False))
         yield Case(
             size.parameters(k=k),

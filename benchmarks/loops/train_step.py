@@ -9,7 +9,7 @@ from diffnet.benchmarks.harness.peers import first_made
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
 from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.benchmarks.loops.matrix_products import matrix_products
-from diffnet.benchmarks.loops.peers import training_peers
+from diffnet.benchmarks.loops.peers import loop, training_peers
 from diffnet.benchmarks.loops.workload import BLOCKS, one_mesh
 
 STEPS = 10  # per timed run
@@ -28,6 +28,7 @@ def train_step(options: Options) -> Iterator[Case]:
         work = one_mesh(size, k)
         peers = training_peers(work, options.compile)
         if size.device.type == "cpu":
+            peers["diffnet-cpu"] = first_made(partial(loop, work, "auto"))
             peers["matrix-products"] = first_made(partial(matrix_products, work, backward=True))
         yield Case(
             size.parameters(k=k),
