@@ -64,7 +64,8 @@ def diffusion_and_gradient_features(x: Tensor, o: BlockArguments) -> tuple[Tenso
     evecs = o.evecs.to(promoted_dtype(x, o.evecs))
     d = diffuse(to_spectral(x, evecs, o.mass, o.ptr, o.lengths), o.evals, o.time.clamp(min=0))
     if o.pattern is None:
-        return values_and_gradient_features(d, evecs, o.gradient.to(evecs.dtype), *o[5:8], o.lengths, o.swapped)
+        basis, rest = o.gradient.to(evecs.dtype), (o.a_re, o.a_im, o.ptr, o.lengths, o.swapped)
+        return values_and_gradient_features(d, evecs, basis, *rest)
     diffused = from_spectral(d, evecs, o.ptr, o.lengths)
     gradients = spmm(o.pattern.row_indices, o.pattern.column_indices, len(x), o.gradient, diffused)
     return diffused, gradient_features(gradients, o.a_re, o.a_im, o.swapped)

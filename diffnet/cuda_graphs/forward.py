@@ -218,9 +218,8 @@ class GraphedForward(GraphRuntime):
         if kind.visits[size] < self.settings.first_visits:
             kind.visits[size] += 1
             with self.lock:
-                for (
-                    lane
-                ) in self.lanes:  # a second batch of this size drops smaller graphs; the first needs their memory
+                # A second batch of this size would drop smaller graphs. The first one needs their memory.
+                for lane in self.lanes:
                     if not lane.busy and not size.fits_into(lane.arena.capacity):
                         lane.clear()
             compile_before_first_call(self.network, batch.features, batch.operators)

@@ -14,10 +14,7 @@ from diffnet.ops.common.backend import Backend, use_definition, use_kernels
 from diffnet.ops.common.dispatch import applied, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
 from diffnet.ops.definition import BlockArguments
-from diffnet.ops.diffusion_features.op import (
-    check_arguments,
-    diffused_with_features,
-)
+from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features
 from diffnet.ops.mlp.op import NOTHING, Shared, check_mlp, drawn_seeds, mlp_forward, mlp_with
 
 

@@ -49,6 +49,10 @@ class SetOptions(Checked):
     needs_train: bool = True
     jobs: int | None = None
 
+    def for_index(self) -> dict[str, Any]:
+        """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
+        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "jobs")}
+
 
 @dataclass(frozen=True)
 class TaskOptions:

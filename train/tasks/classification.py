@@ -28,9 +28,7 @@ class Classification(LabelTask):
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         if how.generated is not None:  # the smallest training part where it isn't read
             return shapes(**({} if how.needs_train else {"train": 1}), seed=how.seed, shift=how.generated or None)
-        return index_classes(
-            data[0], how.cache, seed=how.seed, needs_train=how.needs_train, group_by=how.group_by, jobs=how.jobs
-        )
+        return index_classes(data[0], how.cache, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probabilities (B, C) float32."""

@@ -161,15 +161,7 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        return index_targets(
-            data[0],
-            how.cache,
-            how.targets,
-            seed=how.seed,
-            needs_train=how.needs_train,
-            group_by=how.group_by,
-            jobs=how.jobs,
-        )
+        return index_targets(data[0], how.cache, how.targets, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""

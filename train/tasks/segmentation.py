@@ -75,15 +75,7 @@ class Segmentation(LabelTask):
             parts = {} if how.needs_train else {"train": 1}
             meshes = figures(**parts, seed=how.seed, shift=how.generated or None)
         else:
-            meshes = index_dataset(
-                data[0],
-                how.cache,
-                how.layout,
-                seed=how.seed,
-                needs_train=how.needs_train,
-                group_by=how.group_by,
-                jobs=how.jobs,
-            )
+            meshes = index_dataset(data[0], how.cache, how.layout, **how.for_index())
         return meshes if how.outputs_at is None else with_labels_at(meshes, how.outputs_at)
 
     def predict(self, outputs: Tensor) -> Tensor:
