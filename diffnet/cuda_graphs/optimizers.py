@@ -125,7 +125,7 @@ class CapturedOptimizer:
                 self._rates[key].fill_(value)
             self._values[key] = value
 
-    def step(self, device: torch.device, average: WeightAverage[Any] | None, is_recorded: bool) -> None:
+    def step(self, device: torch.device, average: WeightAverage[Any] | None = None, is_recorded: bool = True) -> None:
         """Take a step. The average of the weights gets it, too.
 
         is_recorded: whether a graph will repeat it. Outside of graphs, PyTorch's fused kernel starts faster.
