@@ -50,6 +50,14 @@ class BlockArguments(NamedTuple):
     lengths: Sequence[int] | None = None
     swapped: bool = False
 
+    @property
+    def operators(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.mass, self.evals, self.evecs, self.gradient
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return *self.operators, self.time, self.a_re, self.a_im, self.ptr
+
 
 def block(
     x: Tensor, o: BlockArguments, weights: Sequence[Tensor], biases: Sequence[Tensor], dropout: float = 0.0

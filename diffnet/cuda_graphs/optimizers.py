@@ -211,9 +211,9 @@ class CapturedOptimizer:
         """Move the numbers of steps from the CPU, where optimizers keep them without `capturable`."""
         for p in parameters:
             state = self.optimizer.state.get(p, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.ndim == 0 and value.device != p.device:
-                    state[name] = value.to(p.device, torch.float32)
+            steps = state.get("step")
+            if isinstance(steps, Tensor) and steps.device != p.device:
+                state["step"] = steps.to(p.device, torch.float32)
 
 
 def _has_doubles(group: dict[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from operator import is_
 from typing import Any, cast
 
@@ -68,7 +67,8 @@ class PlainStep:
 
         forward: the network, or its graphs
         """
-        self.clear_gradients()
+        parameters = self._parameters()
+        clear_gradients(parameters)
         device = batch.features.device.type
         with without_cached_casts(device):
             outputs = forward(batch.features, batch.operators, *batch.further)
@@ -78,10 +78,11 @@ class PlainStep:
             loss.backward()  # type: ignore[no-untyped-call]
             by_rows = values.ndim > 0 and len(values) == len(outputs)
             self.finish(loss.detach(), self.weight_of(batch.targets, by_rows) if adds else None)
+        clear_gradients(parameters)
         return loss.detach()
 
     def finish(self, loss: Tensor, weight: Tensor | None, is_recorded: bool = False) -> None:
-        """Take the step with the gradients of the weights, or add them to `sums`. No gradients are left.
+        """Take the step with the gradients of the weights, or add them to `sums`.
 
         weight: of the batch in `sums`, (). None takes the step.
         is_recorded: whether a graph will repeat it
@@ -90,7 +91,6 @@ class PlainStep:
             self._update(loss.device, self._average, is_recorded)
         else:
             self._add(loss, weight)
-        self.clear_gradients()
 
     def weight_of(self, targets: Any, by_rows: bool = False) -> Tensor:
         """What a batch counts in `add`, (). Raises ValueError if neither the loss nor the user says it.
@@ -209,8 +209,11 @@ class PlainStep:
             if average is not None:
                 average.update()
 
+    def _parameters(self) -> list[Tensor]:
+        return [*self.modules.parameters(), *self.optimizer.parameters()]
+
     def clear_gradients(self) -> None:
-        clear_gradients(chain(self.modules.parameters(), self.optimizer.parameters()))
+        clear_gradients(self._parameters())
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:

@@ -231,6 +231,7 @@ class StepGraphs(GraphRuntime):
             program.reached = step.with_gradients() if adds else frozenset()
             with torch.autocast(self.device.type, enabled=False):
                 step.finish(program.loss, program.weight if adds else None, is_recorded=True)
+            step.clear_gradients()
 
         is_first = not any(key[0] is kind for key in lane.recorded())
         with lane.stream():

@@ -42,7 +42,7 @@ def diffusion_block(
     if plain:
         return definition.block(x, o, weights, biases, dropout)
     seeds = drawn_seeds(shared.seeds, len(weights) - 1, dropout, x.device)
-    tensors = x, *o[:8], *weights, *biases
+    tensors = x, *o.tensors, *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return one_node(keep, dropout, seeds, o.swapped, shared.matrices, *tensors)
 
@@ -53,10 +53,10 @@ def _is_one_node(backend: Backend, x: Tensor, o: BlockArguments, weights: Sequen
     It doesn't under torch.compile, in plain PyTorch, with sparse gradients, for operators with a gradient, and if
     tensors have to be converted first.
     """
-    operators = o[:4]
+    operators = o.operators
     if o.pattern is not None or any(operator.requires_grad for operator in operators):
         return False
-    if is_traced((x, *o[:8], *weights)):
+    if is_traced((x, *o.tensors, *weights)):
         return False
     if not x.dtype == o.evecs.dtype == o.gradient.dtype == compute_dtype(x, o.evecs, *weights):
         return False

@@ -65,7 +65,7 @@ def diffused_with_features(x: Tensor, o: BlockArguments, backend: Backend) -> tu
 
     On a CPU, the gradients of both uses of x are then summed in one pass.
     """
-    kernels = use_kernels(backend, x, *o[:4], matrix=True)
+    kernels = use_kernels(backend, x, *o.operators, matrix=True)
     if use_definition(backend) or (o.pattern is None and not kernels):
         return x, *definition.diffusion_and_gradient_features(x, o)
     if _fast_on_cpu(backend, x, o):
@@ -89,7 +89,7 @@ def _fast_on_cpu(backend: Backend, x: Tensor, o: BlockArguments) -> bool:
     """Whether `cpu` computes this: sparse gradients in float32, perhaps under autocast to bfloat16."""
     if o.pattern is None or o.pattern.row_order is not None or o.a_im is None or o.swapped:
         return False
-    if any(operator.requires_grad for operator in o[:4]):
+    if any(operator.requires_grad for operator in o.operators):
         return False
     always = o.mass, o.evals, o.gradient, o.time, o.a_re, o.a_im
     if not use_cpu_form(backend, x, o.evecs, *always):

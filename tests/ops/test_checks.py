@@ -167,9 +167,8 @@ def test_gradients_of_any_stride(device: str) -> None:
     for operation, case in cases(device).items():
         if operation in ("segment_mean", *LOSSES, "spectral_gradient_features"):
             continue  # plain PyTorch; a vector of losses, or one loss; the same as with values
-        by_kernels = (
-            operation != "values_and_gradient_features"
-        )  # plain PyTorch computes the gradients of its operators
+        # Plain PyTorch computes the gradients of bases where values and features are one operation.
+        by_kernels = "and_gradient_features" not in operation
         names = [n for n in case.floating if by_kernels or "evecs" not in n]
         for layout in (*(LAYOUTS if device == "cuda" else LAYOUTS[1:2]), lambda x: x[..., :1, :1].expand_as(x)):
 
