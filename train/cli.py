@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+import warnings
 from io import TextIOWrapper
 from typing import Annotated, get_args
 
@@ -16,6 +17,7 @@ import typer
 
 from diffnet import __version__
 from diffnet.geometry.errors import OptionError
+from diffnet.interrupts import is_command
 from diffnet.train.commands.demo import demo
 from diffnet.train.commands.exporting import export
 from diffnet.train.commands.matching import match
@@ -24,7 +26,7 @@ from diffnet.train.commands.predicting import evaluate, predict
 from diffnet.train.commands.robustness import robustness
 from diffnet.train.commands.training import train_command
 from diffnet.train.commands.view import view
-from diffnet.train.console import complain, user_message
+from diffnet.train.console import complain, show_warning, user_message
 from diffnet.train.options.shared import TaskName
 from diffnet.train.place import place
 
@@ -71,6 +73,8 @@ def main() -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal can't show
+    if is_command():
+        warnings.showwarning = show_warning
     try:
         prints = place().local_rank == 0
     except OptionError:  # the command says so, if it shares its work

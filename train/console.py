@@ -18,6 +18,11 @@ def complain(message: str) -> None:
     print("diffnet:", " ".join(message.split()), file=sys.stderr)
 
 
+def show_warning(message: Warning | str, *source: object) -> None:
+    """Print a warning on stderr, without the line of code that it comes from. A `warnings.showwarning` for commands."""
+    complain(f"warning: {message}")
+
+
 def user_message(error: Exception) -> str | None:
     """The message of an error that the user can fix. None for a bug."""
     if isinstance(error, DiffnetError):

@@ -235,6 +235,17 @@ def test_help_and_info_load_little_and_a_bug_shows_its_traceback(tmp_path: Path)
     assert re.search("Traceback.*AttributeError", ran.stderr, re.DOTALL)
 
 
+def test_warnings_are_lines_of_the_command(tmp_path: Path) -> None:
+    """They name the command, and no line of code."""
+    folder = write_balls(tmp_path / "data", 2)
+    for labels in folder.glob("*.txt"):
+        labels.write_text("0\n1\n" * 21)
+    process = start("train", "segmentation", "--data", folder, "--out", tmp_path / "run", "--epochs", 1, *SMALL)
+    lines = process.communicate()[1].splitlines()
+    assert process.returncode == 0
+    assert [line.partition(" the labels of 2 of 2 meshes ")[0] for line in lines] == [f"diffnet: warning: {folder}:"]
+
+
 # ---- bad input ----
 
 
