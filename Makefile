@@ -89,9 +89,9 @@ lint: $(VENV)/installed-test
 
 # The wheel is checked, with the benchmarks beside it, because type checkers cannot map the rooms of the checkout to one
 # namespace.
-# setuptools would copy deleted modules from an old build folder into the wheel, so that folder is removed first.
+# setuptools would copy deleted modules from an old build/lib into the wheel. The site in build/docs stays.
 typecheck: $(VENV)/installed-test
-	rm -rf build
+	rm -rf build/lib build/bdist.* build/wheel build/site
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(VENV)/bin/python -m zipfile -e build/wheel/*.whl build/site
 	ln -s ../../../benchmarks build/site/diffnet/benchmarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,7 +19,9 @@ def complain(message: str) -> None:
     print("diffnet:", " ".join(message.split()), file=sys.stderr)
 
 
-def show_warning(message: Warning | str, *source: object) -> None:
+def show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
     """Print a warning on stderr, without the line of code that it comes from. A `warnings.showwarning` for commands."""
     complain(f"warning: {message}")
 

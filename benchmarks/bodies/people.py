@@ -60,7 +60,10 @@ def random_pose(rng: np.random.Generator) -> Pose:
         legs[:, 3] += 0.7 * legs[:, 0].clip(0)
         spine = rng.normal((10, 0, 0), (16, 10, 18))
         if kind == "sits":
-            legs[:, 0], legs[:, 3] = rng.uniform(50, 95) + rng.normal(0, 6, 2), rng.uniform(60, 112) + rng.normal(0, 8, 2)
+            legs[:, 0], legs[:, 3] = (
+                rng.uniform(50, 95) + rng.normal(0, 6, 2),
+                rng.uniform(60, 112) + rng.normal(0, 8, 2),
+            )
             legs[:, 1] = rng.uniform(4, 28, 2)
     arms[:, 0], arms[:, 3], legs[:, 3] = arms[:, 0].clip(8, 160), arms[:, 3].clip(2, 110), legs[:, 3].clip(0, 115)
     return Pose(arms, legs, spine)
@@ -120,7 +123,7 @@ class Body:
         kinds |= {name: float(rng.uniform(0.2, 0.8)) for name in ("cupsize", "firmness")}
         kinds["gender"] = float(np.clip(rng.integers(2) + rng.normal(0, 0.12), 0, 1))
         kinds |= dict(zip(("african", "asian", "caucasian"), rng.dirichlet([0.7] * 3).tolist(), strict=True))
-        local = {}
+        local: dict[str, float] = {}
         size = rng.uniform(0.15, 0.5)
         for key in rng.choice(list(self._changes), 40, replace=False):
             value = rng.normal(0, size)
