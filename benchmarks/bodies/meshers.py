@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import pymeshlab
 from scipy import sparse
 
 LENGTHS = ("targetlen", "maxsurfdist", "cellsize", "offset", "threshold")
@@ -49,6 +48,8 @@ class Surface(NamedTuple):
 
 def filtered(surface: Surface, *steps: tuple[str, dict[str, Any]]) -> Surface:
     """Filters of `pymeshlab`, one after the other. A step is a name and its options, with lengths in meters."""
+    import pymeshlab
+
     meshes = _meshes(surface)
     for name, options in steps:
         getattr(meshes, name)(**{k: pymeshlab.PureValue(x) if k in LENGTHS else x for k, x in options.items()})
@@ -101,8 +102,7 @@ def poisson(surface: Surface, count: int, rng: np.random.Generator) -> Surface:
     faces = rng.choice(len(areas), 15000, p=areas / areas.sum())
     corners = rng.dirichlet((1, 1, 1), len(faces))
     points = np.einsum("ni,nij->nj", corners, surface.verts[surface.faces[faces]]) + rng.normal(0, 0.001, (15000, 3))
-    meshes = pymeshlab.MeshSet(verbose=False)
-    meshes.add_mesh(pymeshlab.Mesh(points, v_normals_matrix=surface.face_normals()[faces]))
+    meshes = _meshes(Surface(points, np.empty((0, 3), np.int64)), surface.face_normals()[faces])
     meshes.generate_surface_reconstruction_screened_poisson(depth=7, threads=1)
     result = collapsed(filtered(_result(meshes), *REPAIR), count)
     for _ in range(rng.integers(0, 4)):
@@ -140,9 +140,13 @@ def shuffled(surface: Surface, rng: np.random.Generator) -> Surface:
     return Surface(surface.verts[order], faces[rng.permutation(len(faces))])
 
 
-def _meshes(surface: Surface) -> Any:
+def _meshes(surface: Surface, normals: np.ndarray | None = None) -> Any:
+    """Where the filters work. Their results depend on the normals of the vertices."""
+    import pymeshlab
+
+    normals = surface.vertex_normals() if normals is None else normals
     meshes = pymeshlab.MeshSet(verbose=False)
-    meshes.add_mesh(pymeshlab.Mesh(surface.verts, surface.faces, v_normals_matrix=surface.vertex_normals()))
+    meshes.add_mesh(pymeshlab.Mesh(surface.verts, surface.faces, v_normals_matrix=normals))
     return meshes
 
 
