@@ -39,13 +39,13 @@ class Replica:
             if isinstance(module, torch.jit.ScriptModule):
                 raise NotCapturable("a submodule is TorchScript")
             cls = plain_class(module)
-            made = self._copies[id(module)] = cls.__new__(cls)
+            replica = self._copies[id(module)] = cls.__new__(cls)
             state = {n: copy.copy(v) if isinstance(v, CONTAINERS) else v for n, v in vars(module).items()}
             state["_parameters"] = {n: self._tensors.get(id(p), p) for n, p in module._parameters.items()}
             state["_buffers"] = {n: self._buffer(b) for n, b in module._buffers.items()}
             state["_modules"] = {n: m if m is None else self._copied(m) for n, m in module._modules.items()}
             state.pop(GRAPHS, None)
-            made.__dict__.update(state)
+            replica.__dict__.update(state)
         return self._copies[id(module)]
 
     def _buffer(self, buffer: Tensor | None) -> Tensor | None:
@@ -74,15 +74,15 @@ class Replica:
 
     def _state(self) -> dict[str, Hashable]:
         """The identities of all attributes, by their names."""
-        found: dict[str, Hashable] = {}
+        identities: dict[str, Hashable] = {}
         for prefix, module in self.network.named_modules():
             dot = prefix and f"{prefix}."
             for name, value in vars(module).items():
                 if name in ("_parameters", "_buffers", "_modules"):
-                    found |= {f"{dot}{n}": id(v) for n, v in value.items()}
+                    identities |= {f"{dot}{n}": id(v) for n, v in value.items()}
                 elif name not in MACHINERY:
-                    found[f"{dot}{name}"] = _identity(value)
-        return found
+                    identities[f"{dot}{name}"] = _identity(value)
+        return identities
 
 
 def _identity(value: Any) -> Hashable:
@@ -96,14 +96,14 @@ def check_reads_only(out: Tensor, inputs: Sequence[Tensor]) -> None:
 
     A graph would not compute it. Such tensors are attributes that are no parameters, and tensors of enclosing code.
     """
-    known, seen, todo = {id(x) for x in inputs}, set(), [out.grad_fn]
+    input_ids, seen, todo = {id(x) for x in inputs}, set(), [out.grad_fn]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         leaf: Tensor | None = getattr(node, "variable", None)  # of AccumulateGrad nodes
-        if leaf is not None and id(leaf) not in known:
+        if leaf is not None and id(leaf) not in input_ids:
             shape = tuple(leaf.shape)
             raise NotCapturable(f"it reads a tensor of shape {shape} that needs a gradient, but not as its parameter")
         todo += [each for each, _ in node.next_functions]
