@@ -67,8 +67,8 @@ def block_attention(
     tensor([ 7.5000, 15.5000])
     """
     heads, rows, columns = pattern.shape
-    for name, given in (("query", query), ("key", key), ("value", value)):
-        check_operand(name, given, (), pattern.device, floating=True)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_operand(name, tensor, (), pattern.device, floating=True)
     batch = query.shape[:-3]
     channels = query.shape[-1] if query.ndim else 0
     expected = (*batch, heads, rows, channels), (*batch, heads, columns, channels)

@@ -95,10 +95,10 @@ def _plain(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
         return F.cross_entropy(precise, labels, ignore_index=ignored, reduction="none")
     if logits.shape[1] == 0:  # PyTorch would stop the GPU
         return precise.sum(1) + torch.where(labels == ignored, 0.0, float("nan"))
-    known = ((labels >= 0) & (labels < logits.shape[1])) | (labels == ignored)
-    losses = F.cross_entropy(precise, torch.where(known, labels, 0), ignore_index=ignored, reduction="none")
+    is_label = ((labels >= 0) & (labels < logits.shape[1])) | (labels == ignored)
+    losses = F.cross_entropy(precise, torch.where(is_label, labels, 0), ignore_index=ignored, reduction="none")
     # A product also makes the gradient NaN.
-    return losses * torch.where(known, 1.0, float("nan"))
+    return losses * torch.where(is_label, 1.0, float("nan"))
 
 
 def _forward(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

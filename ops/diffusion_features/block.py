@@ -81,7 +81,7 @@ class _Block(torch.autograd.Function):
         dropout: float,
         seeds: Tensor | None,
         swapped: bool,
-        known: Sequence[Tensor],
+        operands: Sequence[Tensor],
         x: Tensor,
         *tensors: Any,
     ) -> Tensor:
@@ -95,11 +95,11 @@ class _Block(torch.autograd.Function):
         spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
         coefficients = table(d, a_re, a_im, gradient_evecs)
         diffused, features = forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped)
-        out, *kept = mlp_forward([x, diffused, features], weights, known, biases, None, True, dropout, seeds, keep)
+        out, *layers = mlp_forward([x, diffused, features], weights, operands, biases, None, True, dropout, seeds, keep)
         ctx.layers, ctx.dropout, ctx.swapped = len(weights), dropout, swapped
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         if keep:
-            hidden, matrices = kept[: len(weights) - 1], kept[len(weights) - 1 :] or known or weights
+            hidden, matrices = layers[: len(weights) - 1], layers[len(weights) - 1 :] or operands or weights
             matrices = [matrix.contiguous() for matrix in matrices]
             bias = biases[-2] if hidden else None
             computed: list[Tensor | None] = [diffused, *hidden]  # None if the backward computes it again

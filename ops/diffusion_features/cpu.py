@@ -87,10 +87,10 @@ class _DiffusionFeatures(torch.autograd.Function):
         features_grad = torch.zeros_like(features) if features_grad is None else features_grad
         if torch.is_grad_enabled():  # the derivative will be differentiated
             tensors = [x, time, a_re, a_im]
-            found = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
-            if passed_grad is not None and found[0] is not None:
-                found[0] = found[0] + passed_grad
-            return *found, None
+            results = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
+            if passed_grad is not None and results[0] is not None:
+                results[0] = results[0] + passed_grad
+            return *results, None
         with without_autocast(x):
             inner = _inner_gradients(features_grad, features, parts)
             d_grad, re, im = _adjoint_sums(inner, diffused_grad, o).flatten(1, 2)

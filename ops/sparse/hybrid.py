@@ -95,14 +95,14 @@ class HybridPattern:
         as from `EllPattern.from_pattern`.
         """
         number = self._bucket_numbers()
-        made = []
+        buckets = []
         for i, width in enumerate(self.widths):
             rows = torch.nonzero(number == i)[:, 0]
             part, entries = rows_of(self.pattern, rows)
             ell, places = EllPattern.from_pattern(part, width)
             at = torch.where(places >= 0, entries[places.clamp(min=0)], -1) if len(entries) else places
-            made.append((rows, ell, at))
-        return tuple(made)
+            buckets.append((rows, ell, at))
+        return tuple(buckets)
 
     @property
     def rest(self) -> tuple[Tensor, Pattern, Tensor]:

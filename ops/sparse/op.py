@@ -203,8 +203,8 @@ def from_torch(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
 def from_scipy(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
     """See `SparseMatrix.from_scipy`."""
     if not hasattr(matrix, "tocsr"):
-        found = type(matrix).__name__
-        raise TypeError(f"a SciPy sparse matrix expected, got {found}; write scipy.sparse.csr_array(matrix)")
+        kind = type(matrix).__name__
+        raise TypeError(f"a SciPy sparse matrix expected, got {kind}; write scipy.sparse.csr_array(matrix)")
     csr = matrix.tocsr()
     indptr, indices, values = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
     return Pattern(indptr, indices, csr.shape[1], check=check), values
@@ -224,9 +224,9 @@ def pattern_and_values(matrix: MatrixLike) -> tuple[Pattern, Tensor]:
     )
 
 
-def pattern_of(given: Any) -> Pattern:
+def pattern_of(matrix: Any) -> Pattern:
     """A pattern as it is, or the pattern of a matrix. Raises TypeError for other objects."""
-    return given if isinstance(given, Pattern) else pattern_and_values(given)[0]
+    return matrix if isinstance(matrix, Pattern) else pattern_and_values(matrix)[0]
 
 
 def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -247,8 +247,8 @@ def _spmm_forward(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
     """Multiply Aₛ xₛ or Aₛᵀ xₛ: values (S, nnz), x (S or 1, …, C) → (S, …, C), or summed over the sets (1, …, C)."""
-    own, transposed, order = _pattern_and_transpose(structure)
-    csr = transposed if transpose else own
+    csr, transposed, order = _pattern_and_transpose(structure)
+    csr = transposed if transpose else csr
     if len(values) == 0:
         return x.new_zeros(1 if reduce else 0, csr.indptr.shape[0] - 1, x.shape[2])
     if triton:
@@ -261,21 +261,21 @@ def _spmm_forward(
 def _spmm_fake(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
-    own, transposed, _ = _pattern_and_transpose(structure)
-    rows = (transposed if transpose else own).indptr.shape[0] - 1
+    csr, transposed, _ = _pattern_and_transpose(structure)
+    rows = (transposed if transpose else csr).indptr.shape[0] - 1
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
 def _sddmm_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S or 1, rows, C), b (S or 1, columns, C) → (S, nnz)."""
-    own = CsrArrays(*structure[:5])
+    csr = CsrArrays(*structure[:5])
     if a.shape[0] == 0 or b.shape[0] == 0:
-        return a.new_empty(0, own.indices.shape[0])
+        return a.new_empty(0, csr.indices.shape[0])
     if triton:
         from diffnet.ops.sparse import sddmm_kernels
 
-        return sddmm_kernels.sddmm(own, a, b)
-    return reference.sddmm(own, a, b)
+        return sddmm_kernels.sddmm(csr, a, b)
+    return reference.sddmm(csr, a, b)
 
 
 def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:

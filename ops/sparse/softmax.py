@@ -109,10 +109,10 @@ def checked_number(name: str, number: Any) -> float:
     return float(number)
 
 
-def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> None:
+def check_broadcast(name: str, dims: Sequence[int], shape: Sequence[int]) -> None:
     """Check that a tensor of the given shape broadcasts to this shape. Raises ValueError."""
-    if len(given) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False)):
-        raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(given)}")
+    if len(dims) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(dims), reversed(shape), strict=False)):
+        raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(dims)}")
 
 
 def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
@@ -125,20 +125,20 @@ def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None
 def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
     """Return a mask for scores (…, nnz) as (S, nnz), or as (1, nnz) if all sets share it."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"mask should be a tensor of dtype bool, got {found}")
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask should be a tensor of dtype bool, got {kind}")
     if mask.device != scores.device:
         raise ValueError(f"mask should be on {scores.device}, where the scores are; it is on {mask.device}")
     shared = math.prod(mask.shape[:-1]) == 1
     shape = scores.shape[-1:] if shared else scores.shape
-    given = mask.shape[-1:] if shared else mask.shape
+    mask_shape = mask.shape[-1:] if shared else mask.shape
     if (
         mask.ndim == 0
-        or len(given) > len(shape)
-        or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False))
+        or len(mask_shape) > len(shape)
+        or any(n not in (1, m) for n, m in zip(reversed(mask_shape), reversed(shape), strict=False))
     ):
         raise ValueError(f"mask should broadcast to {tuple(scores.shape)}, shape is {tuple(mask.shape)}")
-    return mask.reshape(given).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
+    return mask.reshape(mask_shape).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
 
 
 def _forward(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
