@@ -20,8 +20,7 @@ from diffnet.mlp import MLP
 from diffnet.ops import Backend, spmm
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.definition import BlockArguments
-from diffnet.ops.diffusion_features.block import diffusion_block
-from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features
+from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features, diffusion_block
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
 from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation

@@ -126,9 +126,7 @@ class Architecture(BlockArchitecture, Sizes):
         return {f.name: getattr(self, f.name) for f in fields(Architecture)}
 
 
-def takes(
-    arguments: Callable[P, A],
-) -> Callable[[Callable[[S, A], None]], Callable[Concatenate[S, P], None]]:
+def takes(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], None]], Callable[Concatenate[S, P], None]]:
     """Let `__init__`, which takes an object of a dataclass, be called with the fields of the dataclass.
 
     Its signature has the fields with their types and defaults, and its docstring explains them.

@@ -41,9 +41,9 @@ from diffnet.cuda_graphs.runtime import (
     uses_graphs,
 )
 from diffnet.cuda_graphs.sizes import BatchSize
-from diffnet.first_call import compile_before_first_call
 from diffnet.ops.common.dispatch import applied
 from diffnet.ops.common.launcher import saved_as_usual
+from diffnet.shared_launches import compile_before_first_call
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -127,13 +127,7 @@ def _sdd_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, *_:
 
 
 def _dsd_forward(
-    structure: Sequence[Tensor],
-    values: Tensor,
-    x: Tensor,
-    block: int,
-    rows: int,
-    columns: int,
-    transpose: bool,
+    structure: Sequence[Tensor], values: Tensor, x: Tensor, block: int, rows: int, columns: int, transpose: bool
 ) -> Tensor:
     """Multiply S X or Sᵀ X: values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
     from diffnet.ops.block_sparse import kernels

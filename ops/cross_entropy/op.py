@@ -15,12 +15,7 @@ from diffnet.ops.common.precision import sum_dtype
 
 
 def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    ignored: int = -1,
-    backend: Backend = "auto",
-    *,
-    weights: Tensor | None = None,
+    logits: Tensor, labels: Tensor, ignored: int = -1, backend: Backend = "auto", *, weights: Tensor | None = None
 ) -> Tensor:
     """Compute −log softmax(z)[label] of each row, times the weight of its class.
 

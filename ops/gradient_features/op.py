@@ -318,9 +318,5 @@ def _features_backward(
 
 
 features_operator = differentiable(
-    "diffnet::spectral_gradient_features",
-    _features_forward,
-    _features_fake,
-    _features_save,
-    _features_backward,
+    "diffnet::spectral_gradient_features", _features_forward, _features_fake, _features_save, _features_backward
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,16 +19,6 @@ from diffnet.ops.sparse.pattern import Pattern, product_arrays
 
 # A torch.sparse_csr or torch.sparse_coo tensor, a matrix or array of scipy.sparse, or a `SparseMatrix`.
 MatrixLike: TypeAlias = Any
-
-
-@overload
-def spmm(
-    pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto"
-) -> Tensor: ...
-
-
-@overload
-def spmm(pattern: MatrixLike, x: Tensor, /, *, transpose: bool = False, backend: Backend = "auto") -> Tensor: ...
 
 
 def spmm(

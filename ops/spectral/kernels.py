@@ -205,12 +205,7 @@ def _plan_evaluation(evecs: Tensor, rows: int, k: int, c: int, meshes: int, prec
 
 
 def evaluate(
-    coefficients: Tensor,
-    evecs: Tensor,
-    scale: Tensor | None,
-    ptr: Tensor,
-    *,
-    added: Tensor | None = None,
+    coefficients: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, *, added: Tensor | None = None
 ) -> Tensor:
     """scale ∘ (Φ D) + added for each mesh, in the dtype of the evecs
 

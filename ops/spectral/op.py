@@ -23,12 +23,7 @@ from diffnet.ops.common.precision import compute_dtype
 
 
 def to_spectral(
-    x: Tensor,
-    evecs: Tensor,
-    mass: Tensor,
-    ptr: Tensor,
-    lengths: Sequence[int] | None = None,
-    backend: Backend = "auto",
+    x: Tensor, evecs: Tensor, mass: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """Project functions onto the eigenbasis of each mesh: S = Φᵀ (m ∘ x).
 
@@ -66,11 +61,7 @@ def to_spectral(
 
 
 def from_spectral(
-    coefficients: Tensor,
-    evecs: Tensor,
-    ptr: Tensor,
-    lengths: Sequence[int] | None = None,
-    backend: Backend = "auto",
+    coefficients: Tensor, evecs: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """Evaluate coefficients at the vertices: Φ D for each mesh.
 
