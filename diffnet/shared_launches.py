@@ -105,8 +105,7 @@ def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashabl
 
 
 def _compile(network: nn.Module, features: Tensor, operators: Operators) -> None:
-    from diffnet.cuda_graphs.recording import forked_random_numbers, trial
-    from diffnet.cuda_graphs.replica import Replica
+    from diffnet.cuda_graphs.recording import Replica, forked_random_numbers, trial
 
     # The call itself says what is wrong, if anything.
     with suppress(NotCapturable, torch.OutOfMemoryError), forked_random_numbers(features.device), trial():

@@ -62,11 +62,11 @@ backends = pytest.mark.parametrize("backend", BACKENDS)
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 16 entries are long. Softmax reads short and long rows in several windows."""
-    from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
+    from diffnet.ops.sparse import softmax_kernels, spmm_kernels
 
     monkeypatch.setattr(softmax_kernels, "WINDOW", 4)
     monkeypatch.setattr(softmax_kernels, "LONG_WINDOW", 16)
-    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+    for module in (pattern_module, spmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", PIECE)
 
 

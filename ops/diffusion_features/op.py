@@ -192,8 +192,7 @@ class _Block(torch.autograd.Function):
     ) -> Tensor:
         from diffnet.ops.gradient_features.coefficient_kernels import table
         from diffnet.ops.gradient_features.kernels import forward
-        from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
-        from diffnet.ops.spectral.kernels import project_spans
+        from diffnet.ops.spectral.kernels import project_spans, sum_and_diffuse
 
         (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), parameters = tensors[:8], tensors[8:]
         weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]

@@ -262,9 +262,9 @@ def _sddmm_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bo
     if a.shape[0] == 0 or b.shape[0] == 0:
         return a.new_empty(0, csr.indices.shape[0])
     if triton:
-        from diffnet.ops.sparse import sddmm_kernels
+        from diffnet.ops.sparse import spmm_kernels
 
-        return sddmm_kernels.sddmm(csr, a, b)
+        return spmm_kernels.sddmm(csr, a, b)
     return reference.sddmm(csr, a, b)
 
 

@@ -229,7 +229,7 @@ def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
 
 def _diffuse_forward(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     """exp(−λ tᵀ) ∘ S, float32"""
-    from diffnet.ops.spectral.diffusion_kernels import diffuse
+    from diffnet.ops.spectral.kernels import diffuse
 
     return diffuse(spectrum, evals, time)
 
@@ -240,7 +240,7 @@ def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
 
 def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """dS (B, K, C) and dt (C,), float32"""
-    from diffnet.ops.spectral.diffusion_kernels import diffuse_backward
+    from diffnet.ops.spectral.kernels import diffuse_backward
 
     return diffuse_backward(grad, spectrum, evals, time)
 

@@ -17,15 +17,7 @@ from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet import (
-    DiffusionNet,
-    GraphedStep,
-    Operators,
-    WeightAverage,
-    collate,
-    graphed,
-    label_smoothing_loss,
-)
+from diffnet import DiffusionNet, GraphedStep, Operators, WeightAverage, collate, graphed, label_smoothing_loss
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.whole_step import StepGraphs
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffnet.ops import Backend, Pattern, diagonal, row_sum, sddmm, sparse_softmax, spmm
-from diffnet.ops.sparse import pattern as pattern_module, sddmm_kernels, softmax_kernels, spmm_kernels
+from diffnet.ops.sparse import pattern as pattern_module, softmax_kernels, spmm_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
@@ -192,7 +192,7 @@ def test_gradcheck() -> None:
 @pytest.mark.parametrize("ordered", [False, True], ids=["own order", "other order"])
 def test_large_and_skewed(dtype: torch.dtype, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results agree with float64 on the CPU, and are equal to the bit in a second run."""
-    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+    for module in (pattern_module, spmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", 128)  # as outside of tests
     rows, columns = 20_000, 30_000
     lengths = torch.randint(0, 12, (rows,), generator=torch.Generator().manual_seed(0))
@@ -247,7 +247,7 @@ def test_products_can_be_captured() -> None:
 
 def test_long_row_with_the_real_piece_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of 130 entries is divided at 128, as outside of tests."""
-    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+    for module in (pattern_module, spmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", 128)
     assert PIECE < 128
     pattern = Pattern.from_row_lengths(torch.tensor([2, 130]), torch.cat([torch.arange(2), torch.arange(130)]), 130)
