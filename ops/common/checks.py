@@ -100,8 +100,10 @@ def check_tensor(name: str, tensor: Any, shape: Sequence[int | str], device: tor
 
     Raises TypeError if it is no tensor or not floating point, ValueError for another shape or device.
     """
-    if not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
-        raise _not_floating(name, tensor)
+    if not isinstance(tensor, Tensor):
+        raise not_a_tensor(name, tensor)
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
     dims = tensor.shape
     if dims != tuple(shape) and not _fits(dims, shape):
         sizes = f"{shape[0]}," if len(shape) == 1 else ", ".join(map(str, shape))
@@ -117,12 +119,6 @@ def _fits(dims: Sequence[int], shape: Sequence[int | str]) -> bool:
         if size != expected and not isinstance(expected, str):
             return False
     return True
-
-
-def _not_floating(name: str, value: Any) -> TypeError:
-    if not isinstance(value, Tensor):
-        return not_a_tensor(name, value)
-    return TypeError(f"{name} should be floating point, got {value.dtype}")
 
 
 def _elsewhere(name: str, tensor: Tensor, device: torch.device) -> ValueError:

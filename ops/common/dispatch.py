@@ -67,19 +67,16 @@ def differentiable(
     eager = applied(type(name.replace("::", "_"), (torch.autograd.Function,), members))
 
     def call(*arguments: Any) -> Any:
-        if _traced(arguments):
-            return operator(*arguments)
-        _refuse_transforms(name)
-        return eager(*arguments) if differentiated(arguments) else computed(*arguments)
-
-    def call_with_lists(*arguments: Any) -> Any:
-        flat = _flattened(arguments)
+        flat = _flattened(arguments) if tensor_lists else arguments
         if _traced(flat):
             return operator(*arguments)
         _refuse_transforms(name)
-        return eager(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
+        if not differentiated(flat):
+            return computed(*arguments)
+        lengths = [tuple([len(a) if isinstance(a, list) else None for a in arguments])] if tensor_lists else []
+        return eager(*lengths, *flat)
 
-    return call_with_lists if tensor_lists else call
+    return call
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:

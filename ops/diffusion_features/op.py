@@ -49,17 +49,14 @@ def diffusion_and_gradient_features(
         mass, evals, evecs, gradient_evecs: (V,), (B, K), (V, K) and (2, V, K) floating point, the operators
         time: (C,) floating point, in squared units of the positions. A negative time counts as 0 and has gradient 0.
         a_re, a_im, swapped: see `gradient_features`
-        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
-        lengths: the rows of each mesh as Python integers, or None
-        backend: see `ops.common.backend.use_kernels`
+        ptr, lengths, backend: see `to_spectral`
 
     Returns:
         x, and the diffused function and its gradient features, (V, C) each. The latter two have the promoted dtype of x
         and evecs, or autocast's dtype.
 
     Raises:
-        TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes, devices or extents.
+        TypeError, ValueError: see `to_spectral`.
     """
     arguments = BlockArguments(
         mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths=lengths, swapped=swapped

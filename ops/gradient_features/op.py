@@ -78,16 +78,13 @@ def spectral_gradient_features(
         coefficients: (B, K, C) floating point, D
         gradient_evecs: (2, V, K) floating point, the X and Y components of the gradients of the eigenvectors, G Φ
         a_re, a_im, swapped: see `gradient_features`
-        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
-        lengths: the rows of each mesh as Python integers, or None
-        backend: see `ops.common.backend.use_kernels`
+        ptr, lengths, backend: see `to_spectral`
 
     Returns:
         (V, C) in the dtype of the gradient_evecs, or in autocast's dtype
 
     Raises:
-        TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes, devices or extents.
+        TypeError, ValueError: see `to_spectral`.
     """
     ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     tensors = coefficients, gradient_evecs, *matrices(a_re, a_im)

@@ -290,16 +290,6 @@ class Pattern:
         stored, entries = rows_of(self, rows)
         return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
 
-    def with_rows_taken_in(self, order: Tensor) -> Pattern:
-        """Return the same pattern, whose products take rows in this order instead of `rows_by_length`.
-
-        Unlike `with_row_order`, entries stay where they are. A pattern with a row order takes rows in that order.
-
-        Args:
-            order: (rows,) of the dtype of the indices, a permutation of the rows; (0,) for the rows' own order
-        """
-        return self.with_known(rows_by_length=order)
-
     def with_known(
         self,
         *,
@@ -307,7 +297,11 @@ class Pattern:
         long_pieces: Tensor | None = None,
         rows_by_length: Tensor | None = None,
     ) -> Pattern:
-        """Return the same pattern, for which some properties are known already and need not be found."""
+        """Return the same pattern, for which some properties are known already and need not be found.
+
+        rows_by_length: also another order (rows,) in which products take rows, of the dtype of the indices. Unlike
+            `with_row_order`, entries stay where they are.
+        """
         return remember(
             Pattern(self.stored_indptr, self.stored_indices, self.columns, self.row_order, check=False),
             _transpose=self._transpose if transpose is None else transpose,

@@ -104,14 +104,13 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
         spectrum: (B, K, C) floating point
         evals: (B, K) floating point, the eigenvalues λ
         time: (C,) floating point, at least 0, in squared units of the positions
-        backend: see `ops.common.backend.use_kernels`
+        backend: see `to_spectral`
 
     Returns:
         (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch
 
     Raises:
-        TypeError: for arguments that are not tensors or not floating point.
-        ValueError: for other shapes or devices.
+        TypeError, ValueError: see `to_spectral`.
 
     >>> diffuse(torch.ones(1, 2, 1), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
     tensor([[[1.0000],
@@ -133,16 +132,13 @@ def segment_mean(
     Args:
         x: (V, C) floating point
         weights: (V,) floating point, at least 0
-        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
-        lengths: the rows of each mesh as Python integers; they save plain PyTorch a read-back of `ptr` if B > 1
-        backend: see `ops.common.backend.use_kernels`
+        ptr, lengths, backend: see `to_spectral`
 
     Returns:
         (B, C) in the dtype of x. A mesh without weight gives zeros.
 
     Raises:
-        TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes, devices or extents.
+        TypeError, ValueError: see `to_spectral`.
 
     >>> x = torch.tensor([[1.0], [3.0], [5.0]])
     >>> segment_mean(x, torch.ones(3), torch.tensor([0, 2, 3]))
