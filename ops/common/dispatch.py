@@ -114,6 +114,23 @@ def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> Non
     ctx.save_for_backward(*inputs)
 
 
+def save_settings(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """A `save` for operators with further arguments: it saves all tensors, and keeps the rest as `ctx.settings`."""
+    flat = _flattened(inputs)
+    ctx.settings = [x for x in flat if x is not None and not isinstance(x, Tensor)]
+    ctx.save_for_backward(*[x for x in flat if x is None or isinstance(x, Tensor)])
+
+
+def empty_like(*places: int) -> Callable[..., Any]:
+    """A `fake` for operators: contiguous results with the shapes and dtypes of the arguments at these places."""
+
+    def fake(*arguments: Any) -> Any:
+        results = [torch.empty_like(arguments[i], memory_format=torch.contiguous_format) for i in places]
+        return results[0] if len(places) == 1 else tuple(results)
+
+    return fake
+
+
 def _with_separate_outputs(implementation: Callable[..., Any], *arguments: Any) -> Any:
     """Copy outputs that are views of a larger tensor, because PyTorch's graphs allow no such outputs."""
     outputs = implementation(*arguments)

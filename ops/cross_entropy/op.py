@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_index, check_tensor, readable
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_settings
 from diffnet.ops.common.precision import sum_dtype
 
 
@@ -112,19 +112,9 @@ def _gradients(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Te
     return cross_entropy_backward(grad, logits, labels, ignored)
 
 
-def _gradients_fake(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    logits, labels, ctx.ignored = inputs
-    ctx.save_for_backward(logits, labels)
-
-
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    logits, labels = ctx.saved_tensors
-    return _gradients_operator(grad, logits, labels, ctx.ignored), None, None
+    return _gradients_operator(grad, *ctx.saved_tensors, *ctx.settings), None, None
 
 
-_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, _gradients_fake)
-_operator = differentiable("diffnet::cross_entropy", _forward, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, empty_like(1))
+_operator = differentiable("diffnet::cross_entropy", _forward, _fake, save_settings, _backward)

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, opaque, save_settings
 from diffnet.ops.common.precision import compute_dtype, empty_table
 from diffnet.ops.definition import matrices
 from diffnet.ops.spectral.op import check_coefficients
@@ -196,11 +196,11 @@ _pointwise_gradients_operator = opaque(
 
 
 def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    gradients, a_re, a_im = ctx.saved_tensors
+    (gradients, a_re, a_im), (swapped,) = ctx.saved_tensors, ctx.settings
     need_gradients, need_re, need_im, _ = ctx.needs_input_grad
-    dgx, dgy, dbx, dby = _pointwise_gradients_operator(grad.to(a_re.dtype), gradients, a_re, a_im, ctx.swapped)
+    dgx, dgy, dbx, dby = _pointwise_gradients_operator(grad.to(a_re.dtype), gradients, a_re, a_im, swapped)
     gradients_grad = re_grad = im_grad = None
-    if ctx.swapped:  # b_x and b_y are A_re g_x ∓ A_im g_y
+    if swapped:  # b_x and b_y are A_re g_x ∓ A_im g_y
         of_re, of_im = dbx + dby, dby - dbx
         gx, gy = gradients.to(a_re.dtype)
         if need_gradients:
@@ -220,13 +220,8 @@ def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return gradients_grad, re_grad, im_grad, None
 
 
-def _direct_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.swapped = inputs
-    ctx.save_for_backward(*tensors)
-
-
 _direct_operator = differentiable(
-    "diffnet::gradient_features", _direct_forward, _direct_fake, _direct_save, _direct_backward
+    "diffnet::gradient_features", _direct_forward, _direct_fake, save_settings, _direct_backward
 )
 
 

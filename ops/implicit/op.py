@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor
-from diffnet.ops.common.dispatch import differentiable
+from diffnet.ops.common.dispatch import differentiable, empty_like
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
@@ -242,11 +242,6 @@ def _forward(
     )
 
 
-def _fake(*arguments: Any) -> Tensor:
-    _, _, _, _, _, _, b, *_ = arguments
-    return torch.empty_like(b)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, *tensors, _, lengths, tolerance, max_iterations, check_every, triton = inputs
     ctx.settings = lengths, tolerance, max_iterations, check_every, triton
@@ -272,4 +267,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_operator = differentiable("diffnet::implicit_solve", _forward, _fake, _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", _forward, empty_like(6), _save, _backward)

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, check_backend, use_definition, use_kernels
 from diffnet.ops.common.checks import broadcast_shapes, check_operand
-from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced
+from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import Pattern, product_arrays
@@ -272,39 +272,31 @@ def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool)
     return a.new_empty(len(b) if len(a) == 1 else len(a), structure[1].shape[0])
 
 
-def _spmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, values, x, ctx.transpose, ctx.reduce, ctx.triton = inputs
-    ctx.save_for_backward(*structure, values, x)
-
-
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
+    transpose, _, triton = ctx.settings
     need_values, need_x = ctx.needs_input_grad[1:3]
     grad = grad.to(values.dtype)  # under autocast it may be narrower
     grad_values = grad_x = None
     if need_values:
-        a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = sddmm_operator(structure, a, b, ctx.triton)
+        a, b = (x, grad) if transpose else (grad, x)
+        grad_values = sddmm_operator(structure, a, b, triton)
     if need_x:
         # If all sets share x, its gradient is the sum over the sets.
-        grad_x = spmm_operator(structure, values, grad, not ctx.transpose, len(x) != len(values), ctx.triton)
+        grad_x = spmm_operator(structure, values, grad, not transpose, len(x) != len(values), triton)
     return [None] * len(structure), grad_values, grad_x, None, None, None
-
-
-def _sddmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, a, b, ctx.triton = inputs
-    ctx.save_for_backward(*structure, a, b)
 
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
+    (triton,) = ctx.settings
     need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = spmm_operator(structure, grad, b, False, len(a) != len(grad), ctx.triton) if need_a else None
-    grad_b = spmm_operator(structure, grad, a, True, len(b) != len(grad), ctx.triton) if need_b else None
+    grad_a = spmm_operator(structure, grad, b, False, len(a) != len(grad), triton) if need_a else None
+    grad_b = spmm_operator(structure, grad, a, True, len(b) != len(grad), triton) if need_b else None
     return [None] * len(structure), grad_a, grad_b, None
 
 
 # As custom operators, they keep torch.compile from tracing into sparse tensors and kernels.
-spmm_operator = differentiable("diffnet::spmm", _spmm_forward, _spmm_fake, _spmm_save, _spmm_backward)
-sddmm_operator = differentiable("diffnet::sddmm", _sddmm_forward, _sddmm_fake, _sddmm_save, _sddmm_backward)
+spmm_operator = differentiable("diffnet::spmm", _spmm_forward, _spmm_fake, save_settings, _spmm_backward)
+sddmm_operator = differentiable("diffnet::sddmm", _sddmm_forward, _sddmm_fake, save_settings, _sddmm_backward)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
@@ -153,11 +153,6 @@ def _gradients(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: fl
     return softmax_backward(CsrArrays(*structure), out, grad, scale)
 
 
-def _fake(structure: Sequence[Tensor], scores: Tensor, *_: Any) -> Tensor:
-    """Return an empty result, of the forward or of the backward pass."""
-    return scores.new_empty(scores.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, _, _, ctx.scale = inputs
     ctx.save_for_backward(*structure, output)
@@ -169,5 +164,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_scores, None, None
 
 
-_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, _fake)
-_operator = differentiable("diffnet::sparse_softmax", _forward, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, empty_like(1))
+_operator = differentiable("diffnet::sparse_softmax", _forward, empty_like(1), _save, _backward)

@@ -18,7 +18,7 @@ from torch import Tensor
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 
 
@@ -230,10 +230,6 @@ def _diffuse_forward(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     return diffuse(spectrum, evals, time)
 
 
-def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
-    return torch.empty_like(spectrum, memory_format=torch.contiguous_format)
-
-
 def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """dS (B, K, C) and dt (C,), float32"""
     from diffnet.ops.spectral.kernels import diffuse_backward
@@ -242,8 +238,7 @@ def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tens
 
 
 def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    empty = torch.empty_like(spectrum, memory_format=torch.contiguous_format)
-    return empty, empty.new_empty(len(time))
+    return empty_like(1)(grad, spectrum), spectrum.new_empty(len(time))
 
 
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -255,7 +250,7 @@ def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _diffuse_gradients_operator = opaque("diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake)
-diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, _diffuse_fake, save_inputs, _diffuse_backward)
+diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, empty_like(0), save_inputs, _diffuse_backward)
 project_operator = differentiable("diffnet::project", _project_forward, _project_fake, save_inputs, _project_backward)
 evaluate_operator = differentiable(
     "diffnet::evaluate", _evaluate_forward, _evaluate_fake, save_inputs, _evaluate_backward
