@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,20 +33,6 @@ class _Compilation:
     lock = threading.Lock()  # held while `compile_later` is set
     compile_later: Callable[[LaunchedKernel, tuple[Any, ...], tuple[Any, ...], dict[str, Any]], None] | None = None
     owner = 0  # the thread
-
-
-class _Launcher(NamedTuple):
-    """A compiled kernel: the function that launches it, and the values that this function takes besides arguments.
-
-    constants: passed by position after the arguments, as in Triton's tutorial on fused softmax
-    """
-
-    run: Callable[..., None]
-    function: Any
-    metadata: Any
-    stream_of: Callable[[int], int]
-    hooks: Any
-    constants: tuple[Any, ...]
 
 
 class GuardedKernel:
@@ -85,7 +71,7 @@ class LaunchedKernel(GuardedKernel):
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
         self._names = [p.name for p in kernel.params]
-        self.compiled: dict[tuple[Any, ...], _Launcher] = {}
+        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
@@ -172,14 +158,16 @@ def _kernel_arguments(arguments: Sequence[Any], sizes: Iterable[bool], key: list
     return tuple(results)
 
 
-def _launcher(compiled: Any, constants: tuple[Any, ...]) -> _Launcher:
+def _launcher(compiled: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The function that launches a compiled kernel, and the values that this function takes besides arguments.
+
+    constants: passed by position after the arguments, as in Triton's tutorial on fused softmax
+    """
     import triton
 
     stream_of = triton.runtime.driver.active.get_current_stream
     # `run` loads the kernel at its first use, so it is read before `function`.
-    return _Launcher(
-        compiled.run, compiled.function, compiled.packed_metadata, stream_of, triton.knobs.runtime, constants
-    )
+    return compiled.run, compiled.function, compiled.packed_metadata, stream_of, triton.knobs.runtime, constants
 
 
 def _takes_launches(kernel: Any, compiled: Any) -> bool:

@@ -111,8 +111,13 @@ def checked_number(name: str, number: Any) -> float:
 
 def check_broadcast(name: str, dims: Sequence[int], shape: Sequence[int]) -> None:
     """Check that a tensor of the given shape broadcasts to this shape. Raises ValueError."""
-    if len(dims) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(dims), reversed(shape), strict=False)):
+    if not _broadcasts(dims, shape):
         raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(dims)}")
+
+
+def _broadcasts(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    pairs = zip(reversed(dims), reversed(shape), strict=False)
+    return len(dims) <= len(shape) and all(n in (1, m) for n, m in pairs)
 
 
 def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
@@ -132,11 +137,7 @@ def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
     shared = math.prod(mask.shape[:-1]) == 1
     shape = scores.shape[-1:] if shared else scores.shape
     mask_shape = mask.shape[-1:] if shared else mask.shape
-    if (
-        mask.ndim == 0
-        or len(mask_shape) > len(shape)
-        or any(n not in (1, m) for n, m in zip(reversed(mask_shape), reversed(shape), strict=False))
-    ):
+    if mask.ndim == 0 or not _broadcasts(mask_shape, shape):
         raise ValueError(f"mask should broadcast to {tuple(scores.shape)}, shape is {tuple(mask.shape)}")
     return mask.reshape(mask_shape).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
 
