@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from torch import nn
+from torch import Tensor, nn
 
 from diffnet import (
     BlockSparseAttention,
@@ -241,6 +242,12 @@ def test_clouds_have_no_faces(outputs_at: Any, operators: Operators) -> None:
     both = collate([operators, cloud])
     assert len(model(x.repeat(2, 1), both)) == len(model(x, operators)) > 0
     assert network()(x, cloud).shape == (12, 5)
+
+
+@pytest.mark.parametrize("change", [lambda m: m[:, None], lambda m: m[None], lambda m: m[:1]])
+def test_mass_of_another_shape(operators: Operators, change: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match=re.escape("shape is")):
+        replace(operators, mass=change(operators.mass))
 
 
 @pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
