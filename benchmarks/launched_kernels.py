@@ -41,9 +41,9 @@ from diffnet.ops.implicit.kernels import iteration
 from diffnet.ops.implicit.reference import System
 from diffnet.ops.mlp import kernels as mlp, linear_kernels as linear
 from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
-from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
+from diffnet.ops.sparse import softmax_kernels, spmm_kernels
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.spectral import diffusion_kernels as diffusion, kernels as spectral
+from diffnet.ops.spectral import kernels as spectral
 
 BOTH = (False, True)
 INDICES = (torch.int32, torch.int64)
@@ -222,12 +222,12 @@ def _spectral(dtype: torch.dtype, k: int, c: int, meshes: int) -> None:
         x, evecs = _empty(rows, c, dtype=dtype), _empty(rows, k, dtype=dtype)
         for scale in (_empty(rows), None):
             spans = spectral.project_spans(x, evecs, scale, ptr)
-            diffusion.sum_and_diffuse(*spans, ptr, evals, time)
+            spectral.sum_and_diffuse(*spans, ptr, evals, time)
             for added in (None, x):
                 spectral.evaluate(d, evecs, scale, ptr, added=added)
     gradient_evecs = _empty(2, len(x), k, dtype=dtype)
-    diffusion.diffuse(d, evals, time)
-    diffusion.diffuse_backward(d, d, evals, time)
+    spectral.diffuse(d, evals, time)
+    spectral.diffuse_backward(d, d, evals, time)
     for a_im, swapped, with_values in product((a, None), BOTH, BOTH):
         if swapped and a_im is None:
             continue
@@ -296,7 +296,7 @@ def _sparse(dtype: torch.dtype, index: torch.dtype, rows: int, entries: int, c: 
             for reduce, own in product(BOTH, (order, None)):
                 spmm_kernels.spmm(csr, values, x, reduce, own)
             for a, b in ((x, x[:1]), (x[:1], x), (x, x)):
-                sddmm_kernels.sddmm(csr, a, b)
+                spmm_kernels.sddmm(csr, a, b)
         if c == 1:
             scores = _empty(2, entries, dtype=dtype)
             for masks in (0, 1, 2):

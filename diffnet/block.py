@@ -17,11 +17,10 @@ from diffnet.geometry.errors import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
-from diffnet.ops import Backend, spmm
+from diffnet.ops import Backend, Pattern, spmm
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.definition import BlockArguments
-from diffnet.ops.diffusion_features.block import diffusion_block
-from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features
+from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features, diffusion_block
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
 from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
@@ -172,15 +171,14 @@ class DiffusionNetBlock(nn.Module):
         assert features is not None
         time = diffusion.time if shared.clamped else diffusion.learned_time()
         a_re, a_im, swapped = features.a_re, features.a_im, features.swapped
-        if not self._takes_basis(o):
-            pattern, values = o.gradient.pattern, o.gradient.values
-            return BlockArguments(
-                o.mass, o.evals, o.evecs, values, time, a_re, a_im, o.ptr, pattern, o.lengths, swapped
-            )
-        o = o.prepared(compute_dtype(x, o.evecs))
-        assert o.gradient_evecs is not None
-        basis = o.gradient_evecs
-        return BlockArguments(o.mass, o.evals, o.evecs, basis, time, a_re, a_im, o.ptr, None, o.lengths, swapped)
+        pattern: Pattern | None
+        if self._takes_basis(o):
+            o = o.prepared(compute_dtype(x, o.evecs))
+            assert o.gradient_evecs is not None
+            gradient, pattern = o.gradient_evecs, None
+        else:
+            gradient, pattern = o.gradient.values, o.gradient.pattern
+        return BlockArguments(o.mass, o.evals, o.evecs, gradient, time, a_re, a_im, o.ptr, pattern, o.lengths, swapped)
 
     def draws_numbers(self) -> bool:
         """Whether a call may draw random numbers."""

@@ -18,8 +18,8 @@ class RoomFinder:
 
     def __init__(self, package: Path) -> None:
         self._files = FileFinder(str(package.parent), (SourceFileLoader, SOURCE_SUFFIXES))
-        found = {path.parent.name for path in package.parent.glob("*/__init__.py")}
-        self._rooms = sorted(found - {package.name})
+        packages = {path.parent.name for path in package.parent.glob("*/__init__.py")}
+        self._rooms = sorted(packages - {package.name})
 
     def find_spec(self, name: str, target: ModuleType | None = None) -> ModuleSpec | None:
         return self._files.find_spec(name, target) if name.rpartition(".")[2] in self._rooms else None

@@ -51,8 +51,8 @@ class MeshAttention(AttentionHeads):
         Vertex i attends to the columns of row i. A vertex with an empty row gets the bias of the output layer.
         """
         if not isinstance(pattern, Pattern):
-            found = type(pattern).__name__
-            raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
+            kind = type(pattern).__name__
+            raise TypeError(f"pattern should be a Pattern, got {kind}; write for example operators.gradient.pattern")
         check_tensor("x", x, ("V", self.channels), pattern.device)
         if pattern.shape != (x.shape[0], x.shape[0]):
             raise ValueError(f"the pattern should have shape {(x.shape[0], x.shape[0])}, shape is {pattern.shape}")

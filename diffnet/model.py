@@ -108,15 +108,15 @@ class DiffusionNet(nn.Module):
     def __init__(self, options: NetworkOptions) -> None:
         super().__init__()
         o, width = options, options.width
-        given = {f.name: getattr(o, f.name) for f in fields(o)}
+        arguments = {f.name: getattr(o, f.name) for f in fields(o)}
         self.first = nn.Linear(o.in_channels, width)
-        of_block = {f.name: given[f.name] for f in fields(BlockOptions) if f.name != "channels"}
+        of_block = {f.name: arguments[f.name] for f in fields(BlockOptions) if f.name != "channels"}
         self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
         self.last = nn.Linear(width, o.out_channels)
-        self._built = {name: given.pop(name) for name in ("in_channels", "out_channels", "width")}
-        del given["blocks"]
-        given["mlp_hidden"] = [int(w) for w in ((width, width) if o.mlp_hidden is None else o.mlp_hidden)]
-        for name, value in given.items():
+        self._built = {name: arguments.pop(name) for name in ("in_channels", "out_channels", "width")}
+        del arguments["blocks"]
+        arguments["mlp_hidden"] = [int(w) for w in ((width, width) if o.mlp_hidden is None else o.mlp_hidden)]
+        for name, value in arguments.items():
             setattr(self, name, value)
         self.metadata: dict[str, Any] = {}
 
@@ -136,8 +136,8 @@ class DiffusionNet(nn.Module):
         return self._channels("width", self.first, "out_features")
 
     def _channels(self, name: str, layer: nn.Module, attribute: str) -> int:
-        found = getattr(layer, attribute, None)
-        return self._built[name] if found is None else int(found)
+        channels = getattr(layer, attribute, None)
+        return self._built[name] if channels is None else int(channels)
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -396,6 +396,6 @@ class DiffusionNet(nn.Module):
         if strict:
             from diffnet.checkpoints.architecture import check_state_dict
 
-            own = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
-            check_state_dict(own, self.state_dict())
+            weights = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
+            check_state_dict(weights, self.state_dict())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)  # type: ignore[no-untyped-call]

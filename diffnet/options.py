@@ -126,9 +126,7 @@ class Architecture(BlockArchitecture, Sizes):
         return {f.name: getattr(self, f.name) for f in fields(Architecture)}
 
 
-def takes(
-    arguments: Callable[P, A],
-) -> Callable[[Callable[[S, A], None]], Callable[Concatenate[S, P], None]]:
+def takes(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], None]], Callable[Concatenate[S, P], None]]:
     """Let `__init__`, which takes an object of a dataclass, be called with the fields of the dataclass.
 
     Its signature has the fields with their types and defaults, and its docstring explains them.
@@ -136,12 +134,12 @@ def takes(
 
     def decorate(init: Callable[[S, A], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(init)
-        def taking(self: S, /, *given: P.args, **options: P.kwargs) -> None:
-            init(self, arguments(*given, **options))
+        def taking(self: S, /, *values: P.args, **options: P.kwargs) -> None:
+            init(self, arguments(*values, **options))
 
         parameters = inspect.signature(arguments).parameters.values()
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        taking.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        instance = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        taking.__signature__ = inspect.Signature([instance, *parameters])  # type: ignore[attr-defined]
         about = {f.name: f.metadata["help"] for f in fields(arguments)}  # type: ignore[arg-type]
         taking.__doc__ = "\n".join(f"{p.name}: {about[p.name]}" for p in parameters)
         arguments.__init__.__qualname__ = init.__qualname__  # type: ignore[misc]  # errors for wrong arguments name it

@@ -1,9 +1,11 @@
-"""Launches that all layers and blocks of a network share."""
+"""Launches that all layers and blocks of a network share, and the compilation of its kernels before its first call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +13,18 @@ from torch import Tensor, nn
 from diffnet.arguments import has_plain_modules, is_plain
 from diffnet.block import DiffusionNetBlock
 from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
-from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.mlp import MLP
 from diffnet.ops import Backend
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.compiler import under_transforms
-from diffnet.ops.common.precision import compute_dtype, dot_precision
+from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
+from diffnet.ops.common.launcher import compile_ahead, compiles_only
+from diffnet.ops.common.precision import allows_tf32, compute_dtype, dot_precision
 from diffnet.ops.mlp.op import Shared, new_seeds
+
+# For each network, the states in which it was called. A state decides which kernels are launched.
+_called: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 
 
 def shared_launches(
@@ -66,3 +72,43 @@ def _weights(module: nn.Module) -> list[Tensor]:
 
 def _drops(module: nn.Module) -> bool:
     return isinstance(module, DiffusionNetBlock) and module.mlp.current_dropout() > 0
+
+
+def compile_before_first_call(network: nn.Module, features: Tensor, operators: Operators) -> None:
+    """Compile all kernels of a step at the same time, if this is the first call of its kind on a GPU.
+
+    Without it, each launch of the first step would wait for its own compilation. Networks with hooks or other changed
+    modules are left out, because hooks would see values that mean nothing.
+    """
+    if not features.is_cuda:
+        return
+    kind = _kind(network, features, operators)
+    called = _called.setdefault(network, set())
+    if kind in called:
+        return
+    called.add(kind)
+    if not compiles_only() and not is_recorded() and has_plain_modules(network):
+        _compile(network, features, operators)
+
+
+def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashable:
+    return (
+        network.training,
+        torch.is_grad_enabled(),
+        features.requires_grad,
+        features.dtype,
+        features.device,
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        allows_tf32(),
+        operators.k,
+    )
+
+
+def _compile(network: nn.Module, features: Tensor, operators: Operators) -> None:
+    from diffnet.cuda_graphs.recording import Replica, forked_random_numbers, trial
+
+    # The call itself says what is wrong, if anything.
+    with suppress(NotCapturable, torch.OutOfMemoryError), forked_random_numbers(features.device), trial():
+        replica = Replica(network, copies_buffers=True)
+        leaf = features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
+        compile_ahead(lambda: replica(leaf, operators), [leaf, *replica.parameters])

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from diffnet import DiffusionNet
 from diffnet.cuda_graphs.forward import graphed, use_graphs
 from diffnet.cuda_graphs.runtime import Settings
 
@@ -124,6 +125,13 @@ class ReplayedGraph(EmulatedGraph):
                         old.copy_(new)
 
         return replay
+
+
+def network(in_channels: int = 3, **options: Any) -> DiffusionNet:
+    """A small network whose blocks take gradients on the basis."""
+    torch.manual_seed(0)
+    small = {"width": 8, "blocks": 1, "dropout": 0.0, "gradient": "spectral"}
+    return DiffusionNet(in_channels, 5, **{**small, **options})
 
 
 def with_graphs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,37 +37,36 @@ def shape_id(shape: Shape) -> str:
     return shape if isinstance(shape, str) else "x".join(map(str, shape))
 
 
-def name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _cases() -> list[Any]:
+def cases_of(kinds: Sequence[tuple[Any, ...]], shapes: Sequence[Any], shape_id: Callable[[Any], str]) -> list[Any]:
+    """Each kind with each shape. The last entry of a kind are the shapes that are fast enough for the interpreter."""
     return [
         pytest.param(
             shape,
-            backend,
-            dtype,
-            index,
-            id=f"{backend}-{name_of(dtype)}-{name_of(index)}-{shape_id(shape)}",
+            *kind,
+            id="-".join([*map(name_of, kind), shape_id(shape)]),
             marks=() if shape in interpreted else pytest.mark.gpu,
         )
-        for backend, dtype, index, interpreted in _KINDS
-        for shape in SHAPES
+        for *kind, interpreted in kinds
+        for shape in shapes
     ]
 
 
-cases = pytest.mark.parametrize(("shape", "backend", "dtype", "index"), _cases())
+cases = pytest.mark.parametrize(("shape", "backend", "dtype", "index"), cases_of(_KINDS, SHAPES, shape_id))
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 16 entries are long. Softmax reads short and long rows in several windows."""
-    from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
+    from diffnet.ops.sparse import softmax_kernels, spmm_kernels
 
     monkeypatch.setattr(softmax_kernels, "WINDOW", 4)
     monkeypatch.setattr(softmax_kernels, "LONG_WINDOW", 16)
-    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+    for module in (pattern_module, spmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", PIECE)
 
 

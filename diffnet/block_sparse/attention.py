@@ -31,12 +31,7 @@ class BlockSparseAttention(AttentionHeads):
     """
 
     def __init__(
-        self,
-        channels: int,
-        heads: int = 4,
-        dropout: float = 0.0,
-        length: int | None = None,
-        backend: Backend = "auto",
+        self, channels: int, heads: int = 4, dropout: float = 0.0, length: int | None = None, backend: Backend = "auto"
     ) -> None:
         super().__init__(channels, heads, dropout, backend)
         if length is not None:

@@ -16,7 +16,7 @@ from diffnet.geometry import Operators
 Read = Callable[[Operators], Tensor]
 Shape = Callable[[BatchSize], Sequence[int]]
 Rest = float | None | Callable[[Any], float]
-MAX_KNOWN = 64  # `_Copies` that buffers remember; each size of a batch has one
+MAX_PLANS = 64  # `_Copies` that buffers remember; each size of a batch has one
 
 
 class Arena:
@@ -96,7 +96,7 @@ class Rows:
 
     def __init__(self, *buffers: Tensor, rest: Rest = 0) -> None:
         self._destinations = [(buffer, rest) for buffer in buffers]
-        self._known: dict[tuple[int, ...], _Copies] = {}  # because slicing takes time
+        self._plans: dict[tuple[int, ...], _Copies] = {}  # because slicing takes time
 
     def add(self, buffer: Tensor, rest: Rest = 0) -> Tensor:
         """Add a buffer, and return it.
@@ -112,17 +112,17 @@ class Rows:
         source: the argument of functions that give a number
         """
         counts = tuple([x.shape[0] for x in values])
-        found = self._known.get(counts)
-        if found is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            found = self._known[counts] = _copies_of(self._destinations, counts)
+        plan = self._plans.get(counts)
+        if plan is None:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[counts] = _copies_of(self._destinations, counts)
         with torch.no_grad():
-            for parts, numbers, further in found.copies:
+            for parts, numbers, further in plan.copies:
                 torch._foreach_copy_(parts, [values[i] for i in numbers] + further)
-            for parts in found.zeros:
+            for parts in plan.zeros:
                 torch._foreach_zero_(parts)
-            for part, rest in found.others:
+            for part, rest in plan.others:
                 part.fill_(rest(source) if callable(rest) else rest)
 
 
@@ -212,12 +212,12 @@ class BatchBuffers:
 
 def _values_of(fields: Sequence[_Field], source: Operators) -> list[Tensor]:
     """The values of fields for each buffer."""
-    known: dict[torch.dtype | None, Operators] = {None: source}
+    by_basis: dict[torch.dtype | None, Operators] = {None: source}
     values: list[Tensor] = []
     for read, basis, planes in fields:
-        if basis is not None and basis not in known:
-            known[basis] = source.prepared(basis)
-        value = read(known[basis])
+        if basis is not None and basis not in by_basis:
+            by_basis[basis] = source.prepared(basis)
+        value = read(by_basis[basis])
         if planes:
             values += value.unbind()
         else:
@@ -241,8 +241,8 @@ def _copies_of(buffers: Sequence[tuple[Tensor, Rest]], counts: Sequence[int]) ->
             continue
         remaining = buffer[count:]
         if rest is None:
-            own = torch.arange(count, size, dtype=buffer.dtype, device=buffer.device)
-            indices.setdefault(buffer.dtype, []).append((remaining, own))
+            places = torch.arange(count, size, dtype=buffer.dtype, device=buffer.device)
+            indices.setdefault(buffer.dtype, []).append((remaining, places))
         elif rest == 0:
             zeros.setdefault(buffer.dtype, []).append(remaining)
         else:

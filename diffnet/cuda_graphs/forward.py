@@ -19,6 +19,7 @@ from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState
 from diffnet.cuda_graphs.modules import RowWise
 from diffnet.cuda_graphs.recording import (
+    Replica,
     check_output,
     forked_random_numbers,
     generator_of,
@@ -26,7 +27,6 @@ from diffnet.cuda_graphs.recording import (
     trial,
     with_gradients,
 )
-from diffnet.cuda_graphs.replica import Replica
 from diffnet.cuda_graphs.runtime import (
     ROWS,
     Expected,
@@ -41,9 +41,9 @@ from diffnet.cuda_graphs.runtime import (
     uses_graphs,
 )
 from diffnet.cuda_graphs.sizes import BatchSize
-from diffnet.first_call import compile_before_first_call
 from diffnet.ops.common.dispatch import applied
 from diffnet.ops.common.launcher import saved_as_usual
+from diffnet.shared_launches import compile_before_first_call
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -98,13 +98,13 @@ class JoinedParameters:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Groups, tuple[Tensor, ...]] = {}
-        self._made_for: tuple[object, int] | None = None
+        self._tensors: dict[Groups, tuple[Tensor, ...]] = {}
+        self._owner: tuple[object, int] | None = None
 
     def clear(self) -> None:
         """Forget all tensors, so that autograd makes new nodes for the parameters."""
-        self._made_for = None
-        self._known.clear()
+        self._owner = None
+        self._tensors.clear()
 
     def get(self, state: object, parameters: Sequence[Tensor], groups: Groups) -> tuple[Tensor, ...]:
         """The tensors for some groups of these parameters.
@@ -116,13 +116,13 @@ class JoinedParameters:
         device = parameters[groups[0][0]].device
         # Autograd runs the backward of a node on the stream on which the node was made.
         stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-        if self._made_for != (state, stream):
+        if self._owner != (state, stream):
             self.clear()
-            self._made_for = state, stream
-        found = self._known.get(groups)
-        if found is None:
-            found = tuple(_Joined.apply(*(parameters[i] for i in group)) for group in groups)  # type: ignore[no-untyped-call]
+            self._owner = state, stream
+        tensors = self._tensors.get(groups)
+        if tensors is None:
+            tensors = tuple(_Joined.apply(*(parameters[i] for i in group)) for group in groups)  # type: ignore[no-untyped-call]
             # An in-place change would give the result of an operation another node.
             if all(parameters[i].is_leaf for group in groups for i in group):
-                self._known[groups] = found
-        return found
+                self._tensors[groups] = tensors
+        return tensors

@@ -51,14 +51,14 @@ def graphed_class(plain: Any) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         make, arguments, *state = plain.__reduce_ex__(self, protocol)
         # A pickle can only name the class without graphs.
-        return (_made, (make, tuple(plain if a is type(self) else a for a in arguments)), *state)
+        return (_from_pickle, (make, tuple(plain if a is type(self) else a for a in arguments)), *state)
 
     members = {"forward": forward, "__delattr__": delete, "__reduce_ex__": reduce, "plain": plain}
     names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(plain)(plain.__name__, (plain, _Graphed), members | names)
 
 
-def _made(make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
+def _from_pickle(make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
     """Make a network with graphs from a pickle."""
     network = make(*arguments)
     plain: Any = type(network)

@@ -57,10 +57,10 @@ class Lane(Generic[T]):
 
     def get(self, key: Hashable) -> T | None:
         """Return the graphs of this key, which becomes the most recently used one. None if there are none."""
-        found = self._graphs.get(key)
-        if found is not None:
+        graphs = self._graphs.get(key)
+        if graphs is not None:
             self._graphs.move_to_end(key)
-        return found
+        return graphs
 
     def recorded(self) -> list[Any]:
         """The keys of everything that is kept."""

@@ -92,9 +92,9 @@ class CapturedOptimizer:
         now += chain.from_iterable(group["params"] for group in groups)
         if len(now) != len(self._options) or not all(map(is_, now, self._options)):
             self._options = now
-            given = [(n, v) for group in groups for n, v in group.items() if n not in _FREE]
-            given += [("lr", group["lr"]) for group in groups if isinstance(group["lr"], Tensor)]
-            key = tuple((name, _entry(value)) for name, value in given)
+            options = [(n, v) for group in groups for n, v in group.items() if n not in _FREE]
+            options += [("lr", group["lr"]) for group in groups if isinstance(group["lr"], Tensor)]
+            key = tuple((name, _entry(value)) for name, value in options)
             if len(self._settings) > MAX_SETTINGS:
                 self._settings.clear()
             self._number, _ = self._settings.setdefault(key, (next(self._numbers), now))
@@ -179,21 +179,21 @@ class CapturedOptimizer:
     def _capturable(self, device: torch.device) -> Iterator[None]:
         before = []
         for i, group in enumerate(self.optimizer.param_groups):
-            own: dict[str, Any] = {}
+            changes: dict[str, Any] = {}
             if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
-                own["lr"] = self._rates[i, device]
+                changes["lr"] = self._rates[i, device]
             if "capturable" in group and device.type == "cuda":
-                own["capturable"] = True
+                changes["capturable"] = True
                 self._move_counts(group["params"])
             if self._may_fuse(group):
-                own["fused"] = True
-            before.append({name: group[name] for name in own})
-            group.update(own)
+                changes["fused"] = True
+            before.append({name: group[name] for name in changes})
+            group.update(changes)
         try:
             yield
         finally:
-            for group, own in zip(self.optimizer.param_groups, before, strict=True):
-                group.update(own)
+            for group, options in zip(self.optimizer.param_groups, before, strict=True):
+                group.update(options)
 
     def _may_fuse(self, group: dict[str, Any]) -> bool:
         """Whether one kernel may update all parameters, because the user has chosen no other form."""
@@ -203,9 +203,9 @@ class CapturedOptimizer:
             return False
         changed = [p for p in group["params"] if p.grad is not None]
         # The kernel of SGD takes momenta of all parameters or of none.
-        known = {len(self.optimizer.state.get(p, ())) for p in changed}
+        state_sizes = {len(self.optimizer.state.get(p, ())) for p in changed}
         is_sgd = isinstance(self.optimizer, torch.optim.SGD)
-        return all(p.is_floating_point() for p in changed) and not (is_sgd and len(known) > 1)
+        return all(p.is_floating_point() for p in changed) and not (is_sgd and len(state_sizes) > 1)
 
     def _move_counts(self, parameters: list[Tensor]) -> None:
         """Move the numbers of steps from the CPU, where optimizers keep them without `capturable`."""

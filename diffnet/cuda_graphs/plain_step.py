@@ -67,7 +67,7 @@ class PlainStep:
 
         forward: the network, or its graphs
         """
-        parameters = self._leaves()
+        parameters = self._weights()
         clear_gradients(parameters)
         device = batch.features.device.type
         with without_cached_casts(device):
@@ -209,11 +209,11 @@ class PlainStep:
             if average is not None:
                 average.update()
 
-    def _leaves(self) -> list[Tensor]:
+    def _weights(self) -> list[Tensor]:
         return [*self.modules.parameters(), *self.optimizer.parameters()]
 
     def clear_gradients(self) -> None:
-        clear_gradients(self._leaves())
+        clear_gradients(self._weights())
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:

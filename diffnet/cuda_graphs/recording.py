@@ -1,7 +1,8 @@
-"""First runs of modules on buffers, which are recorded afterwards."""
+"""First runs of a copy of a network on buffers, which are recorded afterwards. They don't change the network."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,104 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.cuda_graphs.buffers import NotCounted
-from diffnet.cuda_graphs.replica import check_reads_only
+from diffnet.cuda_graphs.graphed_class import plain_class
+from diffnet.cuda_graphs.module_state import CONTAINERS, GRAPHS, MACHINERY
 from diffnet.ops.common.cuda_graph import NotCapturable
+
+
+class Replica:
+    """A network with the same submodules and attributes, and with stand-ins for its parameters.
+
+    Other threads may call the network meanwhile. What a call sets stays in the replica.
+
+    parameters: of the replica, in the order of `network.parameters()`: tensors with the same memory. The parameters
+        themselves may belong to a graph of autograd that still lives, and a recording would have to wait for its
+        stream.
+    copies_buffers: whether the replica has buffers of its own. Otherwise a call changes those of the network.
+    """
+
+    def __init__(self, network: nn.Module, *, copies_buffers: bool) -> None:
+        originals = list(network.parameters())
+        self.parameters = [p.detach().requires_grad_(p.requires_grad) for p in originals]
+        self._tensors = {id(p): stand_in for p, stand_in in zip(originals, self.parameters, strict=True)}
+        self._copies_buffers = copies_buffers
+        self._copies: dict[int, nn.Module] = {}
+        self.network = self._copied(network)
+        self._before = self._state()
+
+    def _copied(self, module: nn.Module) -> nn.Module:
+        if id(module) not in self._copies:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise NotCapturable("a submodule is TorchScript")
+            cls = plain_class(module)
+            replica = self._copies[id(module)] = cls.__new__(cls)
+            state = {n: copy.copy(v) if isinstance(v, CONTAINERS) else v for n, v in vars(module).items()}
+            state["_parameters"] = {n: self._tensors.get(id(p), p) for n, p in module._parameters.items()}
+            state["_buffers"] = {n: self._buffer(b) for n, b in module._buffers.items()}
+            state["_modules"] = {n: m if m is None else self._copied(m) for n, m in module._modules.items()}
+            state.pop(GRAPHS, None)
+            replica.__dict__.update(state)
+        return self._copies[id(module)]
+
+    def _buffer(self, buffer: Tensor | None) -> Tensor | None:
+        if buffer is None or not self._copies_buffers:
+            return buffer
+        if id(buffer) not in self._tensors:
+            self._tensors[id(buffer)] = buffer.detach().clone()
+        return self._tensors[id(buffer)]
+
+    def __call__(self, features: Tensor, operators: Any, *further: Tensor) -> Any:
+        """Call the method `forward` of the network's class, and none of the network's hooks, in the caller's autocast.
+
+        Autocast caches no cast of a weight, because a cached one would not be part of a graph.
+        """
+        device = features.device.type
+        autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        with torch.autocast(device, dtype, enabled=autocast, cache_enabled=False):
+            return type(self.network).forward(self.network, features, operators, *further)
+
+    def check_attributes(self) -> None:
+        """Raise NotCapturable if calls have changed an attribute. A replayed graph would not."""
+        after = self._state()
+        for name in {**self._before, **after}:
+            if self._before.get(name) != after.get(name):
+                raise NotCapturable(f"its forward pass changes the attribute {name!r}")
+
+    def _state(self) -> dict[str, Hashable]:
+        """The identities of all attributes, by their names."""
+        identities: dict[str, Hashable] = {}
+        for prefix, module in self.network.named_modules():
+            dot = prefix and f"{prefix}."
+            for name, value in vars(module).items():
+                if name in ("_parameters", "_buffers", "_modules"):
+                    identities |= {f"{dot}{n}": id(v) for n, v in value.items()}
+                elif name not in MACHINERY:
+                    identities[f"{dot}{name}"] = _identity(value)
+        return identities
+
+
+def _identity(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return tuple(map(id, value.keys())), tuple(map(id, value.values()))
+    return tuple(map(id, value)) if isinstance(value, CONTAINERS) else id(value)
+
+
+def check_reads_only(out: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Raise NotCapturable if a tensor that is none of the inputs gets a gradient.
+
+    A graph would not compute it. Such tensors are attributes that are no parameters, and tensors of enclosing code.
+    """
+    input_ids, seen, todo = {id(x) for x in inputs}, set(), [out.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf: Tensor | None = getattr(node, "variable", None)  # of AccumulateGrad nodes
+        if leaf is not None and id(leaf) not in input_ids:
+            shape = tuple(leaf.shape)
+            raise NotCapturable(f"it reads a tensor of shape {shape} that needs a gradient, but not as its parameter")
+        todo += [each for each, _ in node.next_functions]
 
 
 def check_output(out: Any, rows: int) -> None:

@@ -18,8 +18,7 @@ from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.losses import RowLoss
 from diffnet.cuda_graphs.module_state import KnownStates, ModuleState, settings
 from diffnet.cuda_graphs.modules import RowWise, gradient_exchange, reads_other_rows
-from diffnet.cuda_graphs.recording import forked_random_numbers, host_random_states, trial, with_gradients
-from diffnet.cuda_graphs.replica import Replica
+from diffnet.cuda_graphs.recording import Replica, forked_random_numbers, host_random_states, trial, with_gradients
 from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, max_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.geometry import Operators

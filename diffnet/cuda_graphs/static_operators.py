@@ -33,26 +33,26 @@ class StaticOperators(Operators):
 
     def __init__(self, buffers: BatchBuffers, basis: torch.dtype | None = None) -> None:
         self.buffers, self.basis = buffers, basis
-        self.made: dict[str, Any] = {}
+        self.field_values: dict[str, Any] = {}
 
     def __getattribute__(self, name: str) -> Any:
         """Read a field of `Operators` from its buffer."""
         if name not in FIELDS and name not in _OTHERS:
             return object.__getattribute__(self, name)
-        made = self.made
-        if name not in made:
-            made[name] = _field(self, name, FIELDS[name]) if name in FIELDS else _OTHERS[name](self)
-        return made[name]
+        values = self.field_values
+        if name not in values:
+            values[name] = _field(self, name, FIELDS[name]) if name in FIELDS else _OTHERS[name](self)
+        return values[name]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("operators in the buffers of a CUDA graph can't be copied")
 
     def fields_read(self) -> Fields:
         """The fields that have been read."""
-        found: Fields = []
-        for name, made in self.made.items():
-            found += made.fields_read() if isinstance(made, StaticOperators) else [(self.basis, name)]
-        return found
+        fields: Fields = []
+        for name, value in self.field_values.items():
+            fields += value.fields_read() if isinstance(value, StaticOperators) else [(self.basis, name)]
+        return fields
 
     def read(self, fields: Fields) -> None:
         """Read fields, which makes and fills their buffers."""
@@ -63,9 +63,9 @@ class StaticOperators(Operators):
         if self.basis is not None:
             return self
         key = f"prepared {dtype}"
-        if key not in self.made:
-            self.made[key] = StaticOperators(self.buffers, dtype)
-        return self.made[key]
+        if key not in self.field_values:
+            self.field_values[key] = StaticOperators(self.buffers, dtype)
+        return self.field_values[key]
 
     def with_gradient_evecs(self) -> Operators:
         return self if self.gradient_evecs is not None else self.prepared(self.evecs.dtype)
@@ -112,8 +112,8 @@ def _tensor(
     dim, count = next((i, each) for i, each in enumerate(names) if isinstance(each, str) and each != "K")
 
     def shape(size: BatchSize) -> tuple[int, ...]:
-        known: dict[Any, int] = {"K": buffers.example.k, **size._asdict()}
-        return tuple(known.get(each, each) for each in names)
+        extents: dict[Any, int] = {"K": buffers.example.k, **size._asdict()}
+        return tuple(extents.get(each, each) for each in names)
 
     number = buffers.size.vertices - 1 if padding == "last" else padding  # the last vertex is an added one
     rest = None if isinstance(number, str) else number
@@ -136,8 +136,8 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
             if len(pattern.long_pieces):
                 raise NotCapturable("a vertex has more neighbors than a CUDA graph of kernels on sparse rows allows")
             indptr = pattern.stored_indptr
-            own = torch.arange(len(indptr) - 1, dtype=indptr.dtype, device=indptr.device)
-            return own if pattern.row_order is None else pattern.row_order
+            identity = torch.arange(len(indptr) - 1, dtype=indptr.dtype, device=indptr.device)
+            return identity if pattern.row_order is None else pattern.row_order
 
         def entries(size: Any) -> tuple[int]:
             return (getattr(size, needs),)

@@ -16,8 +16,7 @@ from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.losses import RowLoss, is_known, row_loss
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, settings
 from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, clear_gradients, without_cached_casts
-from diffnet.cuda_graphs.recording import check_output, forked_random_numbers, trial, with_gradients
-from diffnet.cuda_graphs.replica import Replica
+from diffnet.cuda_graphs.recording import Replica, check_output, forked_random_numbers, trial, with_gradients
 from diffnet.cuda_graphs.runtime import (
     NOTHING,
     Expected,

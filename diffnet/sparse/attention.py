@@ -72,23 +72,23 @@ class SparseMultiheadAttention(nn.Module):
         returned. Raises TypeError for another pattern, ValueError for shapes that don't fit.
         """
         if not isinstance(pattern, (Pattern, BlockPattern)):
-            found = type(pattern).__name__
-            raise TypeError(f"pattern should be a Pattern or a BlockPattern, got {found}; Pattern.from_mask converts")
+            kind = type(pattern).__name__
+            raise TypeError(f"pattern should be a Pattern or a BlockPattern, got {kind}; Pattern.from_mask converts")
         for name, x in (("query", query), ("key", key), ("value", value)):
             if x.ndim != 3 or x.shape[-1] != self.embed_dim:
-                found = tuple(x.shape)
-                raise ValueError(f"{name} should have shape (batch, length, {self.embed_dim}), shape is {found}")
+                shape = tuple(x.shape)
+                raise ValueError(f"{name} should have shape (batch, length, {self.embed_dim}), shape is {shape}")
         batch, (length, keys) = query.shape[0], (query.shape[1], key.shape[1])
         if pattern.shape[-2:] != (length, keys):
             raise ValueError(f"the pattern should have shape {(length, keys)}, shape is {pattern.shape[-2:]}")
         if key_padding_mask is not None and key_padding_mask.shape != (batch, keys):
-            found = tuple(key_padding_mask.shape)
-            raise ValueError(f"key_padding_mask should have shape {(batch, keys)}, shape is {found}")
+            shape = tuple(key_padding_mask.shape)
+            raise ValueError(f"key_padding_mask should have shape {(batch, keys)}, shape is {shape}")
         nnz = pattern.nnz if isinstance(pattern, Pattern) else None
         if attn_mask is not None and attn_mask.shape[-2:] != (length, keys) and attn_mask.shape[-1:] != (nnz,):
             entries = "" if nnz is None else f" or (…, {nnz})"
-            found = tuple(attn_mask.shape)
-            raise ValueError(f"attn_mask should have shape (…, {length}, {keys}){entries}, shape is {found}")
+            shape = tuple(attn_mask.shape)
+            raise ValueError(f"attn_mask should have shape (…, {length}, {keys}){entries}, shape is {shape}")
         heads, width = self.num_heads, self.embed_dim // self.num_heads
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)

@@ -42,8 +42,8 @@ class SparseLinear(PatternModule):
     def __init__(self, pattern: Pattern, bias: bool = True, backend: Backend = "auto") -> None:
         super().__init__()
         if not isinstance(pattern, Pattern):
-            found = type(pattern).__name__
-            raise TypeError(f"pattern should be a Pattern, got {found}; write for example Pattern.from_mask(mask)")
+            kind = type(pattern).__name__
+            raise TypeError(f"pattern should be a Pattern, got {kind}; write for example Pattern.from_mask(mask)")
         self.pattern = pattern.with_row_order(None)[0].prepare()
         self.backend: Backend = backend
         bound = self.pattern.row_lengths.clamp(min=1).float().rsqrt()
@@ -108,5 +108,5 @@ def _largest(weight: Tensor, density: float) -> Tensor:
     """A mask of the share of weights with the largest absolute values."""
     if not 0 <= density <= 1:
         raise ValueError(f"density should be from 0 to 1, got {density}")
-    kept = weight.abs().flatten().topk(round(density * weight.numel())).indices
-    return torch.zeros_like(weight, dtype=torch.bool).flatten().index_fill(0, kept, True).reshape(weight.shape)
+    places = weight.abs().flatten().topk(round(density * weight.numel())).indices
+    return torch.zeros_like(weight, dtype=torch.bool).flatten().index_fill(0, places, True).reshape(weight.shape)

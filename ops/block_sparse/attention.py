@@ -16,7 +16,7 @@ from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_key_mask, mask_at_blocks
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.sparse.softmax import checked_number
 
@@ -67,8 +67,8 @@ def block_attention(
     tensor([ 7.5000, 15.5000])
     """
     heads, rows, columns = pattern.shape
-    for name, given in (("query", query), ("key", key), ("value", value)):
-        check_operand(name, given, (), pattern.device, floating=True)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_operand(name, tensor, (), pattern.device, floating=True)
     batch = query.shape[:-3]
     channels = query.shape[-1] if query.ndim else 0
     expected = (*batch, heads, rows, channels), (*batch, heads, columns, channels)
@@ -143,12 +143,6 @@ def _gradients(
     return attention_backward(BlockArrays(*structure), inputs, out, sums, grad)
 
 
-def _gradients_fake(
-    structure: Sequence[Tensor], query: Tensor, key: Tensor, value: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     structure, *tensors, ctx.scale, ctx.block = inputs
     ctx.mark_non_differentiable(output[1])
@@ -162,5 +156,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), *grads, *[None] * 4
 
 
-_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, _gradients_fake)
+_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, empty_like(1, 2, 3))
 _operator = differentiable("diffnet::block_attention", _forward, _fake, _save, _backward)

@@ -12,7 +12,7 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern, block_arrays
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import broadcast_shapes, check_operand
-from diffnet.ops.common.dispatch import differentiable
+from diffnet.ops.common.dispatch import differentiable, save_settings
 from diffnet.ops.common.precision import compute_dtype
 
 MatmulMode: TypeAlias = Literal["sdd", "dsd", "dds"]
@@ -127,13 +127,7 @@ def _sdd_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, *_:
 
 
 def _dsd_forward(
-    structure: Sequence[Tensor],
-    values: Tensor,
-    x: Tensor,
-    block: int,
-    rows: int,
-    columns: int,
-    transpose: bool,
+    structure: Sequence[Tensor], values: Tensor, x: Tensor, block: int, rows: int, columns: int, transpose: bool
 ) -> Tensor:
     """Multiply S X or Sᵀ X: values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
     from diffnet.ops.block_sparse import kernels
@@ -148,37 +142,28 @@ def _dsd_fake(structure: Sequence[Tensor], values: Tensor, x: Tensor, *sizes: An
     return x.new_empty(*x.shape[:2], columns if transpose else rows, x.shape[3])
 
 
-def _sdd_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, a, b, *ctx.sizes = inputs
-    ctx.save_for_backward(*structure, a, b)
-
-
 def _sdd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
     need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = dsd_operator(structure, grad, b, *ctx.sizes, False) if need_a else None
-    grad_b = dsd_operator(structure, grad, a, *ctx.sizes, True) if need_b else None
+    grad_a = dsd_operator(structure, grad, b, *ctx.settings, False) if need_a else None
+    grad_b = dsd_operator(structure, grad, a, *ctx.settings, True) if need_b else None
     return [None] * len(structure), grad_a, grad_b, *[None] * 3
-
-
-def _dsd_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, values, x, *ctx.sizes, ctx.transpose = inputs
-    ctx.save_for_backward(*structure, values, x)
 
 
 def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
+    *sizes, transpose = ctx.settings
     need_values, need_x = ctx.needs_input_grad[1:3]
     grad = grad.to(values.dtype)
     grad_values = grad_x = None
     if need_values:
-        a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = sdd_operator(structure, a, b, *ctx.sizes)
+        a, b = (x, grad) if transpose else (grad, x)
+        grad_values = sdd_operator(structure, a, b, *sizes)
     if need_x:
-        grad_x = dsd_operator(structure, values, grad, *ctx.sizes, not ctx.transpose)
+        grad_x = dsd_operator(structure, values, grad, *sizes, not transpose)
     return [None] * len(structure), grad_values, grad_x, *[None] * 4
 
 
-sdd_operator = differentiable("diffnet::block_sdd", _sdd_forward, _sdd_fake, _sdd_save, _sdd_backward)
-dsd_operator = differentiable("diffnet::block_dsd", _dsd_forward, _dsd_fake, _dsd_save, _dsd_backward)
+sdd_operator = differentiable("diffnet::block_sdd", _sdd_forward, _sdd_fake, save_settings, _sdd_backward)
+dsd_operator = differentiable("diffnet::block_dsd", _dsd_forward, _dsd_fake, save_settings, _dsd_backward)

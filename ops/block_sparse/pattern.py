@@ -146,7 +146,8 @@ class BlockPattern:
         Values beyond the edge are 0. Differentiable.
         """
         if dense.ndim < 3 or dense.shape[-3] not in (1, self.heads) or dense.shape[-2:] != (self.rows, self.columns):
-            raise ValueError(f"a dense tensor (…, {self._sizes}) expected, shape is {tuple(dense.shape)}")
+            sizes = ", ".join(map(str, self.shape))
+            raise ValueError(f"a dense tensor (…, {sizes}) expected, shape is {tuple(dense.shape)}")
         whole = dense.expand(*dense.shape[:-3], *self.shape)
         pad = (0, self.block_columns * self.block - self.columns, 0, self.block_rows * self.block - self.rows)
         whole = torch.nn.functional.pad(whole, pad)
@@ -221,10 +222,6 @@ class BlockPattern:
                 "a BSR matrix has one head, one set of values and sizes that are multiples of the block, "
                 f"got {self.shape} with blocks of {self.block} and values {tuple(values.shape)}"
             )
-
-    @property
-    def _sizes(self) -> str:
-        return f"{self.heads}, {self.rows}, {self.columns}"
 
 
 class BlockArrays(NamedTuple):

@@ -93,12 +93,7 @@ def attention(indptr: Tensor, indices: Tensor, inputs: AttentionInputs) -> Tenso
 
 
 def mask_inside(
-    indptr: Tensor,
-    indices: Tensor,
-    size: tuple[int, int],
-    block: int,
-    key_mask: Tensor | None,
-    mask: Tensor | None,
+    indptr: Tensor, indices: Tensor, size: tuple[int, int], block: int, key_mask: Tensor | None, mask: Tensor | None
 ) -> Tensor:
     """Return where values count, (Z or 1, number of blocks, B, B) bool: within the matrix, and where both masks allow.
 

@@ -12,7 +12,7 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse.softmax import check_broadcast, checked_number, scaled_and_biased
 
@@ -184,14 +184,6 @@ def _gradients(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tenso
     return kernels.softmax_backward(indptr, out, grad, scale)
 
 
-def _gradients_fake(indptr: Tensor, out: Tensor, *_: Any) -> Tensor:
-    return out.new_empty(out.shape)
-
-
-def _fake(indptr: Tensor, indices: Tensor, scores: Tensor, *_: Any) -> Tensor:
-    return scores.new_empty(scores.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     indptr, _, _, bias, _, _, ctx.scale, *_ = inputs
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -210,5 +202,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 5
 
 
-_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, _gradients_fake)
-_operator = differentiable("diffnet::block_softmax", _forward, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, empty_like(1))
+_operator = differentiable("diffnet::block_softmax", _forward, empty_like(2), _save, _backward)

@@ -51,8 +51,8 @@ def check_lengths(lengths: Any, name: str, rows: int) -> list[int]:
 
     Raises TypeError or ValueError as `check_count` does, ValueError for another sum.
     """
-    given = lengths.tolist() if isinstance(lengths, Tensor) else [rows] if lengths is None else lengths
-    counts = [check_count(f"lengths[{i}]", count, 0) for i, count in enumerate(given)]
+    values = lengths.tolist() if isinstance(lengths, Tensor) else [rows] if lengths is None else lengths
+    counts = [check_count(f"lengths[{i}]", count, 0) for i, count in enumerate(values)]
     if sum(counts) != rows:
         raise ValueError(f"lengths should add up to the {rows} rows of {name}, got {counts}")
     return counts
@@ -88,9 +88,9 @@ def device_and_dtype(
 def not_a_tensor(name: str, value: Any) -> TypeError:
     """Return the error for an argument that is no tensor. It says how to convert a list or an array."""
     converter = {"list": "torch.tensor", "tuple": "torch.tensor", "ndarray": "torch.from_numpy"}
-    found = type(value).__name__
-    hint = f"; convert it with {converter[found]}" if found in converter else ""
-    return TypeError(f"{name} should be a tensor, got {found}{hint}")
+    kind = type(value).__name__
+    hint = f"; convert it with {converter[kind]}" if kind in converter else ""
+    return TypeError(f"{name} should be a tensor, got {kind}{hint}")
 
 
 def check_tensor(name: str, tensor: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
@@ -100,29 +100,25 @@ def check_tensor(name: str, tensor: Any, shape: Sequence[int | str], device: tor
 
     Raises TypeError if it is no tensor or not floating point, ValueError for another shape or device.
     """
-    if not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
-        raise _not_floating(name, tensor)
-    found = tensor.shape
-    if found != tuple(shape) and not _fits(found, shape):
+    if not isinstance(tensor, Tensor):
+        raise not_a_tensor(name, tensor)
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
+    dims = tensor.shape
+    if dims != tuple(shape) and not _fits(dims, shape):
         sizes = f"{shape[0]}," if len(shape) == 1 else ", ".join(map(str, shape))
-        raise ValueError(f"{name} should have shape ({sizes}), shape is {tuple(found)}")
+        raise ValueError(f"{name} should have shape ({sizes}), shape is {tuple(dims)}")
     if device is not None and tensor.device != device:
         raise _elsewhere(name, tensor, device)
 
 
-def _fits(found: Sequence[int], shape: Sequence[int | str]) -> bool:
-    if len(found) != len(shape):
+def _fits(dims: Sequence[int], shape: Sequence[int | str]) -> bool:
+    if len(dims) != len(shape):
         return False
-    for size, expected in zip(found, shape, strict=True):  # a loop takes half the time of `all`
+    for size, expected in zip(dims, shape, strict=True):  # a loop takes half the time of `all`
         if size != expected and not isinstance(expected, str):
             return False
     return True
-
-
-def _not_floating(name: str, value: Any) -> TypeError:
-    if not isinstance(value, Tensor):
-        return not_a_tensor(name, value)
-    return TypeError(f"{name} should be floating point, got {value.dtype}")
 
 
 def _elsewhere(name: str, tensor: Tensor, device: torch.device) -> ValueError:
@@ -142,13 +138,13 @@ def check_operand(
         raise not_a_tensor(name, operand)
     if not operand.is_floating_point() and (floating or operand.is_complex()):
         raise TypeError(f"{name} should be {'floating point' if floating else 'real'}, got {operand.dtype}")
-    found = operand.shape
-    matches = len(found) >= len(shape)
-    for n, m in zip(reversed(shape), reversed(found), strict=False):  # a loop, as a generator costs a microsecond
+    dims = operand.shape
+    matches = len(dims) >= len(shape)
+    for n, m in zip(reversed(shape), reversed(dims), strict=False):  # a loop, as a generator costs a microsecond
         if n != m and not isinstance(n, str):
             matches = False
     if not matches:
-        raise ValueError(f"{name} should have shape (…, {', '.join(map(str, shape))}), shape is {tuple(found)}")
+        raise ValueError(f"{name} should have shape (…, {', '.join(map(str, shape))}), shape is {tuple(dims)}")
     if operand.device != device:
         raise ValueError(f"{name} should be on {device}, where the pattern is; it is on {operand.device}")
 

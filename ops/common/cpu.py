@@ -69,5 +69,5 @@ def derivatives(
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
         wanted = [view for view, need in zip(views, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needed]
+        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
+    return [next(results) if need else None for need in needed]

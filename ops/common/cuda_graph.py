@@ -134,13 +134,13 @@ def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[
     """
     if not example.is_cuda or threading.active_count() > 1:
         return function
-    given = example.clone()
+    buffer = example.clone()
     with capturable_stream(example.device):
-        function(given)
-        graph, result = record(lambda: function(given))
+        function(buffer)
+        graph, result = record(lambda: function(buffer))
 
     def replay(new: Tensor) -> Tensor:
-        given.copy_(new)
+        buffer.copy_(new)
         graph.replay()
         return result
 

@@ -67,19 +67,16 @@ def differentiable(
     eager = applied(type(name.replace("::", "_"), (torch.autograd.Function,), members))
 
     def call(*arguments: Any) -> Any:
-        if _traced(arguments):
-            return operator(*arguments)
-        _refuse_transforms(name)
-        return eager(*arguments) if differentiated(arguments) else computed(*arguments)
-
-    def call_with_lists(*arguments: Any) -> Any:
-        flat = _flattened(arguments)
+        flat = _flattened(arguments) if tensor_lists else arguments
         if _traced(flat):
             return operator(*arguments)
         _refuse_transforms(name)
-        return eager(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
+        if not differentiated(flat):
+            return computed(*arguments)
+        lengths = [tuple([len(a) if isinstance(a, list) else None for a in arguments])] if tensor_lists else []
+        return eager(*lengths, *flat)
 
-    return call_with_lists if tensor_lists else call
+    return call
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -115,6 +112,23 @@ def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., An
 def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
     """Save all inputs for the backward: a `save` for `differentiable`."""
     ctx.save_for_backward(*inputs)
+
+
+def save_settings(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """A `save` for operators with further arguments: it saves all tensors, and keeps the rest as `ctx.settings`."""
+    flat = _flattened(inputs)
+    ctx.settings = [x for x in flat if x is not None and not isinstance(x, Tensor)]
+    ctx.save_for_backward(*[x for x in flat if x is None or isinstance(x, Tensor)])
+
+
+def empty_like(*places: int) -> Callable[..., Any]:
+    """A `fake` for operators: contiguous results with the shapes and dtypes of the arguments at these places."""
+
+    def fake(*arguments: Any) -> Any:
+        results = [torch.empty_like(arguments[i], memory_format=torch.contiguous_format) for i in places]
+        return results[0] if len(places) == 1 else tuple(results)
+
+    return fake
 
 
 def _with_separate_outputs(implementation: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,20 +33,6 @@ class _Compilation:
     lock = threading.Lock()  # held while `compile_later` is set
     compile_later: Callable[[LaunchedKernel, tuple[Any, ...], tuple[Any, ...], dict[str, Any]], None] | None = None
     owner = 0  # the thread
-
-
-class _Known(NamedTuple):
-    """A compiled kernel: the function that launches it, and the values that this function takes besides arguments.
-
-    constants: passed by position after the arguments, as in Triton's tutorial on fused softmax
-    """
-
-    run: Callable[..., None]
-    function: Any
-    metadata: Any
-    stream_of: Callable[[int], int]
-    hooks: Any
-    constants: tuple[Any, ...]
 
 
 class GuardedKernel:
@@ -85,11 +71,11 @@ class LaunchedKernel(GuardedKernel):
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
         self._names = [p.name for p in kernel.params]
-        self.compiled: dict[tuple[Any, ...], _Known] = {}
+        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            key, given = self.read(arguments, options)
+            key, values = self.read(arguments, options)
             if key[0] >= 0 and key[0] != _current_device():
                 with torch.cuda.device(key[0]):
                     launch(*arguments, **options)
@@ -98,18 +84,18 @@ class LaunchedKernel(GuardedKernel):
             if compile_later is not None and threading.get_ident() == _Compilation.owner:
                 compile_later(self, key, arguments, options)
                 return
-            known = self.compiled.get(key)
-            if known is not None:
-                run, function, metadata, stream_of, hooks, constants = known
+            launcher = self.compiled.get(key)
+            if launcher is not None:
+                run, function, metadata, stream_of, hooks, constants = launcher
                 if not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
                     x, y, z = (*grid, 1, 1)[:3]
-                    run(x, y, z, stream_of(key[0]), function, metadata, None, None, None, *given, *constants)
+                    run(x, y, z, stream_of(key[0]), function, metadata, None, None, None, *values, *constants)
                     return
             start = time.perf_counter()
             hash_source(self.kernel)
-            found = self.kernel[grid](*arguments, **options)
-            if known is None and _takes_launches(self.kernel, found):
-                self.compiled[key] = _known(found, tuple(options[name] for name in self._names[len(arguments) :]))
+            compiled = self.kernel[grid](*arguments, **options)
+            if launcher is None and _takes_launches(self.kernel, compiled):
+                self.compiled[key] = _launcher(compiled, tuple(options[name] for name in self._names[len(arguments) :]))
             seconds = time.perf_counter() - start
             if seconds > _COMPILED:
                 _Compilation.seconds += seconds
@@ -125,8 +111,8 @@ class LaunchedKernel(GuardedKernel):
         """
         first = arguments[0][0] if type(arguments[0]) is tuple else arguments[0]
         key = [first.get_device(), *options, *options.values()]
-        given = _given(arguments, self._sizes, key)
-        return tuple(key), given
+        values = _kernel_arguments(arguments, self._sizes, key)
+        return tuple(key), values
 
 
 _hashed: set[int] = set()  # the ids of functions
@@ -148,7 +134,7 @@ def hash_source(function: Any) -> None:
     _ = function.cache_key
 
 
-def _given(arguments: Sequence[Any], sizes: Iterable[bool], key: list[Any]) -> tuple[Any, ...]:
+def _kernel_arguments(arguments: Sequence[Any], sizes: Iterable[bool], key: list[Any]) -> tuple[Any, ...]:
     """Return arguments as a compiled kernel takes them, and extend the key of their launch.
 
     A compiled kernel takes addresses in place of tensors. Given tensors, Triton would read the addresses again and ask
@@ -156,28 +142,32 @@ def _given(arguments: Sequence[Any], sizes: Iterable[bool], key: list[Any]) -> t
 
     sizes: for each argument, whether its value is left out of the key
     """
-    given = []
+    results = []
     for value, is_size in zip(arguments, sizes):  # noqa: B905 - constants may follow the arguments
-        taken = value
+        argument = value
         if is_size:
             key.append(-_WIDE <= value < _WIDE)
         elif isinstance(value, Tensor):
-            taken = value.data_ptr()
-            key += value.dtype, taken & 15 == 0
+            argument = value.data_ptr()
+            key += value.dtype, argument & 15 == 0
         elif type(value) is tuple:
-            taken = _given(value, repeat(False), key)
+            argument = _kernel_arguments(value, repeat(False), key)
         else:
             key.append("float" if type(value) is float else value)
-        given.append(taken)
-    return tuple(given)
+        results.append(argument)
+    return tuple(results)
 
 
-def _known(compiled: Any, constants: tuple[Any, ...]) -> _Known:
+def _launcher(compiled: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The function that launches a compiled kernel, and the values that this function takes besides arguments.
+
+    constants: passed by position after the arguments, as in Triton's tutorial on fused softmax
+    """
     import triton
 
     stream_of = triton.runtime.driver.active.get_current_stream
     # `run` loads the kernel at its first use, so it is read before `function`.
-    return _Known(compiled.run, compiled.function, compiled.packed_metadata, stream_of, triton.knobs.runtime, constants)
+    return compiled.run, compiled.function, compiled.packed_metadata, stream_of, triton.knobs.runtime, constants
 
 
 def _takes_launches(kernel: Any, compiled: Any) -> bool:

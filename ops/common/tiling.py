@@ -63,18 +63,18 @@ def planned(plan: Callable[..., R]) -> Callable[..., R]:
     plan: a function of a tensor, and of numbers and strings. Of the tensor it may use the dtype and the device
         only.
     """
-    known: dict[tuple[Any, ...], R] = {}
+    plans: dict[tuple[Any, ...], R] = {}
 
     @functools.wraps(plan)
     def remembered(*arguments: Any) -> R:
         like = arguments[0]
         key = like.dtype, like.get_device(), *arguments[1:]
-        found = known.get(key)
-        if found is None:
-            if len(known) >= MAX_PLANS:
-                known.clear()
-            found = known[key] = plan(*arguments)
-        return found
+        result = plans.get(key)
+        if result is None:
+            if len(plans) >= MAX_PLANS:
+                plans.clear()
+            result = plans[key] = plan(*arguments)
+        return result
 
     return remembered
 

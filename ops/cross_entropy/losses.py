@@ -138,10 +138,10 @@ def dice_loss(logits: Tensor, labels: Tensor, ignored: int = -1, *, weights: Ten
     p, truth = _shares(logits, labels, ignored, weights)
     both, count = (p * truth).sum(0), truth.sum(0)
     occurs = (count > 0).to(p.dtype)
-    chosen = occurs if weights is None else occurs * weights.detach().to(p.dtype)
+    factors = occurs if weights is None else occurs * weights.detach().to(p.dtype)
     dice = 2 * both / ((p * p).sum(0) + count).clamp(min=1)
-    total = chosen.sum()
-    return ((1 - dice) * chosen).sum() / torch.where(total > 0, total, 1)
+    total = factors.sum()
+    return ((1 - dice) * factors).sum() / torch.where(total > 0, total, 1)
 
 
 def generalized_dice_loss(logits: Tensor, labels: Tensor, ignored: int = -1) -> Tensor:
@@ -172,8 +172,8 @@ def _shares(logits: Tensor, labels: Tensor, ignored: int, weights: Tensor | None
     """
     check_classes(logits, labels, ignored, weights)
     counted, classes = labels != ignored, logits.shape[1]
-    known = (labels >= 0) & (labels < classes)
-    share = torch.where(counted, torch.where(known, 1.0, float("nan")), 0)
+    is_class = (labels >= 0) & (labels < classes)
+    share = torch.where(counted, torch.where(is_class, 1.0, float("nan")), 0)
     p = torch.where(counted[:, None], logits, 0).softmax(1, sum_dtype(logits))
     truth = counted[:, None] & (labels[:, None] == torch.arange(classes, device=labels.device))
     return p * share.to(p.dtype)[:, None], truth.to(p.dtype)

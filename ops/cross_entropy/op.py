@@ -10,17 +10,12 @@ from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_index, check_tensor, readable
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_settings
 from diffnet.ops.common.precision import sum_dtype
 
 
 def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    ignored: int = -1,
-    backend: Backend = "auto",
-    *,
-    weights: Tensor | None = None,
+    logits: Tensor, labels: Tensor, ignored: int = -1, backend: Backend = "auto", *, weights: Tensor | None = None
 ) -> Tensor:
     """Compute −log softmax(z)[label] of each row, times the weight of its class.
 
@@ -95,10 +90,10 @@ def _plain(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
         return F.cross_entropy(precise, labels, ignore_index=ignored, reduction="none")
     if logits.shape[1] == 0:  # PyTorch would stop the GPU
         return precise.sum(1) + torch.where(labels == ignored, 0.0, float("nan"))
-    known = ((labels >= 0) & (labels < logits.shape[1])) | (labels == ignored)
-    losses = F.cross_entropy(precise, torch.where(known, labels, 0), ignore_index=ignored, reduction="none")
+    is_label = ((labels >= 0) & (labels < logits.shape[1])) | (labels == ignored)
+    losses = F.cross_entropy(precise, torch.where(is_label, labels, 0), ignore_index=ignored, reduction="none")
     # A product also makes the gradient NaN.
-    return losses * torch.where(known, 1.0, float("nan"))
+    return losses * torch.where(is_label, 1.0, float("nan"))
 
 
 def _forward(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
@@ -117,19 +112,9 @@ def _gradients(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Te
     return cross_entropy_backward(grad, logits, labels, ignored)
 
 
-def _gradients_fake(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    logits, labels, ctx.ignored = inputs
-    ctx.save_for_backward(logits, labels)
-
-
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    logits, labels = ctx.saved_tensors
-    return _gradients_operator(grad, logits, labels, ctx.ignored), None, None
+    return _gradients_operator(grad, *ctx.saved_tensors, *ctx.settings), None, None
 
 
-_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, _gradients_fake)
-_operator = differentiable("diffnet::cross_entropy", _forward, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, empty_like(1))
+_operator = differentiable("diffnet::cross_entropy", _forward, _fake, save_settings, _backward)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.common.ragged import row_lengths, row_offsets
 from diffnet.ops.definition import BlockArguments, diffusion_and_gradient_features
 from diffnet.ops.sparse.csr import csr_chunks, csr_product
-from diffnet.ops.sparse.pattern import Pattern
 
 
 class _Operators:
@@ -87,10 +85,10 @@ class _DiffusionFeatures(torch.autograd.Function):
         features_grad = torch.zeros_like(features) if features_grad is None else features_grad
         if torch.is_grad_enabled():  # the derivative will be differentiated
             tensors = [x, time, a_re, a_im]
-            found = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
-            if passed_grad is not None and found[0] is not None:
-                found[0] = found[0] + passed_grad
-            return *found, None
+            results = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
+            if passed_grad is not None and results[0] is not None:
+                results[0] = results[0] + passed_grad
+            return *results, None
         with without_autocast(x):
             inner = _inner_gradients(features_grad, features, parts)
             d_grad, re, im = _adjoint_sums(inner, diffused_grad, o).flatten(1, 2)
@@ -124,7 +122,7 @@ def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: _Operators, parts
     for a, out in zip((a_re, a_im), turned, strict=True):
         write_product(diffused, in_dtype(a, diffused.dtype).mT, out)
     turned, table = turned.flatten(0, 1), in_dtype(diffused, gx.dtype)
-    pairs, real, imaginary = complex_entries(pattern, o.gradient, adjoint=False)
+    pairs, real, imaginary = _pairs(pattern.indices, pattern.indices + len(table)), _pairs(gx, -gy), _pairs(gy, gx)
     features = torch.empty_like(diffused)
     for rows, entries, starts in csr_chunks(pattern.indptr, list(row_chunks(len(diffused)))):
         twice, ends, near = slice(2 * entries.start, 2 * entries.stop), 2 * starts, pattern.indices[entries]
@@ -136,6 +134,11 @@ def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: _Operators, parts
         if parts is not None:
             parts += g + b
     return features
+
+
+def _pairs(first: Tensor, second: Tensor) -> Tensor:
+    """Numbers (nnz,) and (nnz,) in turn, (2 nnz,): each entry of a complex matrix is two of a real one."""
+    return torch.stack([first, second], 1).flatten()
 
 
 def _inner_gradients(grad: Tensor, features: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -154,10 +157,13 @@ def _inner_gradients(grad: Tensor, features: Tensor, parts: Sequence[Tensor]) ->
 
 def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: _Operators) -> Tensor:
     """Φᵀ (dx_d + Re Gᴴ (ds ∘ b)), Re(Y) and Im(Y): (3, B, K, C) float32"""
-    pairs, real, imaginary = complex_entries(o.pattern, o.gradient, adjoint=True)
+    pattern, order = o.pattern.transpose
+    gx, gy = o.gradient[:, order]
+    pairs, real = _pairs(pattern.indices, pattern.indices + inner.shape[1]), _pairs(gx, gy)
+    imaginary = _pairs(-gy, gx)
     of_b, of_g = inner[:2].flatten(0, 1), inner[2:].flatten(0, 1)
     sums = inner.new_zeros(3, *o.evals.shape, inner.shape[2])
-    entries_of_rows = csr_chunks(2 * o.pattern.transpose[0].indptr, [rows for _, rows in o.chunks])
+    entries_of_rows = csr_chunks(2 * pattern.indptr, [rows for _, rows in o.chunks])
     for (mesh, _), (rows, entries, starts) in zip(o.chunks, entries_of_rows, strict=True):
         basis, near = o.evecs[rows].mT, pairs[entries]
         products = [
@@ -182,55 +188,3 @@ def _from_spectrum(spectrum_grad: Tensor, o: _Operators, added: Tensor | None, d
 
 def _plain(o: _Operators, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor) -> tuple[Tensor, ...]:
     return diffusion_and_gradient_features(x, o.arguments._replace(time=time, a_re=a_re, a_im=a_im))
-
-
-class ComplexEntries(NamedTuple):
-    """The entries of G = G_X + i G_Y, for vectors with all real parts first. Each entry of G becomes two.
-
-    indices: (2 nnz,) columns
-    real, imaginary: (2 nnz,) the values that give the real and the imaginary part of a product
-    """
-
-    indices: Tensor
-    real: Tensor
-    imaginary: Tensor
-
-
-class _Known(NamedTuple):
-    gradient: ref[Tensor]
-    version: int
-    entries: dict[bool, ComplexEntries]
-
-
-# The last matrix. All blocks of a network use the same one, and making its entries takes 3 % of a step on 1,000
-# vertices. Those of all meshes of a data set would take too much memory.
-_last: WeakKeyDictionary[Pattern, _Known] = WeakKeyDictionary()
-
-
-def complex_entries(pattern: Pattern, gradient: Tensor, *, adjoint: bool) -> ComplexEntries:
-    """The entries of G, or of its adjoint Gᴴ, row by row.
-
-    gradient: (2, nnz) the real and the imaginary parts of G
-    """
-    if gradient.is_inference():  # such a tensor doesn't tell whether it has been changed
-        return _entries(pattern, gradient, adjoint)
-    known = _last.get(pattern)
-    if known is None or known.gradient() is not gradient or known.version != gradient._version:
-        known = _Known(ref(gradient), gradient._version, {})
-        _last.clear()
-        _last[pattern] = known
-    if adjoint not in known.entries:
-        with torch.inference_mode(False):  # training may use them, too
-            known.entries[adjoint] = _entries(pattern, gradient, adjoint)
-    return known.entries[adjoint]
-
-
-def _entries(pattern: Pattern, gradient: Tensor, adjoint: bool) -> ComplexEntries:
-    if adjoint:
-        pattern, order = pattern.transpose
-        gradient = gradient[:, order]
-    x, y = gradient
-    y = -y if adjoint else y
-    indices = torch.stack([pattern.indices, pattern.indices + pattern.columns], 1)
-    real, imaginary = torch.stack([x, -y], 1), torch.stack([y, x], 1)
-    return ComplexEntries(indices.flatten(), real.flatten(), imaginary.flatten())

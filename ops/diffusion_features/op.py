@@ -1,19 +1,26 @@
-"""The first half of a block in the eigenbasis: learned diffusion, and the gradient features of its result."""
+"""A block in the eigenbasis: the definition, one node of autograd on kernels, or its two halves one after the other.
+
+The first half is learned diffusion with the gradient features of its result, the second half the MLP.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_cpu_form, use_definition, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.precision import compute_dtype, in_dtype
+from diffnet.ops.common.dispatch import applied, is_traced, without_base
+from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import cpu
 from diffnet.ops.gradient_features.op import check_matrices, gradient_features, values_and_gradient_features
+from diffnet.ops.mlp.op import NOTHING, Shared, check_mlp, drawn_seeds, mlp_forward, mlp_with
 from diffnet.ops.sparse.op import spmm
 from diffnet.ops.spectral.op import diffuse, from_spectral, to_spectral
 
@@ -42,22 +49,64 @@ def diffusion_and_gradient_features(
         mass, evals, evecs, gradient_evecs: (V,), (B, K), (V, K) and (2, V, K) floating point, the operators
         time: (C,) floating point, in squared units of the positions. A negative time counts as 0 and has gradient 0.
         a_re, a_im, swapped: see `gradient_features`
-        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
-        lengths: the rows of each mesh as Python integers, or None
-        backend: see `ops.common.backend.use_kernels`
+        ptr, lengths, backend: see `to_spectral`
 
     Returns:
         x, and the diffused function and its gradient features, (V, C) each. The latter two have the promoted dtype of x
         and evecs, or autocast's dtype.
 
     Raises:
-        TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes, devices or extents.
+        TypeError, ValueError: see `to_spectral`.
     """
     arguments = BlockArguments(
         mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths=lengths, swapped=swapped
     )
     return diffused_with_features(x, check_arguments(x, arguments), backend)
+
+
+def diffusion_block(
+    x: Tensor,
+    o: BlockArguments,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    dropout: float,
+    backend: Backend,
+    shared: Shared = NOTHING,
+) -> Tensor:
+    """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features, see `definition.block`.
+
+    As one node, it has fewer launches and less Python than `diffused_with_features` and `mlp` one after the other, and
+    can be differentiated once.
+
+    Raises TypeError and ValueError as these operations do.
+    """
+    o, plain = check_arguments(x, o), use_definition(backend)
+    if not (plain or _is_one_node(backend, x, o, weights)):
+        inputs = diffused_with_features(x, o, backend)
+        return mlp_with(inputs, weights, biases, dropout, inputs[0], backend, shared)
+    check_mlp([x] * 3, weights, biases, dropout, x)
+    if plain:
+        return definition.block(x, o, weights, biases, dropout)
+    seeds = drawn_seeds(shared.seeds, len(weights) - 1, dropout, x.device)
+    tensors = x, *o.tensors, *weights, *biases
+    keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return one_node(keep, dropout, seeds, o.swapped, shared.matrices, *tensors)
+
+
+def _is_one_node(backend: Backend, x: Tensor, o: BlockArguments, weights: Sequence[Tensor]) -> bool:
+    """Whether one node computes as the two halves do.
+
+    It doesn't under torch.compile, in plain PyTorch, with sparse gradients, for operators with a gradient, and if
+    tensors have to be converted first.
+    """
+    operators = o.operators
+    if o.pattern is not None or any(operator.requires_grad for operator in operators):
+        return False
+    if is_traced((x, *o.tensors, *weights)):
+        return False
+    if not x.dtype == o.evecs.dtype == o.gradient.dtype == compute_dtype(x, o.evecs, *weights):
+        return False
+    return use_kernels(backend, x, *operators, *weights, matrix=True)
 
 
 def diffused_with_features(x: Tensor, o: BlockArguments, backend: Backend) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,3 +163,106 @@ def check_arguments(x: Tensor, o: BlockArguments) -> BlockArguments:
     check_tensor("time", o.time, (channels,), device)
     check_matrices(o.a_re, o.a_im, channels, device, o.swapped)
     return o._replace(ptr=ptr)
+
+
+def _recomputes(x: Tensor) -> bool:
+    """Whether the backward computes the diffused function and the last hidden layer again.
+
+    It does so in exact float32. A training step then takes 5 % more time and a fifth less memory.
+    """
+    return x.dtype == torch.float32 and not allows_tf32()
+
+
+class _Block(torch.autograd.Function):
+    """The forward and the backward of a block on kernels, see docs/kernels.md."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keep: bool,
+        dropout: float,
+        seeds: Tensor | None,
+        swapped: bool,
+        operands: Sequence[Tensor],
+        x: Tensor,
+        *tensors: Any,
+    ) -> Tensor:
+        from diffnet.ops.gradient_features.coefficient_kernels import table
+        from diffnet.ops.gradient_features.kernels import forward
+        from diffnet.ops.spectral.kernels import project_spans, sum_and_diffuse
+
+        (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), parameters = tensors[:8], tensors[8:]
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
+        coefficients = table(d, a_re, a_im, gradient_evecs)
+        diffused, features = forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped)
+        out, *layers = mlp_forward([x, diffused, features], weights, operands, biases, None, True, dropout, seeds, keep)
+        ctx.layers, ctx.dropout, ctx.swapped = len(weights), dropout, swapped
+        ctx.dtypes = [parameter.dtype for parameter in parameters]
+        if keep:
+            hidden, matrices = layers[: len(weights) - 1], layers[len(weights) - 1 :] or operands or weights
+            matrices = [matrix.contiguous() for matrix in matrices]
+            bias = biases[-2] if hidden else None
+            computed: list[Tensor | None] = [diffused, *hidden]  # None if the backward computes it again
+            if _recomputes(x):
+                computed[0] = None
+                if len(hidden) > 1:
+                    computed[-1] = None
+            ctx.save_for_backward(
+                x, features, *matrices, *computed, bias, seeds, *tensors[:8], spectrum, d, coefficients
+            )
+        return without_base(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
+        from diffnet.ops.gradient_features.kernels import backward
+        from diffnet.ops.mlp.kernels import backward as mlp_backward
+        from diffnet.ops.mlp.linear_kernels import linear
+        from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
+        from diffnet.ops.spectral.kernels import evaluate
+
+        saved, layers = ctx.saved_tensors, ctx.layers
+        (x, features), matrices = saved[:2], saved[2 : 2 + layers]
+        diffused, *hidden = saved[2 + layers : 2 + 2 * layers]
+        bias, seeds, *rest = saved[2 + 2 * layers :]
+        (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), (spectrum, d, table) = rest[:8], rest[8:]
+        if diffused is None:
+            diffused = evaluate(d, evecs, None, ptr)
+        if hidden and hidden[-1] is None:
+            seed = None if seeds is None else seeds[-1]
+            hidden[-1] = linear(hidden[-2:-1], matrices[-2], bias, activation=True, dropout=ctx.dropout, seed=seed)
+        inputs = x, diffused, features
+        grad = in_dtype(grad, evecs.dtype)
+        input_grads, layer_grads = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True)
+        x_grad, diffused_grad, features_grad = input_grads.unbind()
+        # One launch computes Φᵀ dx_d and the gradients of the weights. A later one sums their spans and others.
+        projection = Projection(evecs, diffused_grad, ptr)
+        weight_grads, bias_grads, unsummed, projected = weight_gradients(
+            inputs, hidden, layer_grads, leave_sum=True, projection=projection
+        )
+        # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
+        del saved, x, diffused, features, inputs, matrices, hidden, layer_grads
+        ctx.maybe_clear_saved_tensors()
+        sums = backward(
+            features_grad,
+            table,
+            gradient_evecs,
+            ptr,
+            swapped=ctx.swapped,
+            values_grad=diffused_grad,
+            evecs=evecs,
+            projected=projected,
+            unsummed=unsummed,
+        )
+        spectrum_grad, re_grad, im_grad, time_grad = coefficients_backward(sums, d, a_re, a_im, (spectrum, evals, time))
+        x_grad = evaluate(spectrum_grad, evecs, mass, ptr, added=x_grad)
+        im_grad = None if im_grad is None or a_im is None else in_dtype(im_grad, a_im.dtype)
+        of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
+        of_layers = zip((*weight_grads, *bias_grads), ctx.dtypes, strict=True)
+        parameter_grads = [in_dtype(g, dtype) for g, dtype in of_layers]
+        return None, None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
+
+
+one_node = applied(_Block)

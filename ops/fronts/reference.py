@@ -40,18 +40,18 @@ def forward(level: FrontLevel, right: Tensor, updates: Tensor) -> tuple[Tensor, 
     Returns the collected right-hand sides (F, T, C) and the updates (F · R, C) for the level above.
     """
     width = level.own.shape[1]
-    given = _taken(updates, level.child_rows[0]) + _taken(updates, level.child_rows[1])
-    own = given[:, :width] + _taken(right, _used(level.own, level.own_size))
-    return own, (given[:, width:] - level.coupling @ own).flatten(0, 1)
+    sums = _rows_at(updates, level.child_rows[0]) + _rows_at(updates, level.child_rows[1])
+    right = sums[:, :width] + _rows_at(right, _used(level.own, level.own_size))
+    return right, (sums[:, width:] - level.coupling @ right).flatten(0, 1)
 
 
-def backward(level: FrontLevel, own: Tensor, x: Tensor) -> None:
+def backward(level: FrontLevel, right: Tensor, x: Tensor) -> None:
     """Write the solution at the fronts' own vertices to x (n, C). The solution at their borders must be there already.
 
     own: (F, T, C), see `forward`
     """
-    known = _taken(x, _used(level.border, level.border_size))
-    solution = level.inverse.mT @ own - level.coupling.mT @ known
+    border = _rows_at(x, _used(level.border, level.border_size))
+    solution = level.inverse.mT @ right - level.coupling.mT @ border
     places = _used(level.own, level.own_size)
     x[places[places >= 0]] = solution[places >= 0]
 
@@ -60,6 +60,6 @@ def _used(vertices: Tensor, size: Tensor) -> Tensor:
     return torch.where(torch.arange(vertices.shape[1], device=size.device) < size[:, None], vertices, -1)
 
 
-def _taken(rows: Tensor, index: Tensor) -> Tensor:
+def _rows_at(rows: Tensor, index: Tensor) -> Tensor:
     """Rows by index, zeros where the index is −1."""
     return torch.where(index[..., None] >= 0, rows[index.clamp(min=0)], 0.0)

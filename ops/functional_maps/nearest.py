@@ -64,8 +64,8 @@ def _search(queries: Tensor, points: Tensor) -> Tensor:
 def _by_tree(queries: Tensor, points: Tensor) -> Tensor:
     from scipy.spatial import cKDTree
 
-    _, found = cKDTree(points.numpy()).query(queries.numpy(), workers=torch.get_num_threads())
-    return torch.from_numpy(found).long()
+    _, neighbors = cKDTree(points.numpy()).query(queries.numpy(), workers=torch.get_num_threads())
+    return torch.from_numpy(neighbors).long()
 
 
 def _by_products(queries: Tensor, points: Tensor) -> Tensor:

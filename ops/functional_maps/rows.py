@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.dispatch import differentiable
+from diffnet.ops.common.dispatch import differentiable, empty_like
 
 BLOCK = 32
 # Bytes of factors that are held at once. The matrix products of a chunk should keep all cores busy.
@@ -86,10 +86,6 @@ def _solve_chunk(
     return x
 
 
-def _fake(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:
-    return torch.empty_like(right, memory_format=torch.contiguous_format)
-
-
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
     gram, penalty, _, ctx.triton = inputs
     ctx.save_for_backward(gram, penalty, output)
@@ -107,4 +103,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-_operator = differentiable("diffnet::solve_rows", _forward, _fake, _save, _backward)
+_operator = differentiable("diffnet::solve_rows", _forward, empty_like(2), _save, _backward)

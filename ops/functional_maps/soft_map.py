@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_finite, check_tensor, readable
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
 from diffnet.ops.common.precision import sum_dtype, without_autocast
 from diffnet.ops.functional_maps.nearest import table_rows
 from diffnet.ops.functional_maps.op import checked_number
@@ -103,10 +103,6 @@ def _gradients(
     return grad_queries, grad_keys, grad_values
 
 
-def _gradients_fake(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-    return queries.new_empty(queries.shape), keys.new_empty(keys.shape), values.new_empty(values.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*inputs, *output)
@@ -116,5 +112,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
     return _gradients_operator(grad, *ctx.saved_tensors)
 
 
-_gradients_operator = opaque("diffnet::soft_map_backward", _gradients, _gradients_fake)
+_gradients_operator = opaque("diffnet::soft_map_backward", _gradients, empty_like(1, 2, 3))
 _operator = differentiable("diffnet::soft_map", _forward, _fake, _save, _backward)

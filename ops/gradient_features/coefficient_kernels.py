@@ -207,11 +207,7 @@ def _plan_backward(d: Tensor, rows: int, k: int, c: int) -> _Plan:
 
 
 def backward(
-    sums: Tensor,
-    d: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    diffused: tuple[Tensor, Tensor, Tensor] | None = None,
+    sums: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, diffused: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return the gradients of D or, if it was diffused, of S (B, K, C), of A_re and A_im (C, C), and of time (C,).
 

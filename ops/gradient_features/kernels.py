@@ -547,12 +547,7 @@ def _plan_backward(
 
 
 def forward(
-    table: Tensor,
-    evecs: Tensor | None,
-    gradient_evecs: Tensor,
-    ptr: Tensor,
-    *,
-    swapped: bool = False,
+    table: Tensor, evecs: Tensor | None, gradient_evecs: Tensor, ptr: Tensor, *, swapped: bool = False
 ) -> tuple[Tensor, Tensor]:
     """x = Φ D and f: two (V, C)
 
@@ -641,14 +636,7 @@ def backward(
     return sum_spans(partial, ptr, span, other=projected, unsummed=unsummed)
 
 
-def derivatives(
-    grad: Tensor,
-    table: Tensor,
-    gradient_evecs: Tensor,
-    ptr: Tensor,
-    *,
-    swapped: bool = False,
-) -> Tensor:
+def derivatives(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, *, swapped: bool = False) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²): (2, 4, V, C) bfloat16 or (4, V, C) float32
 
     With swapped, the last two are ds∘(g_x + g_y) and ds∘(g_y − g_x).

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, opaque, save_settings
 from diffnet.ops.common.precision import compute_dtype, empty_table
 from diffnet.ops.definition import matrices
 from diffnet.ops.spectral.op import check_coefficients
@@ -78,16 +78,13 @@ def spectral_gradient_features(
         coefficients: (B, K, C) floating point, D
         gradient_evecs: (2, V, K) floating point, the X and Y components of the gradients of the eigenvectors, G Φ
         a_re, a_im, swapped: see `gradient_features`
-        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
-        lengths: the rows of each mesh as Python integers, or None
-        backend: see `ops.common.backend.use_kernels`
+        ptr, lengths, backend: see `to_spectral`
 
     Returns:
         (V, C) in the dtype of the gradient_evecs, or in autocast's dtype
 
     Raises:
-        TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes, devices or extents.
+        TypeError, ValueError: see `to_spectral`.
     """
     ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     tensors = coefficients, gradient_evecs, *matrices(a_re, a_im)
@@ -199,11 +196,11 @@ _pointwise_gradients_operator = opaque(
 
 
 def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    gradients, a_re, a_im = ctx.saved_tensors
+    (gradients, a_re, a_im), (swapped,) = ctx.saved_tensors, ctx.settings
     need_gradients, need_re, need_im, _ = ctx.needs_input_grad
-    dgx, dgy, dbx, dby = _pointwise_gradients_operator(grad.to(a_re.dtype), gradients, a_re, a_im, ctx.swapped)
+    dgx, dgy, dbx, dby = _pointwise_gradients_operator(grad.to(a_re.dtype), gradients, a_re, a_im, swapped)
     gradients_grad = re_grad = im_grad = None
-    if ctx.swapped:  # b_x and b_y are A_re g_x ∓ A_im g_y
+    if swapped:  # b_x and b_y are A_re g_x ∓ A_im g_y
         of_re, of_im = dbx + dby, dby - dbx
         gx, gy = gradients.to(a_re.dtype)
         if need_gradients:
@@ -223,13 +220,8 @@ def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return gradients_grad, re_grad, im_grad, None
 
 
-def _direct_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.swapped = inputs
-    ctx.save_for_backward(*tensors)
-
-
 _direct_operator = differentiable(
-    "diffnet::gradient_features", _direct_forward, _direct_fake, _direct_save, _direct_backward
+    "diffnet::gradient_features", _direct_forward, _direct_fake, save_settings, _direct_backward
 )
 
 
@@ -318,9 +310,5 @@ def _features_backward(
 
 
 features_operator = differentiable(
-    "diffnet::spectral_gradient_features",
-    _features_forward,
-    _features_fake,
-    _features_save,
-    _features_backward,
+    "diffnet::spectral_gradient_features", _features_forward, _features_fake, _features_save, _features_backward
 )

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor
-from diffnet.ops.common.dispatch import differentiable
+from diffnet.ops.common.dispatch import differentiable, empty_like
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
-from diffnet.ops.implicit.reference import at_vertices, inner_products, iterate, mesh_extents
+from diffnet.ops.implicit.reference import at_vertices, inner_products, iterate
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.matrix import SparseMatrix
 from diffnet.ops.sparse.op import diagonal, sddmm_operator, spmm_operator
@@ -148,14 +148,14 @@ def conjugate_gradients(
     Returns u (V, C). If the inner products of a mesh and channel overflow or are NaN, u is NaN there. Warns with the
     residual if max_iterations didn't suffice.
     """
-    meshes = mesh_extents(ptr, lengths)
+    extents = torch.diff(ptr)
     u = start.clone()
     r = b - apply(u)
     p = inverse_diagonal * r
-    remaining = inner_products(r, p, meshes)
-    bound = tolerance**2 * inner_products(b, inverse_diagonal * b, meshes)
+    remaining = inner_products(r, p, lengths)
+    bound = tolerance**2 * inner_products(b, inverse_diagonal * b, lengths)
     if iteration is None:
-        step: Iteration = functools.partial(iterate, apply, inverse_diagonal, meshes, u, r, p, bound)
+        step: Iteration = functools.partial(iterate, apply, inverse_diagonal, lengths, extents, u, r, p, bound)
     else:
         step = iteration(u, r, p, bound)
     flags = _DelayedFlags()
@@ -172,7 +172,7 @@ def conjugate_gradients(
                 stacklevel=2,
             )
     lost = torch.where((remaining + bound).isfinite(), 0.0, torch.nan).to(u.dtype)
-    return u.add_(at_vertices(lost, len(u), meshes))
+    return u.add_(at_vertices(lost, len(u), extents))
 
 
 class _DelayedFlags:
@@ -242,11 +242,6 @@ def _forward(
     )
 
 
-def _fake(*arguments: Any) -> Tensor:
-    _, _, _, _, _, _, b, *_ = arguments
-    return torch.empty_like(b)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, *tensors, _, lengths, tolerance, max_iterations, check_every, triton = inputs
     ctx.settings = lengths, tolerance, max_iterations, check_every, triton
@@ -272,4 +267,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_operator = differentiable("diffnet::implicit_solve", _forward, _fake, _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", _forward, empty_like(6), _save, _backward)

@@ -31,17 +31,6 @@ class System(NamedTuple):
     ptr: Tensor
 
 
-class Meshes(NamedTuple):
-    """The extents of the meshes of a packed batch.
-
-    lengths: the number of rows of each mesh
-    extents: (B,) the same as a tensor, or None for one mesh
-    """
-
-    lengths: list[int]
-    extents: Tensor | None
-
-
 def laplacian_product(system: System) -> Callable[[Tensor], Tensor]:
     """Return the function u (V, C) → L u."""
     csr, size = system.csr, len(system.mass)
@@ -54,29 +43,25 @@ def laplacian_product(system: System) -> Callable[[Tensor], Tensor]:
     return multiply
 
 
-def mesh_extents(ptr: Tensor, lengths: Sequence[int]) -> Meshes:
-    """Return the extents of meshes from `ptr` (B+1,) and the same lengths as Python integers."""
-    return Meshes(list(lengths), torch.diff(ptr) if len(lengths) > 1 else None)
-
-
-def inner_products(x: Tensor, y: Tensor, meshes: Meshes) -> Tensor:
+def inner_products(x: Tensor, y: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return the inner products of x and y (V, C) for each mesh and channel, (B, C)."""
-    if meshes.extents is None:
+    if len(lengths) <= 1:
         return (x * y).sum(0, keepdim=True)
-    return torch.stack([part.sum(0) for part in torch.split(x * y, meshes.lengths)])
+    return torch.stack([part.sum(0) for part in (x * y).split_with_sizes(lengths)])
 
 
-def at_vertices(numbers: Tensor, rows: int, meshes: Meshes) -> Tensor:
+def at_vertices(numbers: Tensor, rows: int, extents: Tensor) -> Tensor:
     """Repeat numbers (B, C) for each vertex, (V, C). For one mesh they are left (1, C), which broadcasts."""
-    if meshes.extents is None:
+    if len(extents) <= 1:
         return numbers
-    return torch.repeat_interleave(numbers, meshes.extents, dim=0, output_size=rows)
+    return torch.repeat_interleave(numbers, extents, dim=0, output_size=rows)
 
 
 def iterate(
     apply: Callable[[Tensor], Tensor],
     inverse_diagonal: Tensor,
-    meshes: Meshes,
+    lengths: Sequence[int],
+    extents: Tensor,
     u: Tensor,
     r: Tensor,
     p: Tensor,
@@ -85,16 +70,17 @@ def iterate(
 ) -> Tensor:
     """Do one iteration (Saad 2003, algorithm 9.1), and return the next `remaining`.
 
+    lengths, extents: the rows of each mesh, as Python integers and (B,)
     u, r, p: (V, C) the solution, the residual and the direction. They are updated in place.
     bound: (B, C). A mesh and channel whose inner product is at most this has stopped.
     remaining: (B, C) the inner products of r with the preconditioned r
     """
     running = remaining > bound
     q = apply(p)
-    alpha = at_vertices(torch.where(running, remaining / inner_products(p, q, meshes), 0), len(p), meshes)
+    alpha = at_vertices(torch.where(running, remaining / inner_products(p, q, lengths), 0), len(p), extents)
     u.addcmul_(p, alpha)
     r.addcmul_(q, alpha, value=-1)
     z = inverse_diagonal * r
-    after = torch.where(running, inner_products(r, z, meshes), remaining)
-    torch.addcmul(z, p, at_vertices(torch.where(running, after / remaining, 0), len(p), meshes), out=p)
+    after = torch.where(running, inner_products(r, z, lengths), remaining)
+    torch.addcmul(z, p, at_vertices(torch.where(running, after / remaining, 0), len(p), extents), out=p)
     return after

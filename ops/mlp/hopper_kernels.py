@@ -341,12 +341,7 @@ def mlp_backward_hopper_kernel(
 
 
 def backward(
-    grad: Tensor,
-    parts: int,
-    weights: Sequence[Tensor],
-    hidden: Sequence[Tensor],
-    skip: bool,
-    dropout: float,
+    grad: Tensor, parts: int, weights: Sequence[Tensor], hidden: Sequence[Tensor], skip: bool, dropout: float
 ) -> tuple[Tensor, list[Tensor]]:
     """The same as `kernels.backward` for three layers of 128 channels, with gradients of all inputs."""
     rows, grad = grad.shape[0], aligned(grad)

@@ -146,13 +146,7 @@ def linear(
     return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed)[0]
 
 
-def linear_backward(
-    grad: Tensor,
-    weight: Tensor,
-    *,
-    hidden: Tensor,
-    dropout: float = 0.0,
-) -> Tensor:
+def linear_backward(grad: Tensor, weight: Tensor, *, hidden: Tensor, dropout: float = 0.0) -> Tensor:
     """dx = dy W, back through the ReLU and the dropout that computed x
 
     dy (V, H), weight (H, C) as `matmul.operands` returns it, hidden (V, C) → (V, C). `hidden` is x: a unit above 0 was

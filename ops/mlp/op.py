@@ -129,8 +129,8 @@ def check_mlp(
         if isinstance(tensors, Tensor):
             raise TypeError(f"{name} should be a list of tensors, got a tensor; write [{name}]")
     if not weights or (biases is not None and len(biases) != len(weights)):
-        found = "none" if biases is None else len(biases)
-        raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {found}")
+        bias_count = "none" if biases is None else len(biases)
+        raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {bias_count}")
     if len(inputs) == 0:
         raise ValueError("inputs should be one tensor or more, got none")
     check_tensor("inputs[0]", inputs[0], ("V", "C"))
@@ -173,7 +173,7 @@ def mlp_forward(
     used = matrices or operands(weights, x.dtype, dot_precision(x))
     outs = forward(inputs, used, biases, x if skip else residual, dropout, seeds, keep)
     if keep and not matrices and _converts(x, weights):  # an operator returns none of its arguments
-        outs += [matrix.clone() if matrix is given else matrix for matrix, given in zip(used, weights, strict=True)]
+        outs += [matrix.clone() if matrix is weight else matrix for matrix, weight in zip(used, weights, strict=True)]
     return outs
 
 
@@ -226,11 +226,11 @@ _gradients_operator = opaque("diffnet::mlp_backward", _gradients, _gradients_fak
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    parts, weights, given, biases, residual, ctx.skip, ctx.dropout, _, _ = inputs
+    parts, weights, shared, biases, residual, ctx.skip, ctx.dropout, _, _ = inputs
     layers = len(weights)
-    hidden, matrices = output[1:layers], output[layers:] or given or [w.contiguous() for w in weights]
+    hidden, matrices = output[1:layers], output[layers:] or shared or [w.contiguous() for w in weights]
     ctx.save_for_backward(*parts, *matrices, *hidden)
-    ctx.counts = len(parts), layers, len(given)
+    ctx.counts = len(parts), layers, len(shared)
     ctx.weight_dtypes = [weight.dtype for weight in weights]
     ctx.need_inputs = any(x.requires_grad for x in parts)
     ctx.bias_dtypes = [bias.dtype for bias in biases]
@@ -240,7 +240,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     grad = grads[0]
-    parts, layers, given = ctx.counts
+    parts, layers, shared = ctx.counts
     saved = ctx.saved_tensors  # each access unpacks all of them, and a checkpoint allows one
     inputs, weights, hidden = saved[:parts], saved[parts : parts + layers], saved[parts + layers :]
     assert grad is not None  # callers get the first output only
@@ -251,7 +251,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     bias_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
     by_input = list(input_grads.unbind()) if ctx.need_inputs else [None] * parts
     residual_grad = grad if ctx.residual else None
-    return by_input, weight_grads, [None] * given, bias_grads, residual_grad, None, None, None, None
+    return by_input, weight_grads, [None] * shared, bias_grads, residual_grad, None, None, None, None
 
 
 _operator = differentiable("diffnet::mlp", mlp_forward, _fake, _save, _backward, tensor_lists=True)

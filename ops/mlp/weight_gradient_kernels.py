@@ -103,13 +103,7 @@ def mlp_backward_weights_kernel(
 
 @planned
 def _plan(
-    grad: Tensor,
-    rows: int,
-    h: int,
-    c: int,
-    pairs: int,
-    meshes: int,
-    precision: str,
+    grad: Tensor, rows: int, h: int, c: int, pairs: int, meshes: int, precision: str
 ) -> tuple[Tiling, int, int, int, int]:
     """The tiling, the rows of a span, the spans of all rows and those of a projection, and the number of programs.
 
@@ -203,9 +197,7 @@ def _fits(projection: Projection, h: int, c: int) -> bool:
 
 
 def _of_one_shape(
-    layers: Sequence[Sequence[Tensor]],
-    grads: Sequence[Tensor],
-    projection: Projection | None,
+    layers: Sequence[Sequence[Tensor]], grads: Sequence[Tensor], projection: Projection | None
 ) -> tuple[Tensor, int, Tensor | None]:
     """Sum over spans of rows: the gradients of the weights of all layers, then those of the biases (1, spans, N).
 

@@ -63,6 +63,6 @@ def csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> T
 def csr_chunks(indptr: Tensor, chunks: Sequence[slice]) -> Iterator[tuple[slice, slice, Tensor]]:
     """Divide a CSR matrix by rows: the rows of each chunk, its entries, and its own indptr."""
     for chunk in chunks:
-        own = indptr[chunk.start : chunk.stop + 1]
-        entries = slice(int(own[0]), int(own[-1]))
-        yield chunk, entries, own if entries.start == 0 else own - entries.start
+        part = indptr[chunk.start : chunk.stop + 1]
+        entries = slice(int(part[0]), int(part[-1]))
+        yield chunk, entries, part if entries.start == 0 else part - entries.start

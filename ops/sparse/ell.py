@@ -188,17 +188,17 @@ class EllPattern:
         )
         return self._placed(weights)
 
-    def _spread(self, name: str, given: Tensor | None, scores: Tensor) -> Tensor | None:
+    def _spread(self, name: str, tensor: Tensor | None, scores: Tensor) -> Tensor | None:
         """Return a bias or mask that broadcasts to the scores at the used places, (…, nnz).
 
         `sparse_softmax` refuses one that is no tensor, or of a wrong dtype or device.
         """
-        if not isinstance(given, Tensor) or given.device != scores.device:
-            return given
-        if given.ndim == 0:
+        if not isinstance(tensor, Tensor) or tensor.device != scores.device:
+            return tensor
+        if tensor.ndim == 0:
             raise ValueError(f"{name} should broadcast to {tuple(scores.shape)}, shape is ()")
-        check_broadcast(name, given.shape, scores.shape)
-        return self._used(given.expand(*given.shape[:-2], *self.indices.shape))
+        check_broadcast(name, tensor.shape, scores.shape)
+        return self._used(tensor.expand(*tensor.shape[:-2], *self.indices.shape))
 
     def _used(self, values: Tensor) -> Tensor:
         """Return values (…, rows, width) at the used places, (…, nnz)."""
@@ -249,8 +249,8 @@ def _check_ell(indices: Any, columns: Any) -> None:
         a, b = indices[row, place : place + 2].tolist()
         if a < 0:
             raise ValueError(f"unused places should come last in a row, got −1 before {b} in row {row}")
-        found = f"column {a} twice" if a == b else f"{a} before {b}"
-        raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
+        problem = f"column {a} twice" if a == b else f"{a} before {b}"
+        raise ValueError(f"indices should ascend within a row, got {problem} in row {row}")
 
 
 def check_is_pattern(pattern: Any) -> None:
@@ -272,8 +272,8 @@ def _find_used(ell: EllPattern) -> tuple[Pattern, Tensor | None]:
 def _transpose(ell: EllPattern) -> tuple[EllPattern, Tensor]:
     pattern, places = ell.csr
     transposed, order = pattern.transpose
-    made, entries = EllPattern.from_pattern(transposed)
+    result, entries = EllPattern.from_pattern(transposed)
     if len(order) == 0:
-        return made, entries
+        return result, entries
     sources = order if places is None else places[order]
-    return made, torch.where(entries >= 0, sources[entries.clamp(min=0)], -1)
+    return result, torch.where(entries >= 0, sources[entries.clamp(min=0)], -1)

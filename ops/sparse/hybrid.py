@@ -95,14 +95,14 @@ class HybridPattern:
         as from `EllPattern.from_pattern`.
         """
         number = self._bucket_numbers()
-        made = []
+        buckets = []
         for i, width in enumerate(self.widths):
             rows = torch.nonzero(number == i)[:, 0]
             part, entries = rows_of(self.pattern, rows)
             ell, places = EllPattern.from_pattern(part, width)
             at = torch.where(places >= 0, entries[places.clamp(min=0)], -1) if len(entries) else places
-            made.append((rows, ell, at))
-        return tuple(made)
+            buckets.append((rows, ell, at))
+        return tuple(buckets)
 
     @property
     def rest(self) -> tuple[Tensor, Pattern, Tensor]:
@@ -162,7 +162,7 @@ def _group(hybrid: HybridPattern) -> Pattern:
     order = torch.sort(key, stable=True).indices
     if torch.equal(order, torch.arange(len(order), device=order.device)):
         order = order[:0]
-    return pattern.with_rows_taken_in(order.to(pattern.column_indices.dtype))
+    return pattern.with_known(rows_by_length=order.to(pattern.column_indices.dtype))
 
 
 @not_compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,23 +12,13 @@ from torch import Tensor
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, check_backend, use_definition, use_kernels
 from diffnet.ops.common.checks import broadcast_shapes, check_operand
-from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced
+from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import Pattern, product_arrays
 
 # A torch.sparse_csr or torch.sparse_coo tensor, a matrix or array of scipy.sparse, or a `SparseMatrix`.
 MatrixLike: TypeAlias = Any
-
-
-@overload
-def spmm(
-    pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto"
-) -> Tensor: ...
-
-
-@overload
-def spmm(pattern: MatrixLike, x: Tensor, /, *, transpose: bool = False, backend: Backend = "auto") -> Tensor: ...
 
 
 def spmm(
@@ -203,8 +193,8 @@ def from_torch(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
 def from_scipy(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
     """See `SparseMatrix.from_scipy`."""
     if not hasattr(matrix, "tocsr"):
-        found = type(matrix).__name__
-        raise TypeError(f"a SciPy sparse matrix expected, got {found}; write scipy.sparse.csr_array(matrix)")
+        kind = type(matrix).__name__
+        raise TypeError(f"a SciPy sparse matrix expected, got {kind}; write scipy.sparse.csr_array(matrix)")
     csr = matrix.tocsr()
     indptr, indices, values = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
     return Pattern(indptr, indices, csr.shape[1], check=check), values
@@ -224,9 +214,9 @@ def pattern_and_values(matrix: MatrixLike) -> tuple[Pattern, Tensor]:
     )
 
 
-def pattern_of(given: Any) -> Pattern:
+def pattern_of(matrix: Any) -> Pattern:
     """A pattern as it is, or the pattern of a matrix. Raises TypeError for other objects."""
-    return given if isinstance(given, Pattern) else pattern_and_values(given)[0]
+    return matrix if isinstance(matrix, Pattern) else pattern_and_values(matrix)[0]
 
 
 def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -247,8 +237,8 @@ def _spmm_forward(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
     """Multiply Aₛ xₛ or Aₛᵀ xₛ: values (S, nnz), x (S or 1, …, C) → (S, …, C), or summed over the sets (1, …, C)."""
-    own, transposed, order = _pattern_and_transpose(structure)
-    csr = transposed if transpose else own
+    csr, transposed, order = _pattern_and_transpose(structure)
+    csr = transposed if transpose else csr
     if len(values) == 0:
         return x.new_zeros(1 if reduce else 0, csr.indptr.shape[0] - 1, x.shape[2])
     if triton:
@@ -261,60 +251,52 @@ def _spmm_forward(
 def _spmm_fake(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
-    own, transposed, _ = _pattern_and_transpose(structure)
-    rows = (transposed if transpose else own).indptr.shape[0] - 1
+    csr, transposed, _ = _pattern_and_transpose(structure)
+    rows = (transposed if transpose else csr).indptr.shape[0] - 1
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
 def _sddmm_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S or 1, rows, C), b (S or 1, columns, C) → (S, nnz)."""
-    own = CsrArrays(*structure[:5])
+    csr = CsrArrays(*structure[:5])
     if a.shape[0] == 0 or b.shape[0] == 0:
-        return a.new_empty(0, own.indices.shape[0])
+        return a.new_empty(0, csr.indices.shape[0])
     if triton:
-        from diffnet.ops.sparse import sddmm_kernels
+        from diffnet.ops.sparse import spmm_kernels
 
-        return sddmm_kernels.sddmm(own, a, b)
-    return reference.sddmm(own, a, b)
+        return spmm_kernels.sddmm(csr, a, b)
+    return reference.sddmm(csr, a, b)
 
 
 def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     return a.new_empty(len(b) if len(a) == 1 else len(a), structure[1].shape[0])
 
 
-def _spmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, values, x, ctx.transpose, ctx.reduce, ctx.triton = inputs
-    ctx.save_for_backward(*structure, values, x)
-
-
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
+    transpose, _, triton = ctx.settings
     need_values, need_x = ctx.needs_input_grad[1:3]
     grad = grad.to(values.dtype)  # under autocast it may be narrower
     grad_values = grad_x = None
     if need_values:
-        a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = sddmm_operator(structure, a, b, ctx.triton)
+        a, b = (x, grad) if transpose else (grad, x)
+        grad_values = sddmm_operator(structure, a, b, triton)
     if need_x:
         # If all sets share x, its gradient is the sum over the sets.
-        grad_x = spmm_operator(structure, values, grad, not ctx.transpose, len(x) != len(values), ctx.triton)
+        grad_x = spmm_operator(structure, values, grad, not transpose, len(x) != len(values), triton)
     return [None] * len(structure), grad_values, grad_x, None, None, None
-
-
-def _sddmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, a, b, ctx.triton = inputs
-    ctx.save_for_backward(*structure, a, b)
 
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
+    (triton,) = ctx.settings
     need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = spmm_operator(structure, grad, b, False, len(a) != len(grad), ctx.triton) if need_a else None
-    grad_b = spmm_operator(structure, grad, a, True, len(b) != len(grad), ctx.triton) if need_b else None
+    grad_a = spmm_operator(structure, grad, b, False, len(a) != len(grad), triton) if need_a else None
+    grad_b = spmm_operator(structure, grad, a, True, len(b) != len(grad), triton) if need_b else None
     return [None] * len(structure), grad_a, grad_b, None
 
 
 # As custom operators, they keep torch.compile from tracing into sparse tensors and kernels.
-spmm_operator = differentiable("diffnet::spmm", _spmm_forward, _spmm_fake, _spmm_save, _spmm_backward)
-sddmm_operator = differentiable("diffnet::sddmm", _sddmm_forward, _sddmm_fake, _sddmm_save, _sddmm_backward)
+spmm_operator = differentiable("diffnet::spmm", _spmm_forward, _spmm_fake, save_settings, _spmm_backward)
+sddmm_operator = differentiable("diffnet::sddmm", _sddmm_forward, _sddmm_fake, save_settings, _sddmm_backward)

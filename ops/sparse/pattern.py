@@ -290,16 +290,6 @@ class Pattern:
         stored, entries = rows_of(self, rows)
         return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
 
-    def with_rows_taken_in(self, order: Tensor) -> Pattern:
-        """Return the same pattern, whose products take rows in this order instead of `rows_by_length`.
-
-        Unlike `with_row_order`, entries stay where they are. A pattern with a row order takes rows in that order.
-
-        Args:
-            order: (rows,) of the dtype of the indices, a permutation of the rows; (0,) for the rows' own order
-        """
-        return self.with_known(rows_by_length=order)
-
     def with_known(
         self,
         *,
@@ -307,7 +297,11 @@ class Pattern:
         long_pieces: Tensor | None = None,
         rows_by_length: Tensor | None = None,
     ) -> Pattern:
-        """Return the same pattern, for which some properties are known already and need not be found."""
+        """Return the same pattern, for which some properties are known already and need not be found.
+
+        rows_by_length: also another order (rows,) in which products take rows, of the dtype of the indices. Unlike
+            `with_row_order`, entries stay where they are.
+        """
         return remember(
             Pattern(self.stored_indptr, self.stored_indices, self.columns, self.row_order, check=False),
             _transpose=self._transpose if transpose is None else transpose,
@@ -394,9 +388,9 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
     if wrong.any():
         entry = int(wrong.nonzero()[0])
         before, after = indices[entry : entry + 2].tolist()
-        found = f"column {after} twice" if before == after else f"{before} before {after}"
+        problem = f"column {after} twice" if before == after else f"{before} before {after}"
         row = int(rows[entry] if row_order is None else row_order[rows[entry]])
-        raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
+        raise ValueError(f"indices should ascend within a row, got {problem} in row {row}")
 
 
 def _check_row_order(order: Tensor, indptr: Tensor) -> None:
@@ -438,28 +432,28 @@ def product_arrays(pattern: Pattern, triton: bool, long: bool = False, *, transp
     """
     if not transposed and pattern._transpose is None:
         with torch.inference_mode(False):  # training may use what the pattern finds, too
-            own = csr_arrays(pattern, triton, by_length=True)
-        return [*own, *own, own.indices]
+            csr = csr_arrays(pattern, triton, by_length=True)
+        return [*csr, *csr, csr.indices]
     if torch.compiler.is_compiling():
         return _find_product_arrays(pattern, triton, long)
-    known = pattern._product_arrays.get((triton, long))
-    if known is None:
+    arrays = pattern._product_arrays.get((triton, long))
+    if arrays is None:
         with torch.inference_mode(False):  # training may use the arrays, too
-            known = _find_product_arrays(pattern, triton, long)
-        if all(type(array) is Tensor for array in known):  # not while something is traced
-            pattern._product_arrays[triton, long] = known
-    return known
+            arrays = _find_product_arrays(pattern, triton, long)
+        if all(type(array) is Tensor for array in arrays):  # not while something is traced
+            pattern._product_arrays[triton, long] = arrays
+    return arrays
 
 
 def _find_product_arrays(pattern: Pattern, triton: bool, long: bool) -> list[Tensor]:
     transposed, order = pattern.transpose
-    own = csr_arrays(pattern, triton, by_length=True)
+    csr = csr_arrays(pattern, triton, by_length=True)
     same_arrays = (
         transposed.stored_indptr is pattern.stored_indptr and transposed.stored_indices is pattern.stored_indices
     )
     if same_arrays and can_remember():
         remember(transposed, _long_pieces=pattern._long_pieces, _by_length=pattern._by_length)
-    return [*(map(Tensor.long, own) if long else own), *csr_arrays(transposed, triton, by_length=True), order]
+    return [*(map(Tensor.long, csr) if long else csr), *csr_arrays(transposed, triton, by_length=True), order]
 
 
 def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
@@ -523,16 +517,16 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
     _check_extents(pattern, bounds, entries)
     # If no row of the pattern is long, none of a block is. If neighboring rows are similar, those of a block are, too,
     # as a rule; products are right in any case.
-    known = {
-        name: found
+    facts = {
+        name: value
         for name in ("_long_pieces", "_by_length")
-        if (found := getattr(pattern, name)) is not None and len(found) == 0
+        if (value := getattr(pattern, name)) is not None and len(value) == 0
     }
     parts = []
     for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
-        own = None if order is None else order[lo:hi] - lo
+        row_order = None if order is None else order[lo:hi] - lo
         indptr, indices = pattern.stored_indptr[lo : hi + 1] - first, pattern.stored_indices[first:last] - lo
-        part = remember(Pattern(indptr, indices, hi - lo, own, check=False), **known)
+        part = remember(Pattern(indptr, indices, hi - lo, row_order, check=False), **facts)
         parts.append((part, slice(first, last)))
     if pattern._transpose is not None:
         transposed, position = pattern._transpose
@@ -578,8 +572,8 @@ def _pack(patterns: Sequence[Pattern]) -> Pattern:
     *first, last = (p.stored_indptr for p in patterns)
     indptr = cat_shifted([*(each[:-1] for each in first), last], entries)
     indices = cat_shifted([p.stored_indices for p in patterns], row_offsets(columns))
-    known = [p._long_pieces for p in patterns if p._long_pieces is not None]
-    pieces = _pack_pieces(known, rows, entries) if len(known) == len(patterns) else None
+    long_pieces = [p._long_pieces for p in patterns if p._long_pieces is not None]
+    pieces = _pack_pieces(long_pieces, rows, entries) if len(long_pieces) == len(patterns) else None
     order = _pack_orders([p.row_order for p in patterns], patterns, rows)
     by_length = [p._by_length for p in patterns if p._by_length is not None]
     uneven = None
@@ -603,11 +597,11 @@ def _pack_orders(orders: Sequence[Tensor | None], patterns: Sequence[Pattern], o
     """Concatenate the row orders of several patterns; None stands for a pattern's own order."""
     if all(order is None for order in orders):
         return None
-    own = [
+    permutations = [
         torch.arange(p.shape[0], dtype=p.stored_indptr.dtype, device=p.stored_indptr.device) if order is None else order
         for order, p in zip(orders, patterns, strict=True)
     ]
-    return cat_shifted(own, offsets)
+    return cat_shifted(permutations, offsets)
 
 
 def transposed_entries(pattern: Pattern) -> Tensor:

@@ -31,10 +31,8 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     # On the CPU, one product with the matrices side by side is the sum. Its speed on a GPU is not measured.
     side_by_side = reduce and apart and not x.is_cuda
     # cuSPARSE ignores the stride of values. The gradient of a sum has stride 0.
-    flat, dense = (
-        (values.T if side_by_side else values).to(dtype).reshape(-1).contiguous(),
-        x.to(dtype).flatten(0, 1),
-    )
+    flat = (values.T if side_by_side else values).to(dtype).reshape(-1).contiguous()
+    dense = x.to(dtype).flatten(0, 1)
     if side_by_side:
         shape, ends = (rows, sets * columns), sets * (indptr.long() if len(flat) > MAX_INT32 else indptr)
         all_indices = shifted(indices, sets, columns).view(sets, -1).T.reshape(-1)

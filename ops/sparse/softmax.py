@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
-from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
@@ -109,10 +109,15 @@ def checked_number(name: str, number: Any) -> float:
     return float(number)
 
 
-def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> None:
+def check_broadcast(name: str, dims: Sequence[int], shape: Sequence[int]) -> None:
     """Check that a tensor of the given shape broadcasts to this shape. Raises ValueError."""
-    if len(given) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False)):
-        raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(given)}")
+    if not _broadcasts(dims, shape):
+        raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(dims)}")
+
+
+def _broadcasts(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    pairs = zip(reversed(dims), reversed(shape), strict=False)
+    return len(dims) <= len(shape) and all(n in (1, m) for n, m in pairs)
 
 
 def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
@@ -125,20 +130,16 @@ def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None
 def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
     """Return a mask for scores (…, nnz) as (S, nnz), or as (1, nnz) if all sets share it."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"mask should be a tensor of dtype bool, got {found}")
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask should be a tensor of dtype bool, got {kind}")
     if mask.device != scores.device:
         raise ValueError(f"mask should be on {scores.device}, where the scores are; it is on {mask.device}")
     shared = math.prod(mask.shape[:-1]) == 1
     shape = scores.shape[-1:] if shared else scores.shape
-    given = mask.shape[-1:] if shared else mask.shape
-    if (
-        mask.ndim == 0
-        or len(given) > len(shape)
-        or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False))
-    ):
+    mask_shape = mask.shape[-1:] if shared else mask.shape
+    if mask.ndim == 0 or not _broadcasts(mask_shape, shape):
         raise ValueError(f"mask should broadcast to {tuple(scores.shape)}, shape is {tuple(mask.shape)}")
-    return mask.reshape(given).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
+    return mask.reshape(mask_shape).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
 
 
 def _forward(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -153,11 +154,6 @@ def _gradients(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: fl
     return softmax_backward(CsrArrays(*structure), out, grad, scale)
 
 
-def _fake(structure: Sequence[Tensor], scores: Tensor, *_: Any) -> Tensor:
-    """Return an empty result, of the forward or of the backward pass."""
-    return scores.new_empty(scores.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, _, _, ctx.scale = inputs
     ctx.save_for_backward(*structure, output)
@@ -169,5 +165,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_scores, None, None
 
 
-_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, _fake)
-_operator = differentiable("diffnet::sparse_softmax", _forward, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, empty_like(1))
+_operator = differentiable("diffnet::sparse_softmax", _forward, empty_like(1), _save, _backward)

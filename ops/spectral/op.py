@@ -18,17 +18,12 @@ from torch import Tensor
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
+from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 
 
 def to_spectral(
-    x: Tensor,
-    evecs: Tensor,
-    mass: Tensor,
-    ptr: Tensor,
-    lengths: Sequence[int] | None = None,
-    backend: Backend = "auto",
+    x: Tensor, evecs: Tensor, mass: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """Project functions onto the eigenbasis of each mesh: S = Φᵀ (m ∘ x).
 
@@ -66,11 +61,7 @@ def to_spectral(
 
 
 def from_spectral(
-    coefficients: Tensor,
-    evecs: Tensor,
-    ptr: Tensor,
-    lengths: Sequence[int] | None = None,
-    backend: Backend = "auto",
+    coefficients: Tensor, evecs: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """Evaluate coefficients at the vertices: Φ D for each mesh.
 
@@ -113,14 +104,13 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
         spectrum: (B, K, C) floating point
         evals: (B, K) floating point, the eigenvalues λ
         time: (C,) floating point, at least 0, in squared units of the positions
-        backend: see `ops.common.backend.use_kernels`
+        backend: see `to_spectral`
 
     Returns:
         (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch
 
     Raises:
-        TypeError: for arguments that are not tensors or not floating point.
-        ValueError: for other shapes or devices.
+        TypeError, ValueError: see `to_spectral`.
 
     >>> diffuse(torch.ones(1, 2, 1), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
     tensor([[[1.0000],
@@ -142,16 +132,13 @@ def segment_mean(
     Args:
         x: (V, C) floating point
         weights: (V,) floating point, at least 0
-        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
-        lengths: the rows of each mesh as Python integers; they save plain PyTorch a read-back of `ptr` if B > 1
-        backend: see `ops.common.backend.use_kernels`
+        ptr, lengths, backend: see `to_spectral`
 
     Returns:
         (B, C) in the dtype of x. A mesh without weight gives zeros.
 
     Raises:
-        TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes, devices or extents.
+        TypeError, ValueError: see `to_spectral`.
 
     >>> x = torch.tensor([[1.0], [3.0], [5.0]])
     >>> segment_mean(x, torch.ones(3), torch.tensor([0, 2, 3]))
@@ -238,25 +225,20 @@ def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
 
 def _diffuse_forward(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     """exp(−λ tᵀ) ∘ S, float32"""
-    from diffnet.ops.spectral.diffusion_kernels import diffuse
+    from diffnet.ops.spectral.kernels import diffuse
 
     return diffuse(spectrum, evals, time)
 
 
-def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
-    return torch.empty_like(spectrum, memory_format=torch.contiguous_format)
-
-
 def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """dS (B, K, C) and dt (C,), float32"""
-    from diffnet.ops.spectral.diffusion_kernels import diffuse_backward
+    from diffnet.ops.spectral.kernels import diffuse_backward
 
     return diffuse_backward(grad, spectrum, evals, time)
 
 
 def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    empty = torch.empty_like(spectrum, memory_format=torch.contiguous_format)
-    return empty, empty.new_empty(len(time))
+    return empty_like(1)(grad, spectrum), spectrum.new_empty(len(time))
 
 
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -268,7 +250,7 @@ def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _diffuse_gradients_operator = opaque("diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake)
-diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, _diffuse_fake, save_inputs, _diffuse_backward)
+diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, empty_like(0), save_inputs, _diffuse_backward)
 project_operator = differentiable("diffnet::project", _project_forward, _project_fake, save_inputs, _project_backward)
 evaluate_operator = differentiable(
     "diffnet::evaluate", _evaluate_forward, _evaluate_fake, save_inputs, _evaluate_backward

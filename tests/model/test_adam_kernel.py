@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph
+from graph_emulator import EmulatedGraph, network
 from torch import nn
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from diffnet import DiffusionNet, GraphedStep, WeightAverage, precompute
+from diffnet import GraphedStep, WeightAverage, precompute
 from diffnet.cuda_graphs import optimizers
 from diffnet.ops.adam import kernels
 from diffnet.train.steps.step import Adam
@@ -55,8 +55,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
 class Run:
     def __init__(self, optimizer: Optimizer, device: str) -> None:
         self.operators = precompute(trimesh.creation.icosphere(1), k=6).to(device)
-        torch.manual_seed(0)
-        self.model = DiffusionNet(3, 5, width=8, blocks=1, dropout=0.0, gradient="spectral").to(device)
+        self.model = network().to(device)
         self.average = WeightAverage(self.model, 0.9)
         self.optimizer = optimizer(self.model)
         self.step = GraphedStep(self.model, self.optimizer, F.cross_entropy, clip=1.0, average=self.average)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from graph_emulator import ReplayedGraph, with_graphs
+from graph_emulator import ReplayedGraph, network as small, with_graphs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from diffnet import DiffusionNet, Operators, precompute
+from diffnet import Operators, precompute
 from diffnet.cuda_graphs import graphed, runtime
 from diffnet.cuda_graphs.forward import use_graphs
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
@@ -34,10 +34,6 @@ Compute = Callable[[Any, Tensor, Tensor, Operators], Any]
 def meshes() -> list[Operators]:
     """Spheres of 42 and 162 vertices."""
     return [precompute(trimesh.creation.icosphere(i), k=6) for i in (1, 2)]
-
-
-def small(in_channels: int = 3, **options: Any) -> DiffusionNet:
-    return DiffusionNet(in_channels, 5, width=8, blocks=1, dropout=0.0, gradient="spectral", **options)
 
 
 class Foreign(nn.Module):

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph
+from graph_emulator import EmulatedGraph, network
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet import Operators, collate, precompute
 from diffnet.cuda_graphs import lane as lane_module
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.cuda_graphs.forward import GraphedForward, Recording
@@ -73,10 +73,6 @@ class Once:
 
 def graphed(network: nn.Module, recorder: Any = EmulatedGraph) -> GraphedForward:
     return GraphedForward(network, Settings("vertices", 0, recorder=recorder))
-
-
-def network(**options: Any) -> DiffusionNet:
-    return DiffusionNet(3, 5, **{"width": 8, "blocks": 1, "dropout": 0.0, "gradient": "spectral", **options})
 
 
 def step(forward: GraphedForward, operators: Operators) -> Tensor:

@@ -12,20 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from graph_emulator import EmulatedGraph, ReplayedGraph, counted_replays
+from graph_emulator import EmulatedGraph, ReplayedGraph, counted_replays, network
 from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet import (
-    DiffusionNet,
-    GraphedStep,
-    Operators,
-    WeightAverage,
-    collate,
-    graphed,
-    label_smoothing_loss,
-)
+from diffnet import GraphedStep, Operators, WeightAverage, collate, graphed, label_smoothing_loss
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.whole_step import StepGraphs
 
@@ -35,11 +27,6 @@ Batch = tuple[Tensor, Operators, Tensor]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 # With a small ε, Adam would take rounding errors of vanishing gradients for gradients.
 ADAM = partial(torch.optim.Adam, lr=1e-2, eps=1e-4)
-
-
-def network(**options: Any) -> DiffusionNet:
-    torch.manual_seed(0)
-    return DiffusionNet(3, CLASSES, **{"width": 8, "blocks": 1, "dropout": 0.0, "gradient": "spectral", **options})
 
 
 def batches(meshes: list[Operators], device: str = "cpu", rounds: int = 3) -> list[Batch]:

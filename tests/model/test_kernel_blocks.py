@@ -20,7 +20,7 @@ from diffnet.geometry import Operators
 
 pytest.importorskip("triton")
 
-from diffnet.ops.diffusion_features import block as block_module
+from diffnet.ops.diffusion_features import op as block_module
 from diffnet.ops.gradient_features import kernels
 from diffnet.ops.mlp import kernels as mlp_kernels
 

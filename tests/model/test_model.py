@@ -26,9 +26,9 @@ from diffnet import (
     Operators,
     block,
     collate,
-    first_call,
     graphed,
     precompute,
+    shared_launches,
 )
 from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.ops import SparseMatrix
@@ -532,7 +532,7 @@ def test_steps_do_not_wait_for_the_gpu_and_can_be_captured(packed: Operators, mo
 def compiled_networks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     # Compiling needs a GPU, and nothing public tells that it is wanted.
-    monkeypatch.setattr(first_call, "_compile", lambda network, features, operators: found.append(network))
+    monkeypatch.setattr(shared_launches, "_compile", lambda network, features, operators: found.append(network))
     return found
 
 
@@ -543,7 +543,7 @@ def sphere() -> Operators:
 
 def call(network: DiffusionNet, operators: Operators, **changes: Any) -> None:
     values = {"is_cuda": True, "requires_grad": False, "dtype": torch.float32, "device": torch.device("cuda", 0)}
-    first_call.compile_before_first_call(network, SimpleNamespace(**(values | changes)), operators)  # type: ignore[arg-type]
+    shared_launches.compile_before_first_call(network, SimpleNamespace(**(values | changes)), operators)  # type: ignore[arg-type]
 
 
 def test_kernels_are_compiled_once_for_each_kind_of_call(compiled_networks: list[Any], sphere: Operators) -> None:
@@ -566,9 +566,9 @@ def test_nothing_is_compiled_on_the_cpu_with_hooks_or_twice(
     call(network, sphere, is_cuda=False)
     hooked.blocks[0].register_forward_hook(lambda *arguments: None)
     call(hooked, sphere)
-    monkeypatch.setattr(first_call, "compiles_only", lambda: True)
+    monkeypatch.setattr(shared_launches, "compiles_only", lambda: True)
     call(network, sphere)
-    monkeypatch.setattr(first_call, "compiles_only", launcher.compiles_only)
+    monkeypatch.setattr(shared_launches, "compiles_only", launcher.compiles_only)
     call(network, sphere)
     assert compiled_networks == []
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph, ReplayedGraph
+from graph_emulator import EmulatedGraph, ReplayedGraph, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from diffnet import DiffusionNet, GraphedStep, Operators, collate, label_smoothing_loss, precompute
+from diffnet import GraphedStep, Operators, collate, label_smoothing_loss, precompute
 from diffnet.ops import cross_entropy, dice_loss, focal_loss
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
@@ -77,10 +77,6 @@ class Case:
     recorder: Any = ReplayedGraph
     graphs: str = "step"
     warning: str = ""
-
-
-def network(**options: Any) -> DiffusionNet:
-    return DiffusionNet(3, CLASSES, **{"width": 8, "blocks": 1, "dropout": 0.0, "gradient": "spectral", **options})
 
 
 class Around(nn.Module):

@@ -122,20 +122,13 @@ def test_ensembles_in_training(operators: Operators) -> None:
     assert torch.equal(*ensemble([models[0]] * 2, x, own, randomness="same"))
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_implicit_diffusion_has_no_batching_rule(operators: Operators, training: bool) -> None:
-    """The error names the networks that have one."""
-    models = [model.train(training) for model in networks(2, **OPTIONS["implicit"])]
-    with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
-        ensemble(models, torch.randn(54, 3), operators)
-
-
-def test_kernels_under_vmap(operators: Operators) -> None:
-    models = networks(2)
-    for model in models:
-        for module in model.modules():
-            if hasattr(module, "backend"):
-                module.backend = "triton"
+@pytest.mark.parametrize("kind", ["implicit in eval", "implicit in training", "kernels"])
+def test_what_has_no_batching_rule(operators: Operators, kind: str) -> None:
+    """Implicit diffusion and kernels. The error names the networks that have one."""
+    models = networks(2, **OPTIONS["spectral" if kind == "kernels" else "implicit"])
+    for module in (module for model in models for module in model.train("training" in kind).modules()):
+        if kind == "kernels" and hasattr(module, "backend"):
+            module.backend = "triton"
     with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
         ensemble(models, torch.randn(54, 3), operators.with_gradient_evecs())
 

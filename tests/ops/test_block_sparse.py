@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from float64 import DEVICE, check, random
 from refusals import refused
-from sparse_cases import backends, name_of, padded, strided
+from sparse_cases import backends, cases_of, name_of, padded, strided
 from torch import Tensor
 
 from diffnet.ops import Backend, BlockPattern, Pattern, block_attention, block_matmul, block_softmax
@@ -36,20 +36,7 @@ def shape_id(shape: Shape) -> str:
     return "{} of {}x{} in {}".format(*shape)
 
 
-cases = pytest.mark.parametrize(
-    ("shape", "backend", "dtype"),
-    [
-        pytest.param(
-            shape,
-            backend,
-            dtype,
-            id=f"{backend}-{name_of(dtype)}-{shape_id(shape)}",
-            marks=() if shape in interpreted else pytest.mark.gpu,
-        )
-        for backend, dtype, interpreted in KINDS
-        for shape in SHAPES
-    ],
-)
+cases = pytest.mark.parametrize(("shape", "backend", "dtype"), cases_of(KINDS, SHAPES, shape_id))
 flags = pytest.mark.parametrize(
     ("transpose_a", "transpose_b"), [(False, False), (True, False), (True, True)], ids=["A B", "At B", "At Bt"]
 )

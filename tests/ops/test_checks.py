@@ -28,7 +28,7 @@ from diffnet.ops.implicit.reference import System
 from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
 from diffnet.ops.sparse.pattern import csr_arrays
 from diffnet.ops.spectral import kernels as spectral
-from diffnet.ops.spectral.diffusion_kernels import sum_and_diffuse
+from diffnet.ops.spectral.kernels import sum_and_diffuse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from diffnet.ops.common import cpu as common
 from diffnet.ops.common.backend import use_cpu_form
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import cpu as diffusion_cpu
-from diffnet.ops.diffusion_features.cpu import complex_entries
 from diffnet.ops.diffusion_features.op import diffused_with_features
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
@@ -228,26 +226,6 @@ def test_sparse_diffusion_and_gradient_features(lengths: tuple[int, ...], monkey
     with torch.no_grad():
         for a, b in zip(run(*tensors), run(*(t.requires_grad_() for t in tensors)), strict=True):
             assert torch.equal(a, b)
-
-
-def test_changed_gradient_operators() -> None:
-    operators, tensors = operators_and_leaves((37,))
-    gradient = operators[4]
-    run, reference = both_forms(operators)
-    for change in (lambda: None, lambda: gradient.mul_(2), lambda: gradient.zero_()):
-        change()
-        agree(lambda *t: run(*t)[2], lambda *t: reference(*t)[2], tensors, BOUNDS[torch.float32])
-
-
-def test_blocks_share_the_entries_of_the_gradient_operators() -> None:
-    (*_, pattern, gradient, _, _), _ = operators_and_leaves((37,))
-    first = complex_entries(pattern, gradient, adjoint=False)
-    assert complex_entries(pattern, gradient, adjoint=True).real is not first.real
-    assert complex_entries(pattern, gradient, adjoint=False) is first
-    assert complex_entries(pattern, gradient.clone(), adjoint=False) is not first
-    values = ref(complex_entries(pattern, gradient, adjoint=False).real)
-    del pattern, first
-    assert values() is None
 
 
 def test_second_derivative_of_sparse_diffusion_and_gradient_features() -> None:

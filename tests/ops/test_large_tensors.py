@@ -21,10 +21,9 @@ from diffnet.ops.common.spans import MAX_SPAN, choose_span
 from diffnet.ops.common.tiling import MAX_ROW_STRIDE, row_major
 from diffnet.ops.implicit import kernels as implicit_kernels
 from diffnet.ops.implicit.reference import System
+from diffnet.ops.sparse import spmm_kernels
 from diffnet.ops.sparse.csr import shifted
 from diffnet.ops.sparse.pattern import csr_arrays
-from diffnet.ops.sparse.sddmm_kernels import sddmm as sddmm_kernels
-from diffnet.ops.sparse.spmm_kernels import spmm as spmm_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 2**31  # as many rows as 32-bit numbers don't count
@@ -68,8 +67,8 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[tuple[int, ...], ...]]] = 
     ),
     ("mlp", lambda x, w: ops.mlp([x], [w], backend="triton"), (ROW, ONE)),
     ("cross_entropy", lambda x: ops.cross_entropy(x, numbers(0), backend="triton"), ((1, ROWS),)),
-    ("spmm", lambda *x: spmm_kernels(csr_arrays(small_pattern(), True), *x), ((1, 3), (1, ROWS, 1))),
-    ("sddmm", lambda *x: sddmm_kernels(csr_arrays(small_pattern(), True), *x), ((1, 2, 1), (1, ROWS, 1))),
+    ("spmm", lambda *x: spmm_kernels.spmm(csr_arrays(small_pattern(), True), *x), ((1, 3), (1, ROWS, 1))),
+    ("sddmm", lambda *x: spmm_kernels.sddmm(csr_arrays(small_pattern(), True), *x), ((1, 2, 1), (1, ROWS, 1))),
     ("implicit_diffusion", implicit_iteration, ()),
 ]
 

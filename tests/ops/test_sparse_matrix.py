@@ -49,6 +49,9 @@ def test_conversions() -> None:
         assert torch.equal(again.pattern.indptr, pattern.indptr)
     transposed = scipy.sparse.csc_matrix(matrix.to_scipy())
     assert torch.equal(SparseMatrix.from_scipy(transposed).values, matrix.values)
+    adjacency = SparseMatrix.from_scipy(matrix.to_scipy() != 0)
+    assert adjacency.values.dtype == torch.bool
+    torch.testing.assert_close(adjacency @ torch.full((6, 1), 0.9), 0.9 * pattern.row_lengths[:, None])
 
 
 def test_representations_are_one_line() -> None:

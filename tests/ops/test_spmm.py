@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffnet.ops import Backend, Pattern, diagonal, row_sum, sddmm, sparse_softmax, spmm
-from diffnet.ops.sparse import pattern as pattern_module, sddmm_kernels, softmax_kernels, spmm_kernels
+from diffnet.ops.sparse import pattern as pattern_module, softmax_kernels, spmm_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
@@ -53,25 +53,30 @@ def test_spmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.d
     )
 
 
+OVER_SETS = [
+    *((spmm, "skewed", (3,), ()), (spmm, "skewed", (2,), (2,)), (spmm, (9, 6, 3), (9,), ())),
+    *((spmm, (9, 6, 3), (2, 3), (2, 3)), (spmm, (9, 6, 3), (), (3,)), (spmm, (9, 6, 3), (2, 1), (3,))),
+    *((sddmm, "skewed", (), ()), (sddmm, "skewed", (), (3,)), (sddmm, (9, 6, 3), (2,), ())),
+    *((sddmm, (9, 6, 3), (3,), (3,)), (sddmm, (9, 6, 3), (2, 3), (2, 3)), (sddmm, (9, 6, 3), (2, 1), (3,))),
+]
+
+
 @backends
-@pytest.mark.parametrize(
-    ("shape", "values", "x"),
-    [
-        *(("skewed", (3,), ()), ("skewed", (2,), (2,)), ((9, 6, 3), (9,), ())),
-        *(((9, 6, 3), (2, 3), (2, 3)), ((9, 6, 3), (), (3,)), ((9, 6, 3), (2, 1), (3,))),
-    ],
-    ids=str,
-)
-def test_spmm_over_sets(shape: Shape, values: tuple[int, ...], x: tuple[int, ...], backend: Backend) -> None:
+@pytest.mark.parametrize(("product", "shape", "a", "b"), OVER_SETS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_over_sets(product: Any, shape: Shape, a: tuple[int, ...], b: tuple[int, ...], backend: Backend) -> None:
+    """a, b: the sets of the values or the first dense factor, and of the other factor."""
     mask, channels = random_mask(shape)
     pattern = pattern_of(mask)
     moved = pattern.to(DEVICE)
-    check(
-        lambda v, x: spmm(moved, v, x, backend=backend),
-        lambda v, x: dense_of(pattern, v) @ x,
-        [random(*values, pattern.nnz), random(*x, mask.shape[1], channels, seed=1)],
-        torch.float32,
-    )
+
+    def expected(first: Tensor, x: Tensor) -> Tensor:
+        if product is spmm:
+            return dense_of(pattern, first) @ x
+        return (first @ x.mT)[..., pattern.row_indices, pattern.column_indices]
+
+    first = random(*a, pattern.nnz) if product is spmm else random(*a, len(mask), channels)
+    inputs = [first, random(*b, mask.shape[1], channels, seed=1)]
+    check(lambda first, x: product(moved, first, x, backend=backend), expected, inputs, torch.float32)
 
 
 @backends
@@ -192,7 +197,7 @@ def test_gradcheck() -> None:
 @pytest.mark.parametrize("ordered", [False, True], ids=["own order", "other order"])
 def test_large_and_skewed(dtype: torch.dtype, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results agree with float64 on the CPU, and are equal to the bit in a second run."""
-    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+    for module in (pattern_module, spmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", 128)  # as outside of tests
     rows, columns = 20_000, 30_000
     lengths = torch.randint(0, 12, (rows,), generator=torch.Generator().manual_seed(0))
@@ -247,7 +252,7 @@ def test_products_can_be_captured() -> None:
 
 def test_long_row_with_the_real_piece_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of 130 entries is divided at 128, as outside of tests."""
-    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+    for module in (pattern_module, spmm_kernels, softmax_kernels):
         monkeypatch.setattr(module, "PIECE", 128)
     assert PIECE < 128
     pattern = Pattern.from_row_lengths(torch.tensor([2, 130]), torch.cat([torch.arange(2), torch.arange(130)]), 130)
@@ -284,27 +289,6 @@ def test_sddmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.
         lambda a, b: (a @ b.mT)[..., rows, columns],
         [random(3, mask.shape[0], channels), random(mask.shape[1], channels, seed=1)],
         dtype,
-    )
-
-
-@backends
-@pytest.mark.parametrize(
-    ("shape", "a", "b"),
-    [
-        *(("skewed", (), ()), ("skewed", (), (3,)), ((9, 6, 3), (2,), ())),
-        *(((9, 6, 3), (3,), (3,)), ((9, 6, 3), (2, 3), (2, 3)), ((9, 6, 3), (2, 1), (3,))),
-    ],
-    ids=str,
-)
-def test_sddmm_over_sets(shape: Shape, a: tuple[int, ...], b: tuple[int, ...], backend: Backend) -> None:
-    mask, channels = random_mask(shape)
-    pattern = pattern_of(mask)
-    moved = pattern.to(DEVICE)
-    check(
-        lambda a, b: sddmm(moved, a, b, backend=backend),
-        lambda a, b: (a @ b.mT)[..., pattern.row_indices, pattern.column_indices],
-        [random(*a, mask.shape[0], channels), random(*b, mask.shape[1], channels, seed=1)],
-        torch.float32,
     )
 
 
