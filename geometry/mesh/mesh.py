@@ -6,7 +6,7 @@ import os
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from diffnet.geometry.mesh.content import check_content, decompress, with_line_f
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
+from diffnet.geometry.mesh.orientation import turned_faces
 from diffnet.geometry.mesh.polygons import triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 
@@ -137,6 +138,14 @@ class Mesh:
         mask = np.full(len(self.verts), self.is_point_cloud)
         mask[self.usable_faces] = True
         return mask
+
+    @cached_property
+    def turned_faces(self) -> NDArray[np.bool_]:
+        """The faces (F,) bool that have their other side outside in operators: those of surfaces that are inside out.
+
+        `diffnet.geometry.mesh.orientation` has the rule. The faces keep their corners.
+        """
+        return turned_faces(self.verts, self.faces)
 
 
 def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
