@@ -150,12 +150,12 @@ def component_warning(mesh: Mesh, arrays: Arrays, options: Options) -> str | Non
     count = len(np.unique(components(np.stack([rows, indices], axis=1), len(mass))[live]))
     if count < max(k, 2):  # a single eigenpair is always the constant
         return None
-    found = diagnose(mesh)
+    diagnosis = diagnose(mesh)
     hint = ""
-    if 0 < found.joined_components < count:
+    if 0 < diagnosis.joined_components < count:
         hint = (
-            f'. With join="always", it would have {found.joined_components}: then the {found.coincident_vertices} '
-            "vertices at the position of another would be joined"
+            f'. With join="always", it would have {diagnosis.joined_components}: then the '
+            f"{diagnosis.coincident_vertices} vertices at the position of another would be joined"
         )
     return (
         f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "

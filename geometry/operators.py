@@ -601,12 +601,12 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
     return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
 
 
-def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:
+def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **fields: Any) -> Operators:
     """Operators whose required fields are 0, except the given ones. The first mesh has all vertices and faces."""
     sizes: dict[Any, Any] = {
         "B": meshes,
         "V": vertices,
-        "F": given["faces"].shape[0] if "faces" in given else 0,
+        "F": fields["faces"].shape[0] if "faces" in fields else 0,
         "K": k,
     }
     numbers = torch.zeros(vertices + 1, dtype=torch.int64, device=device)
@@ -620,8 +620,8 @@ def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given:
             return SparseMatrix(pattern, torch.zeros(*shape, 0, device=device))
         return torch.zeros(shape, dtype=torch.int64 if kind.kind == "vertices" else None, device=device)
 
-    required = {name: field(kind) for name, kind in FIELDS.items() if not (kind.optional or name in given)}
-    return Operators(**required, **given)
+    required = {name: field(kind) for name, kind in FIELDS.items() if not (kind.optional or name in fields)}
+    return Operators(**required, **fields)
 
 
 def has_room(size: int, device: torch.device) -> bool:
@@ -636,9 +636,9 @@ def has_room(size: int, device: torch.device) -> bool:
     return free - size >= FREE_SHARE * total
 
 
-def packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
+def packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], memo: Mapping[str, Any]) -> Operators:
     """Operators without the fields in `later`, which are packed when they are first read."""
-    return remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_unpacked": later, **known})
+    return remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_unpacked": later, **memo})
 
 
 def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[torch.dtype, tuple[Any, Operators]]:

@@ -116,8 +116,8 @@ def cut_by_plane(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
     if not 0 <= share < 1:
         raise ValueError(f"share should be at least 0 and below 1, got {share}")
     if mesh.is_point_cloud:
-        kept = _kept(mesh.verts @ d, np.ones(len(mesh.verts)), share)
-        return MeshPart(_part(mesh, kept, None), kept, np.zeros(0, np.int64))
+        corners = _kept(mesh.verts @ d, np.ones(len(mesh.verts)), share)
+        return MeshPart(_part(mesh, corners, None), corners, np.zeros(0, np.int64))
     faces = _kept(element_points(mesh, "faces") @ d, face_areas(mesh), share)
     vertices, numbers = np.unique(mesh.faces[faces], return_inverse=True)
     return MeshPart(_part(mesh, vertices, numbers.reshape(-1, 3)), vertices, faces)

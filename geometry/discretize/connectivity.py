@@ -160,14 +160,20 @@ def entries(tail: Tensor, head: Tensor, vertices: int) -> tuple[Tensor, Tensor, 
     the edges above the diagonal, those of the edges below it, and those of the diagonal. Contributions above and below
     it are in the same order, so sums are symmetric.
     """
-    low, high, own = torch.minimum(tail, head), torch.maximum(tail, head), torch.arange(vertices, device=tail.device)
-    ordered, order = torch.cat([low * vertices + high, high * vertices + low, own * (vertices + 1)]).sort(stable=True)
+    low, high, diagonal = (
+        torch.minimum(tail, head),
+        torch.maximum(tail, head),
+        torch.arange(vertices, device=tail.device),
+    )
+    ordered, order = torch.cat([low * vertices + high, high * vertices + low, diagonal * (vertices + 1)]).sort(
+        stable=True
+    )
     is_first = F.pad(ordered[1:] != ordered[:-1], (1, 0), value=True)
     first = is_first.nonzero().squeeze(1)
     lengths = first.diff(append=first.new_full((1,), len(ordered)))
-    found = ordered[first]
-    rows = found // vertices
-    return rows, found - rows * vertices, Groups(order, lengths)
+    entry = ordered[first]
+    rows = entry // vertices
+    return rows, entry - rows * vertices, Groups(order, lengths)
 
 
 def matrix_pattern(rows: Tensor, columns: Tensor, vertices: int) -> Pattern:

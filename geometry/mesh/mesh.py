@@ -194,14 +194,14 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
     try:
-        found = source_of(source)
+        content = source_of(source)
     except ValueError as e:
         raise MeshError(f"{type(source).__name__} object: {e}") from e
-    if found is not None:
-        mesh = make_mesh(found.verts, found.faces, name=found.name)
-        if found.normals is None:
+    if content is not None:
+        mesh = make_mesh(content.verts, content.faces, name=content.name)
+        if content.normals is None:
             return mesh
-        return replace(mesh, normals=unit_normals(normals_array(found.normals, len(mesh.verts), found.name)))
+        return replace(mesh, normals=unit_normals(normals_array(content.normals, len(mesh.verts), content.name)))
     if is_array(source):
         return make_mesh(source, None, name="points")
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")
@@ -315,9 +315,9 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
 def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Path]:
     """`load_mesh` of a file, and the entry that holds the parsed file, unless it can't be written."""
     name = str(path)
-    known = parsed_entry(path, cache_dir)
-    if known is not None and (mesh := parsed_mesh(known, name)) is not None:
-        return mesh, known
+    earlier = parsed_entry(path, cache_dir)
+    if earlier is not None and (mesh := parsed_mesh(earlier, name)) is not None:
+        return mesh, earlier
     state = settled_state(path)
     suffix, data = read_content(path)
     # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
@@ -327,7 +327,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     if state is not None and state == settled_state(path):
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
-    mesh = parsed_mesh(entry, name) if entry != known else None  # the known one was just found missing or damaged
+    mesh = parsed_mesh(entry, name) if entry != earlier else None  # the known one was just found missing or damaged
     if mesh is None:
         mesh = replace(_parse(data, suffix, name), path=name)
         write_entry(entry, _as_arrays(mesh))
