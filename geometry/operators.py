@@ -41,7 +41,7 @@ UnpackAt: TypeAlias = Literal["vertices", "faces", "edges", "mesh", "global_mean
 FREE_SHARE = 0.5
 
 # Values that `Operators` computes at first use.
-_NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
+_EMPTY_MEMO = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Operators(Fields):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        remember(self, **_NOTHING_FOUND)
+        remember(self, **_EMPTY_MEMO)
 
     @classmethod
     def from_parts(
@@ -398,13 +398,13 @@ class Operators(Fields):
         basis = (self.__dict__.get("evecs"), self.gradient_evecs)
         return tuple(0 if x is None or x.is_inference() else x._version for x in basis)
 
-    def _known(self) -> dict[str, Any]:
+    def _extents(self) -> dict[str, Any]:
         """What operators of the same meshes and faces know, too."""
         return {name: getattr(self, name) for name in ("_lengths", "_face_lengths", "_edges")}
 
     def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
         """These operators with another basis. Nothing else is packed for it."""
-        extents = self._known()
+        extents = self._extents()
         if not (self._unpacked or can_remember()):
             return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **extents)
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -595,7 +595,7 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
         return changes[name](value) if name in changes else value
 
     large = [name for name, kind in FIELDS.items() if kind.packed_later]
-    extents = operators._known()
+    extents = operators._extents()
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **extents)
     return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
@@ -638,7 +638,7 @@ def has_room(size: int, device: torch.device) -> bool:
 
 def packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], memo: Mapping[str, Any]) -> Operators:
     """Operators without the fields in `later`, which are packed when they are first read."""
-    return remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_unpacked": later, **memo})
+    return remember(object.__new__(Operators), **{**_EMPTY_MEMO, **fields, "_unpacked": later, **memo})
 
 
 def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[torch.dtype, tuple[Any, Operators]]:
@@ -726,7 +726,7 @@ def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:
 register_tree(
     Operators,
     lambda operators: operators._edges,
-    lambda fields, edges: remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_edges": edges}),
+    lambda fields, edges: remember(object.__new__(Operators), **{**_EMPTY_MEMO, **fields, "_edges": edges}),
 )
 # `torch.load` then reads a file of `torch.save`, which runs no code. The fields aren't checked.
 torch.serialization.add_safe_globals([Edges, Operators, Pattern, SparseMatrix])

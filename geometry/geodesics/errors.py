@@ -287,7 +287,7 @@ def error_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> NDArra
     >>> error_curve([0.0, 0.05, 0.3, 0.1], [0.0, 0.1, 0.2])
     array([0.25, 0.75, 0.75])
     """
-    numbers = _known(errors)
+    numbers = _numbers(errors)
     limits = np.asarray(thresholds, np.float64)
     return np.asarray(np.searchsorted(np.sort(numbers), limits, side="right") / len(numbers), np.float64)
 
@@ -314,10 +314,10 @@ def mean_error(errors: ArrayLike) -> float:
     >>> mean_error([0.25, 0.75, float("nan")])
     0.5
     """
-    return float(_known(errors).mean())
+    return float(_numbers(errors).mean())
 
 
-def _known(errors: ArrayLike) -> NDArray[np.float64]:
+def _numbers(errors: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(errors, np.float64).reshape(-1)
     numbers = values[~np.isnan(values)]
     if len(numbers) == 0:
