@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -141,6 +142,8 @@ def test_packed_meshes_are_turned_alike() -> None:
     found = discretize_on("cpu", meshes, Options(0)).packed.operators
     for operators, mesh in zip(found.split(), meshes, strict=True):
         torch.testing.assert_close(operators.frames, precompute(mesh, k=0).frames, atol=1e-6, rtol=0)
+    # A worker that has found the turned faces sends them with the mesh.
+    assert "turned_faces" in vars(pickle.loads(pickle.dumps(meshes[1])))
     faces, turned = (torch.from_numpy(array) for array in (meshes[1].faces, meshes[1].turned_faces))
     operators = assemble(torch.tensor(meshes[1].verts), Connectivity(faces, len(meshes[1].verts), turned_faces=turned))
     assert (curvature(operators)[meshes[1].on_surface, 0] > 0).all()
