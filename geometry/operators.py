@@ -135,19 +135,7 @@ class Operators(Fields):
         # Imported here: it loads the libraries of preprocessing.
         from diffnet.geometry.preprocessing.from_parts import fields_from_parts
 
-        fields = fields_from_parts(
-            mass=mass,
-            laplacian=laplacian,
-            evals=evals,
-            evecs=evecs,
-            grad_x=grad_x,
-            grad_y=grad_y,
-            frames=frames,
-            verts=verts,
-            faces=faces,
-            k=k,
-        )
-        return cls(**fields)
+        return cls(**fields_from_parts(mass, laplacian, evals, evecs, grad_x, grad_y, frames, verts, faces, k))
 
     @classmethod
     def from_reference(cls, parts: Sequence[Any], faces: Any = None) -> Operators:

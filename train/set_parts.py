@@ -112,7 +112,7 @@ def set_summary(
 
 def inside_out_text(data: LabeledMeshes, options: TrainOptions, jobs: int | None) -> str:
     """Which meshes have surfaces that are inside out, or nothing. jobs: see `remembered`"""
-    names, work = [], partial(_is_inside_out, join=options.join)
+    names, work = list[str](), partial(_is_inside_out, join=options.join)
     for part in (data.train, data.validation, data.test):
         answers = remembered(work, part, "turned", options.join, jobs=jobs)
         names += [as_text(name) for name, answer in zip(names_of(part), answers, strict=True) if answer]

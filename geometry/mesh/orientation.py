@@ -109,7 +109,7 @@ def _are_inside(inner: list[Floats], outer: Floats, boxes: Floats) -> list[bool]
 
     boxes: (2, 3, T), the bounds of the triangles of the outer one
     """
-    (low, high), answers = boxes, []
+    (low, high), answers = boxes, list[bool]()
     for surface in inner:
         points = np.unique(surface.transpose(0, 2, 1).reshape(-1, 3), axis=0)
         nearest, farthest = points.min(axis=0)[:, None], points.max(axis=0)[:, None]
