@@ -24,8 +24,8 @@ from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array
 from diffnet.geometry.preprocessing.recipe import Discretization, complete, operator_arrays, solve
+from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.geometry.store.entry import rounded_frames
-from diffnet.geometry.store.reading import assembled_fields
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_count
 

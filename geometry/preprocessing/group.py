@@ -31,8 +31,8 @@ from diffnet.geometry.preprocessing.packed import PackedDiscretization, discreti
 from diffnet.geometry.preprocessing.recipe import computed_arrays, with_pairs
 from diffnet.geometry.preprocessing.worker import GpuMesh
 from diffnet.geometry.processes import phase
+from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.geometry.store.codec import Arrays
-from diffnet.geometry.store.reading import assembled_fields
 from diffnet.geometry.store.transfer import to_host
 from diffnet.ops.common.memo import remember
 

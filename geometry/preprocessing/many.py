@@ -36,9 +36,10 @@ from diffnet.geometry.preprocessing.worker import (
     source_name,
 )
 from diffnet.geometry.processes import WorkerPool, available_cores, phase, rank_count
+from diffnet.geometry.store.assembly import fields_of, tensors_of
 from diffnet.geometry.store.cache import has_entry, write_later
 from diffnet.geometry.store.entry import all_arrays, read_operators
-from diffnet.geometry.store.reading import PinnedEntries, fields_of, has_even_rows, operators_at, read_again, tensors_of
+from diffnet.geometry.store.reading import PinnedEntries, has_even_rows, operators_at, read_again
 
 Result: TypeAlias = "Answer | Computed | Reader"
 T = TypeVar("T")

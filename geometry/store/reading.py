@@ -1,4 +1,4 @@
-"""From the arrays of cache entries, mapped into memory or in one buffer of pinned memory, to `Operators`.
+"""Operators from cache entries that are mapped into memory, or that lie in one buffer of pinned memory.
 
 Threads that make tensors wait for Python's global lock. Threads that read bytes into a buffer don't.
 """
@@ -19,82 +19,16 @@ from torch import Tensor
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.operators import Operators, packed_later
 from diffnet.geometry.options import Options
+from diffnet.geometry.store.assembly import assembled_fields, field_of, fields_of, given_fields
 from diffnet.geometry.store.cache import open_again
 from diffnet.geometry.store.codec import GPU_ALIGNMENT, Arrays, Place, arrays_at, header_of, layout, places_in
-from diffnet.geometry.store.entry import MATRICES, all_arrays, read_operators, tensor_arrays
-from diffnet.geometry.store.transfer import TensorsAt, aligned, empty_pinned
-from diffnet.ops import Pattern, SparseMatrix
+from diffnet.geometry.store.entry import MATRICES, all_arrays, read_operators
+from diffnet.geometry.store.transfer import TensorsAt, empty_pinned
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.memo import Later
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.op import spmm_operator
-from diffnet.ops.sparse.pattern import MAX_UNEVENNESS, PIECE, ROWS_TOGETHER, transposed_entries
-
-
-def given_fields() -> list[str]:
-    """The names of the fields that a mesh gets from its entry and its faces."""
-    return [name for name, kind in FIELDS.items() if kind.stored or not kind.optional]
-
-
-def assembled_fields(arrays: Arrays, faces: NDArray[np.int64], backward: bool = True) -> dict[str, Any]:
-    """The fields of the operators in a cache entry. They share the memory of its arrays, see `aligned`.
-
-    faces: (F, 3)
-    backward: see `Pattern.prepare`. Without it, this takes half of the time or less.
-    """
-    return fields_of(tensors_of(tensor_arrays(arrays, faces, backward)), backward)
-
-
-def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
-    """Tensors that share the memory of arrays, see `aligned`."""
-    return {name: aligned(torch.from_numpy(array)) for name, array in arrays.items()}
-
-
-def fields_of(tensors: Mapping[str, Tensor], backward: bool = True, even: bool = False) -> dict[str, Any]:
-    """The fields of `Operators` from these tensors, see `field_of`."""
-    return {name: field_of(tensors, name, backward, even) for name in given_fields()}
-
-
-def field_of(tensors: Mapping[str, Tensor], name: str, backward: bool = True, even: bool = False) -> Any:
-    """One of `given_fields` from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
-
-    The patterns of such an entry are transposed on the device of the tensors, and should be symmetric.
-
-    even: whether products are known to take the rows as they are stored, see `has_even_rows`
-    """
-    kind, tensor = FIELDS[name], tensors[name]
-    if kind.optional and tensor.shape[0] == 0:
-        return None
-    if kind.kind == "matrix":
-        return SparseMatrix(_pattern(tensors, name, backward, even), tensor)
-    if kind.kind == "vertices":
-        return tensor.long()
-    if tensor.dtype == torch.uint16:
-        tensor = tensor.view(torch.bfloat16)
-    if kind.kind == "values" and tensor.dtype != torch.float32:
-        tensor = tensor.float() * tensors[f"{name}_scale"]
-    return tensor if tensor.ndim == len(kind.shape) else tensor[None]
-
-
-def _pattern(tensors: Mapping[str, Tensor], name: str, backward: bool, even: bool) -> Pattern:
-    indptr, indices, order = tensors[f"{name}_indptr"], tensors[f"{name}_indices"], tensors["row_order"]
-    rows, row_order = indptr.shape[0] - 1, order if order.shape[0] > 0 else None
-    pattern = Pattern(indptr, indices, rows, row_order, check=False)
-    if backward:
-        # Arrays that equal the own ones take memory and are copied to a GPU once.
-        starts = tensors.get(f"{name}_transposed_indptr", indptr)
-        columns = tensors.get(f"{name}_transposed_indices", indices)
-        transposed = Pattern(starts, columns, rows, row_order, check=False)
-        entries = tensors.get(f"{name}_transposed")
-        pattern = pattern.with_known(
-            transpose=(transposed, transposed_entries(pattern) if entries is None else entries)
-        )
-    if even:
-        by_length = indices.new_empty(0) if row_order is None else None
-        pattern = pattern.with_known(long_pieces=indices.new_empty(0, 4, dtype=torch.int64), rows_by_length=by_length)
-    # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps that
-    # may be compiled or captured.
-    return pattern.prepare(backward=backward)
+from diffnet.ops.sparse.pattern import MAX_UNEVENNESS, PIECE, ROWS_TOGETHER
 
 
 class PinnedEntries(NamedTuple):

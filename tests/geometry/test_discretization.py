@@ -48,7 +48,7 @@ from diffnet.geometry.options import Options
 from diffnet.geometry.preprocessing import packed as packed_meshes
 from diffnet.geometry.preprocessing.packed import Discretized, discretize_on, entry_arrays
 from diffnet.geometry.preprocessing.recipe import discretize
-from diffnet.geometry.store.reading import assembled_fields
+from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.ops import SparseMatrix, implicit_diffusion
 
 pytestmark = pytest.mark.usefixtures("one_thread")
