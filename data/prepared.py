@@ -166,7 +166,7 @@ class PreparedSamples(LazySequence[Sample]):
         """
         items = self._items
         states = array_states(items, self._options.features)
-        about = ("samples 2", asdict(self._options), dict(self._statistics or {}), self._labels_at, states)
+        about = ("samples 3", asdict(self._options), dict(self._statistics or {}), self._labels_at, states)
         facts = shared(lambda: recalled(items, *about))
         if facts is None:
             facts = items.operator_facts() if isinstance(items, StoredMeshes) else [None] * len(items)

@@ -147,9 +147,9 @@ def curvature(operators: Operators) -> Tensor:
     check_operators(operators)
     pattern, frames = operators.gradient.pattern, operators.frames
     rows, columns = pattern.row_indices, pattern.column_indices
-    own, neighbor = frames[rows, 2], frames[columns, 2]
-    agrees = (own * neighbor).sum(1, keepdim=True) >= 0
-    turn = torch.where(agrees, neighbor, -neighbor) - own
+    normal, neighbor = frames[rows, 2], frames[columns, 2]
+    agrees = (normal * neighbor).sum(1, keepdim=True) >= 0
+    turn = torch.where(agrees, neighbor, -neighbor) - normal
     along = (frames[rows, :2] * turn[:, None]).sum(2)  # (nnz, 2), the turn along both tangents
     entries = operators.gradient.values[:, :, None] * along
     shape = frames.new_zeros(2, len(frames), 2).index_add(1, rows, entries)  # its derivative along X and Y

@@ -17,14 +17,14 @@ def usable_device(device: torch.device | str, expected: str = "cpu, cuda or cuda
     >>> usable_device("cpu")
     device(type='cpu')
     """
-    chosen = existing_device(device, expected)
-    if chosen.type not in ("cpu", "cuda"):
+    place = existing_device(device, expected)
+    if place.type not in ("cpu", "cuda"):
         raise OptionError(f"device should be {expected}, got {str(device)!r}")
-    if chosen.type == "cpu":
-        if chosen.index:
+    if place.type == "cpu":
+        if place.index:
             raise OptionError(f"device {str(device)!r} is not available: the only CPU device is cpu")
         return torch.device("cpu")
-    return chosen
+    return place
 
 
 def existing_device(device: torch.device | str, expected: str = "cpu, cuda, cuda:N or meta") -> torch.device:
@@ -37,14 +37,14 @@ def existing_device(device: torch.device | str, expected: str = "cpu, cuda, cuda
     device(type='meta')
     """
     try:
-        chosen = torch.device(device)
+        place = torch.device(device)
     except (RuntimeError, TypeError):
         raise OptionError(f"device should be {expected}, got {str(device)!r:.80}") from None
-    if chosen.type != "cuda":
-        return chosen
+    if place.type != "cuda":
+        return place
     if not torch.cuda.is_available():
         raise OptionError(f"device {str(device)!r} is not available: PyTorch finds no GPU; write 'cpu' instead")
-    if chosen.index is not None and chosen.index >= torch.cuda.device_count():
+    if place.index is not None and place.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
         raise OptionError(f"device {str(device)!r} is not available: the last GPU is cuda:{last}")
-    return chosen
+    return place

@@ -11,7 +11,7 @@ from diffnet.geometry.discretize.coincident import components, first_at_position
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
-from diffnet.geometry.options import Options
+from diffnet.geometry.options import JoinRule, Options
 from diffnet.geometry.store.cache import Arrays
 
 
@@ -34,7 +34,7 @@ class Diagnosis:
     coincident_vertices: vertices at the position of an earlier vertex, in single precision as in `precompute`
     joined_by_default: the coincident vertices that `precompute` joins with an earlier one by default; see
         `joined_vertices`
-    inside_out: closed components whose normals point inside, see `is_inside_out`
+    inside_out: components whose normals operators turn, see `is_inside_out`
     """
 
     vertices: int
@@ -64,7 +64,7 @@ class Diagnosis:
             "faces with a repeated corner": self.degenerate_faces,
             "faces of zero area": self.zero_area_faces,
             "duplicate faces": self.duplicate_faces,
-            "closed components that are inside out": self.inside_out,
+            "components that are inside out, whose normals are turned": self.inside_out,
             "vertices that no face uses": self.unreferenced_vertices,
             "vertices at the position of another": self.coincident_vertices,
         }
@@ -113,42 +113,26 @@ def diagnose(mesh: Mesh) -> Diagnosis:
     )
 
 
-def is_inside_out(mesh: Mesh) -> bool:
-    """Whether the normals of a closed component of a mesh point inside, so that curvature changes its sign.
+def is_inside_out(mesh: Mesh, join: JoinRule = "auto") -> bool:
+    """Whether operators turn the normals of a component of a mesh, see `Mesh.turned_faces`.
 
-    A component counts if each of its edges has two faces that run along it in opposite directions. It is inside out if
-    it encloses a negative volume and is no cavity: its bounding box is not in that of another closed component.
-    Vertices at the same position are joined first as by default, see `joined_vertices`.
+    join: the vertices at the same position that are joined first, see `joined_vertices`
+
+    Normals that are given and the original's operators stay as they are.
 
     >>> from diffnet.geometry import load_mesh
     >>> corners, faces = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
     >>> is_inside_out(load_mesh((corners, faces))), is_inside_out(load_mesh((corners, [face[::-1] for face in faces])))
     (False, True)
     """
-    return _inside_out(round_positions(mesh)) > 0
+    return _inside_out(round_positions(mesh), join) > 0
 
 
-def _inside_out(mesh: Mesh) -> int:
-    """The number of closed components that are inside out. mesh: see `round_positions`"""
-    faces = replace(mesh, faces=joined_vertices(mesh)[mesh.faces]).usable_faces
-    count = len(mesh.verts)
-    tail, head = faces.reshape(-1), faces[:, [1, 2, 0]].reshape(-1)
-    edges, places, times = np.unique(tail * count + head, return_index=True, return_counts=True)
-    is_paired = (times == 1) & np.isin(edges % count * count + edges // count, edges)
-    component = components(faces, count)
-    closed = np.bincount(component[tail[places]], ~is_paired, count) == 0
-    a, b, c = (mesh.verts - mesh.verts.mean(axis=0))[faces].transpose(1, 0, 2)
-    of_face = component[faces[:, 0]]
-    parts = (a * np.cross(b, c)).sum(axis=1)
-    volume, size = np.bincount(of_face, parts, count), np.bincount(of_face, np.abs(parts), count)
-    low, high = np.full((count, 3), np.inf), np.full((count, 3), -np.inf)
-    np.minimum.at(low, component[tail], mesh.verts[tail])
-    np.maximum.at(high, component[tail], mesh.verts[tail])
-    present = np.unique(of_face[closed[of_face]])
-    low, high = low[present], high[present]
-    negative = np.flatnonzero((volume < -1e-12 * size)[present])  # a double sheet has the volume 0 up to rounding
-    around = ((low <= low[i]) & (high >= high[i]) for i in negative)
-    return sum(int(boxes.all(axis=1).sum() == 1) for boxes in around)  # only its own box is around it
+def _inside_out(mesh: Mesh, join: JoinRule = "auto") -> int:
+    """The number of components that are inside out. mesh: see `round_positions`"""
+    joined = replace(mesh, faces=joined_vertices(mesh, join)[mesh.faces])
+    turned = joined.faces[joined.turned_faces]
+    return len(np.unique(components(joined.faces, len(mesh.verts))[turned[:, 0]]))
 
 
 def component_warning(mesh: Mesh, arrays: Arrays, options: Options) -> str | None:
@@ -166,12 +150,12 @@ def component_warning(mesh: Mesh, arrays: Arrays, options: Options) -> str | Non
     count = len(np.unique(components(np.stack([rows, indices], axis=1), len(mass))[live]))
     if count < max(k, 2):  # a single eigenpair is always the constant
         return None
-    found = diagnose(mesh)
+    diagnosis = diagnose(mesh)
     hint = ""
-    if 0 < found.joined_components < count:
+    if 0 < diagnosis.joined_components < count:
         hint = (
-            f'. With join="always", it would have {found.joined_components}: then the {found.coincident_vertices} '
-            "vertices at the position of another would be joined"
+            f'. With join="always", it would have {diagnosis.joined_components}: then the '
+            f"{diagnosis.coincident_vertices} vertices at the position of another would be joined"
         )
     return (
         f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "

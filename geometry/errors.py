@@ -43,7 +43,7 @@ def some_reasons(reasons: list[str]) -> str:
     for message in dict.fromkeys(reasons):
         place, colon, reason = message.partition(": ")
         places.setdefault(colon + reason, []).append(place)
-    shown = [", ".join(own[:MAX_REASONS]) + ", …" * (len(own) > MAX_REASONS) + why for why, own in places.items()]
+    shown = [", ".join(names[:MAX_REASONS]) + ", …" * (len(names) > MAX_REASONS) + why for why, names in places.items()]
     return "; ".join(shown[:MAX_REASONS]) + "; …" * (len(shown) > MAX_REASONS)
 
 

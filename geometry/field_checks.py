@@ -58,8 +58,8 @@ def check_fields(operators: Fields) -> None:
 
 def _check_matrix(name: str, matrix: Any, vertices: int, sets: Sequence[int], device: torch.device) -> None:
     if not isinstance(matrix, SparseMatrix):
-        found = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
-        raise TypeError(f"{name} should be a SparseMatrix, got {found}; Operators.from_parts takes other matrices")
+        kind = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise TypeError(f"{name} should be a SparseMatrix, got {kind}; Operators.from_parts takes other matrices")
     _check_pattern(f"{name}.pattern", matrix.pattern, vertices, device)
     check_tensor(f"{name}.values", matrix.values, (*sets, matrix.pattern.nnz), device)
 

@@ -82,11 +82,11 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     if points.ndim != 2:
         raise ValueError(f"points should have shape (N, D), shape is {tuple(points.shape)}")
     places = points.detach().cpu().double().numpy()
-    own = np.arange(len(places))[:, None]
+    itself = np.arange(len(places))[:, None]
     count = min(k, len(places))
-    nearest = cKDTree(places).query(places, np.arange(1, count + 1))[1] if count else own
+    nearest = cKDTree(places).query(places, np.arange(1, count + 1))[1] if count else itself
     # If more than k points coincide, the query may leave the point itself out.
-    nearest[:, -1:] = np.where((nearest == own).any(1, keepdims=True), nearest[:, -1:], own)
+    nearest[:, -1:] = np.where((nearest == itself).any(1, keepdims=True), nearest[:, -1:], itself)
     indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
     return Pattern.from_row_lengths(torch.full((len(places),), count), indices, len(places))
 
@@ -138,5 +138,4 @@ def patches(operators: Operators, block: int = 32) -> Patches:
     mesh = torch.cat([mesh, mesh.new_full((-len(mesh) % block,), -1)])
     rows, columns = (mesh[i[:, None] * block + place] for i in (blocks.row_indices, blocks.column_indices))
     at = torch.from_numpy(order)
-    found = Patches(at, torch.argsort(at), blocks, rows[:, :, None] == columns[:, None, :])
-    return found.to(operators.device)
+    return Patches(at, torch.argsort(at), blocks, rows[:, :, None] == columns[:, None, :]).to(operators.device)

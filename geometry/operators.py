@@ -41,7 +41,7 @@ UnpackAt: TypeAlias = Literal["vertices", "faces", "edges", "mesh", "global_mean
 FREE_SHARE = 0.5
 
 # Values that `Operators` computes at first use.
-_NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
+_EMPTY_MEMO = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Operators(Fields):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        remember(self, **_NOTHING_FOUND)
+        remember(self, **_EMPTY_MEMO)
 
     @classmethod
     def from_parts(
@@ -135,19 +135,7 @@ class Operators(Fields):
         # Imported here: it loads the libraries of preprocessing.
         from diffnet.geometry.preprocessing.from_parts import fields_from_parts
 
-        fields = fields_from_parts(
-            mass=mass,
-            laplacian=laplacian,
-            evals=evals,
-            evecs=evecs,
-            grad_x=grad_x,
-            grad_y=grad_y,
-            frames=frames,
-            verts=verts,
-            faces=faces,
-            k=k,
-        )
-        return cls(**fields)
+        return cls(**fields_from_parts(mass, laplacian, evals, evecs, grad_x, grad_y, frames, verts, faces, k))
 
     @classmethod
     def from_reference(cls, parts: Sequence[Any], faces: Any = None) -> Operators:
@@ -398,13 +386,13 @@ class Operators(Fields):
         basis = (self.__dict__.get("evecs"), self.gradient_evecs)
         return tuple(0 if x is None or x.is_inference() else x._version for x in basis)
 
-    def _known(self) -> dict[str, Any]:
+    def _extents(self) -> dict[str, Any]:
         """What operators of the same meshes and faces know, too."""
         return {name: getattr(self, name) for name in ("_lengths", "_face_lengths", "_edges")}
 
     def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
         """These operators with another basis. Nothing else is packed for it."""
-        extents = self._known()
+        extents = self._extents()
         if not (self._unpacked or can_remember()):
             return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **extents)
         fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -595,18 +583,18 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
         return changes[name](value) if name in changes else value
 
     large = [name for name, kind in FIELDS.items() if kind.packed_later]
-    extents = operators._known()
+    extents = operators._extents()
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **extents)
     return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
 
 
-def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:
+def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **fields: Any) -> Operators:
     """Operators whose required fields are 0, except the given ones. The first mesh has all vertices and faces."""
     sizes: dict[Any, Any] = {
         "B": meshes,
         "V": vertices,
-        "F": given["faces"].shape[0] if "faces" in given else 0,
+        "F": fields["faces"].shape[0] if "faces" in fields else 0,
         "K": k,
     }
     numbers = torch.zeros(vertices + 1, dtype=torch.int64, device=device)
@@ -620,8 +608,8 @@ def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given:
             return SparseMatrix(pattern, torch.zeros(*shape, 0, device=device))
         return torch.zeros(shape, dtype=torch.int64 if kind.kind == "vertices" else None, device=device)
 
-    required = {name: field(kind) for name, kind in FIELDS.items() if not (kind.optional or name in given)}
-    return Operators(**required, **given)
+    required = {name: field(kind) for name, kind in FIELDS.items() if not (kind.optional or name in fields)}
+    return Operators(**required, **fields)
 
 
 def has_room(size: int, device: torch.device) -> bool:
@@ -636,9 +624,9 @@ def has_room(size: int, device: torch.device) -> bool:
     return free - size >= FREE_SHARE * total
 
 
-def packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
+def packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], memo: Mapping[str, Any]) -> Operators:
     """Operators without the fields in `later`, which are packed when they are first read."""
-    return remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_unpacked": later, **known})
+    return remember(object.__new__(Operators), **{**_EMPTY_MEMO, **fields, "_unpacked": later, **memo})
 
 
 def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[torch.dtype, tuple[Any, Operators]]:
@@ -726,7 +714,7 @@ def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:
 register_tree(
     Operators,
     lambda operators: operators._edges,
-    lambda fields, edges: remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_edges": edges}),
+    lambda fields, edges: remember(object.__new__(Operators), **{**_EMPTY_MEMO, **fields, "_edges": edges}),
 )
 # `torch.load` then reads a file of `torch.save`, which runs no code. The fields aren't checked.
 torch.serialization.add_safe_globals([Edges, Operators, Pattern, SparseMatrix])

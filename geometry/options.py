@@ -46,14 +46,14 @@ class Options:
     def __post_init__(self) -> None:
         self.k = checked_k(self.k)
         self.laplacian = chosen_laplacian(self.laplacian, self.operators)
-        for name, value, known in (
+        for name, value, values in (
             ("laplacian", self.laplacian, LAPLACIANS),
             ("basis", self.basis, BASIS_PRECISIONS),
             ("join", self.join, JOIN_RULES),
             ("operators", self.operators, OPERATORS),
         ):
-            if not isinstance(value, str) or value not in known:
-                raise OptionError(f"{name} should be one of {', '.join(known)}, got {_shown(value)}")
+            if not isinstance(value, str) or value not in values:
+                raise OptionError(f"{name} should be one of {', '.join(values)}, got {_shown(value)}")
 
 
 def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) -> LaplacianKind:

@@ -42,7 +42,7 @@ KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 ver
 # vertex of a mesh, and the allocator keeps memory after large meshes.
 MAX_GROWTH = 256 << 20  # bytes
 PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
-_kept: list[_Worker] = []  # the processes that wait for the next pool
+_idle: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
 _seconds: defaultdict[str, float] = defaultdict(float)
 _adding = threading.Lock()
@@ -200,9 +200,9 @@ def _kept_worker() -> _Worker | None:
     """A process that waits, unless there is none that can be used."""
     while True:
         with _keeping:
-            if not _kept:
+            if not _idle:
                 return None
-            worker = _kept.pop()
+            worker = _idle.pop()
         if worker.is_usable():
             return worker
         worker.close()
@@ -212,7 +212,7 @@ def _forget_workers() -> None:
     """In a forked process: leave the parent's workers to the parent."""
     global _keeping
     _keeping = threading.Lock()  # another thread may have held it
-    _kept.clear()
+    _idle.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -246,7 +246,7 @@ class _Worker:
         """Let the process wait for the next pool."""
         self._kept_since = time.monotonic()
         with _keeping:
-            _kept.append(self)
+            _idle.append(self)
 
     def is_usable(self) -> bool:
         """Whether the process runs, and would import the same modules as one that starts now."""

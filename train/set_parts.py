@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
+from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
 from diffnet.data.stored import joined, names_of, remembered
 from diffnet.geometry import is_inside_out
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
+from diffnet.geometry.options import JoinRule
 from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import rotations_of
@@ -100,20 +103,22 @@ def set_summary(
         *task.described(data, jobs),
         ("features", options.features + (f"; {rotated}" if rotated else "")),
         ("variants", f"{variants} of each training mesh" if variants else ""),
-        ("inside out", inside_out_text(data, jobs)),
+        ("inside out", inside_out_text(data, options, jobs)),
         *(("left out", text) for text in data.left_out),
         *(("note", text) for text in notes),
     ]
     return [f"{name}: {text}" for name, text in rows if text]
 
 
-def inside_out_text(data: LabeledMeshes, jobs: int | None) -> str:
-    """How many meshes have closed components whose normals point inside, or nothing. jobs: see `remembered`"""
-    parts = (data.train, data.validation, data.test)
-    count = sum(sum(remembered(_is_inside_out, part, "inside out", jobs=jobs)) for part in parts)
-    meshes = counted(count, "mesh has a closed surface", "meshes have closed surfaces")
-    return f"{meshes} whose faces point inward, see diffnet info" if count else ""
+def inside_out_text(data: LabeledMeshes, options: TrainOptions, jobs: int | None) -> str:
+    """Which meshes have surfaces that are inside out, or nothing. jobs: see `remembered`"""
+    names, work = list[str](), partial(_is_inside_out, join=options.join)
+    for part in (data.train, data.validation, data.test):
+        answers = remembered(work, part, "turned", options.join, jobs=jobs)
+        names += [as_text(name) for name, answer in zip(names_of(part), answers, strict=True) if answer]
+    effect = "stay so" if options.operators == "original" else "are turned"
+    return f"{counted(len(names), 'mesh', 'meshes')} whose normals {effect}: {listing(names)}" if names else ""
 
 
-def _is_inside_out(item: LabeledMesh) -> bool:
-    return is_inside_out(item.mesh)
+def _is_inside_out(item: LabeledMesh, join: JoinRule) -> bool:
+    return is_inside_out(item.mesh, join)

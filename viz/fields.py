@@ -96,8 +96,8 @@ def _labels(name: str, array: NDArray[Any]) -> NDArray[np.int64]:
 
 def _colors(name: str, array: NDArray[Any]) -> NDArray[np.uint8]:
     top = 1 if array.dtype.kind in "bf" else 255
-    known = array[~np.isnan(array)].astype(np.float64)
-    low, high = known.min(initial=0), known.max(initial=0)
+    numbers = array[~np.isnan(array)].astype(np.float64)
+    low, high = numbers.min(initial=0), numbers.max(initial=0)
     if low < 0 or high > top:
         raise ValueError(f"{name}: {array.dtype} colors should be from 0 to {top}, but run from {low:g} to {high:g}")
     scaled = array if top == 255 else (array.astype(np.float64) * 255).round()

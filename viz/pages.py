@@ -115,7 +115,7 @@ def fill_template(package: str, name: str, **fields: str) -> str:
     Replaced text is not searched again, so a value may hold braces.
     """
     template = resources.files(package).joinpath(name).read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: fields[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
 
 def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) -> dict[str, Any]:
@@ -123,16 +123,16 @@ def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) ->
     shown = shown_points(shape.surface)
     if not len(shown):
         shown = np.zeros((1, 3))
-    chosen = chosen_view(shown, view)
+    direction = chosen_view(shown, view)
     low, high = shown.min(axis=0), shown.max(axis=0)
     center = (low + high) / 2
     reach = np.concatenate([shown, *(arrows.verts for arrows in shape.arrows.values())])
     sides = any(field.at == "edges" for field in shape.fields)
     return {
         "title": shape.title or f"Shape {number + 1}",
-        "up": chosen.up,
-        "azimuth": chosen.azimuth,
-        "elevation": chosen.elevation,
+        "up": direction.up,
+        "azimuth": direction.azimuth,
+        "elevation": direction.elevation,
         "radius": float(np.linalg.norm(reach - center, axis=1).max()) or 1.0,
         "ball": 0.55 * float(np.sqrt(np.prod(np.sort(high - low)[1:]) / len(shown))),
         **_pack_surface(shape.surface, center),

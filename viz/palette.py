@@ -60,13 +60,13 @@ def _table() -> NDArray[np.uint8]:
     candidates = _candidates()
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # No label gets the gray of unlabeled elements.
-    taken = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
-    distance = ((lab[:, :, None] - taken.T[:, None]) ** 2).sum(0).min(1)
-    chosen = []
+    others = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
+    distance = ((lab[:, :, None] - others.T[:, None]) ** 2).sum(0).min(1)
+    picks = []
     for _ in range(DISTINCT - len(first)):
-        chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, ((lab - lab[:, chosen[-1:]]) ** 2).sum(0))
-    return np.concatenate([first, candidates[chosen]])
+        picks.append(int(distance.argmax()))
+        distance = np.minimum(distance, ((lab - lab[:, picks[-1:]]) ** 2).sum(0))
+    return np.concatenate([first, candidates[picks]])
 
 
 def _candidates() -> NDArray[np.uint8]:

@@ -142,10 +142,10 @@ def _panel(
 def _legends(fields: Sequence[Field], scales: dict[str, Scale], label_names: Sequence[str]) -> list[Legend]:
     """One legend for all labels, and one for the scalars of each name. Default names are not shown."""
     legends = []
-    found = [field for field in fields if field.kind == "labels"]
-    if found:
-        labels = np.concatenate([field.values for field in found])
-        heading = found[0].name if {field.name for field in found} != {"labels"} else ""
+    of_labels = [field for field in fields if field.kind == "labels"]
+    if of_labels:
+        labels = np.concatenate([field.values for field in of_labels])
+        heading = of_labels[0].name if {field.name for field in of_labels} != {"labels"} else ""
         legends.append(label_legend(heading, labels, label_names))
     for name, scale in scales.items():
         missing = any(np.isnan(field.values).any() for field in fields if field.name == name)
@@ -204,8 +204,8 @@ def label_legend(heading: str, labels: Any, names: Sequence[str]) -> Legend:
 @cache
 def font(size: int) -> Any:
     """DejaVu Sans from Matplotlib's files, which has Greek letters and symbols. Without it, Pillow's own font."""
-    found = importlib.util.find_spec("matplotlib")  # this doesn't import it
-    for folder in (found.submodule_search_locations or []) if found else []:
+    package = importlib.util.find_spec("matplotlib")  # this doesn't import it
+    for folder in (package.submodule_search_locations or []) if package else []:
         path = Path(folder) / "mpl-data/fonts/ttf/DejaVuSans.ttf"
         if path.is_file():
             return ImageFont.truetype(str(path), size)
@@ -293,8 +293,8 @@ def short_names(names: Sequence[str], fits: Callable[[str], bool]) -> list[str]:
 
 
 def _without_middle(name: str, fits: Callable[[str], bool]) -> str:
-    for kept in range(len(name) - 1, 0, -1):
-        text = name[: kept // 2] + "…" + name[len(name) - (kept - kept // 2) :]
+    for length in range(len(name) - 1, 0, -1):
+        text = name[: length // 2] + "…" + name[len(name) - (length - length // 2) :]
         if fits(text):
             return text
     return "…"

@@ -118,10 +118,10 @@ def paint_scalars(drawing: Drawing, shares: Floats, table: NDArray[np.uint8]) ->
     If the drawing has `corners`, the places are blended, and not the colors. NaN has `MISSING_COLOR`.
     """
     last = len(table) - 1
-    given = np.append(shares, 0.0)  # the last one is for arrows
-    place = given[drawing.elements]
+    places = np.append(shares, 0.0)  # the last one is for arrows
+    place = places[drawing.elements]
     if drawing.corners is not None and drawing.weights is not None:
-        around = given[drawing.corners]
+        around = places[drawing.corners]
         weights = np.where(np.isnan(around), 0, drawing.weights)
         total = weights.sum(axis=0)
         mean = np.divide(

@@ -54,8 +54,8 @@ def make_shapes(
     if not meshes:
         raise ValueError("expected a mesh or a list of meshes, got an empty list")
     count = len(meshes) if isinstance(mesh, list) else None
-    given = {"labels": labels, "scalars": scalars, "colors": colors, "vectors": vectors, "frames": frames}
-    columns = {name: _per_shape(name, value, count) for name, value in given.items()}
+    values = {"labels": labels, "scalars": scalars, "colors": colors, "vectors": vectors, "frames": frames}
+    columns = {name: _per_shape(name, value, count) for name, value in values.items()}
     names = [""] * len(meshes) if titles is None else [titles] if isinstance(titles, str) else [*titles]
     if len(names) != len(meshes):
         raise ValueError(f"titles: {len(names)} titles do not fit {len(meshes)} shapes")
@@ -98,12 +98,14 @@ def _per_shape(name: str, value: Any, count: int | None) -> list[Any]:
     return list(value)
 
 
-def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Mapping[str, ValuesAt] | None) -> Shape:
+def _make_shape(
+    title: str, mesh: Any, arguments: dict[str, Any], at: ValuesAt | Mapping[str, ValuesAt] | None
+) -> Shape:
     surface = surface_of(mesh)
     fields = []
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
-        values = given[kind]
+        values = arguments[kind]
         if values is None:
             continue
         named = values if isinstance(values, Mapping) else {kind: values}
@@ -114,12 +116,12 @@ def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Map
     if not fields:
         plain = np.tile(np.array(PLAIN_COLOR, np.uint8), (len(surface.verts), 1))
         fields = [Field("", "colors", "vertices", plain)]
-    vectors = given["vectors"]
+    vectors = arguments["vectors"]
     by_name = {} if vectors is None else vectors if isinstance(vectors, Mapping) else {"": vectors}
     unknown = sorted(set(by_name) - {"", *(field.name for field in fields)})
     if unknown:
         raise ValueError(f"vectors: there are no values named {', '.join(map(repr, unknown))}")
-    arrows = {name: vector_arrows(surface, each, given["frames"]) for name, each in by_name.items()}
+    arrows = {name: vector_arrows(surface, each, arguments["frames"]) for name, each in by_name.items()}
     return Shape(title, surface, fields, arrows)
 
 
@@ -134,24 +136,24 @@ def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface
 
     Raises ValueError for shapes that do not fit.
     """
-    given = np.asarray(on_host(vectors), np.float64)
-    if given.ndim != 2 or given.shape[1] not in (2, 3):
-        raise ValueError(f"vectors: expected shape (N, 3), or (V, 2) with frames, shape is {given.shape}")
-    if given.shape[1] == 2:
-        given = _in_space(surface, given, frames)
-    at = elements_of("vectors", len(given), surface)
+    arrows = np.asarray(on_host(vectors), np.float64)
+    if arrows.ndim != 2 or arrows.shape[1] not in (2, 3):
+        raise ValueError(f"vectors: expected shape (N, 3), or (V, 2) with frames, shape is {arrows.shape}")
+    if arrows.shape[1] == 2:
+        arrows = _in_space(surface, arrows, frames)
+    at = elements_of("vectors", len(arrows), surface)
     if at == "edges":
-        raise ValueError(f"vectors: {len(given)} vectors at edges. Give them at vertices or faces")
-    given = given if surface.mesh is None else on_triangles(surface.mesh, given, at)
+        raise ValueError(f"vectors: {len(arrows)} vectors at edges. Give them at vertices or faces")
+    arrows = arrows if surface.mesh is None else on_triangles(surface.mesh, arrows, at)
     points = surface.verts if at == "vertices" else surface.verts[surface.faces].mean(axis=1)
-    lengths = np.linalg.norm(given, axis=1)
+    lengths = np.linalg.norm(arrows, axis=1)
     shown = np.flatnonzero((lengths > 0) & np.isfinite(lengths) & np.isfinite(points).all(axis=1))
     if not len(shown):
         return Surface(np.zeros((0, 3)), np.zeros((0, 3), np.int64))
     longest = float(np.percentile(lengths[shown], 95))
     shown = shown[_spread(points[shown], _MAX_ARROWS)]
     spacing = _spacing(points[shown])
-    directions = unit(given[shown]) * (np.minimum(lengths[shown] / longest, 1) * 1.6 * spacing)[:, None]
+    directions = unit(arrows[shown]) * (np.minimum(lengths[shown] / longest, 1) * 1.6 * spacing)[:, None]
     return arrow_surface(points[shown], directions, 0.055 * spacing)
 
 

@@ -97,13 +97,13 @@ def corner_normals(verts: Floats, faces: Ints) -> Floats:
     corners = verts[faces]
     along = unit(np.roll(corners, -1, axis=1) - corners)
     angles = np.arccos((along * -np.roll(along, 1, axis=1)).sum(-1).clip(-1, 1))
-    own = unit(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]))[:, None]
-    weighted = (own * angles[..., None]).reshape(-1, 3)
+    flat = unit(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]))[:, None]
+    weighted = (flat * angles[..., None]).reshape(-1, 3)
     mean = np.zeros_like(verts)
     for i in range(3):
         mean[:, i] = np.bincount(faces.ravel(), weighted[:, i], len(verts))
     smooth = unit(mean)[faces]
-    return np.where((smooth * own).sum(-1, keepdims=True) > 0.6, smooth, own)
+    return np.where((smooth * flat).sum(-1, keepdims=True) > 0.6, smooth, flat)
 
 
 def unit(vectors: Floats) -> Floats:

@@ -28,12 +28,13 @@ from diffnet.data.shards.archives import (
     parsed_table,
     rows_of,
 )
-from diffnet.data.shards.records import Settings, check_mesh, check_options, labeled_mesh
+from diffnet.data.shards.records import AS_THEY_ARE, Settings, check_mesh, check_options, labeled_mesh
 from diffnet.data.stored import SampleFacts, StoredMeshes
-from diffnet.geometry import Mesh, Operators
+from diffnet.geometry import Mesh, Operators, is_inside_out
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized, mesh_for_operators
 from diffnet.geometry.preprocessing.group import operators_from
+from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.store.entry import all_arrays, check_entry
 
 INDEX = "shards.safetensors"
@@ -125,6 +126,8 @@ def _prepared(
     check_options(settings, root, options)
     mesh = load_normalized(mesh, None, options.normalize)
     checked, own = mesh_for_operators(mesh), settings.operators
+    if settings.format == AS_THEY_ARE and own.operators == "diffnet" and is_inside_out(checked, own.join):
+        return mesh, operators_of(checked, own, None, torch.device("cpu"))
     arrays = arrays_at(place, lambda arrays: check_entry(arrays, len(mesh.verts), own))
     return mesh, operators_from(checked, all_arrays(arrays, checked.verts), own, torch.device("cpu"))
 

@@ -17,7 +17,8 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import Options, chosen_scale
 from diffnet.geometry.store.cache import FORMAT as ENTRY_FORMAT, Arrays
 
-FORMAT = 2  # increase when older versions would misread shards
+FORMAT = 3  # increase when older versions would misread shards
+AS_THEY_ARE = 2  # the last format in whose operators surfaces that are inside out stay so
 OPTIONS = ("k", "laplacian", "basis", "join", "operators", "normalize")  # of `Preprocessing`, that decide operators
 ARRAY = "array."  # before the names of own arrays
 
@@ -49,13 +50,13 @@ class Settings:
         if settings.format != 1:
             return settings
         options = {**settings.options, "normalize": chosen_scale(settings.options.get("normalize"), "original")}
-        return replace(settings, options=options, format=FORMAT)
+        return replace(settings, options=options, format=AS_THEY_ARE)
 
     def check(self) -> None:
         """Raises ValueError for values that `write_shards` doesn't write, and for those of another version."""
-        for name, own in (("format", FORMAT), ("entry_format", ENTRY_FORMAT)):
-            if getattr(self, name) != own:
-                raise ValueError(f"another version of diffnet wrote it: its {name} is {getattr(self, name)}, not {own}")
+        for name, formats in (("format", (FORMAT, AS_THEY_ARE)), ("entry_format", (ENTRY_FORMAT,))):
+            if (value := getattr(self, name)) not in formats:
+                raise ValueError(f"another version of diffnet wrote it: its {name} is {value}, not {formats[0]}")
         if self.labels_at not in ("meshes", "vertices", "faces", "edges"):
             raise ValueError(f"its labels are at {self.labels_at!r}")
         Preprocessing(**self.options, features="xyz")

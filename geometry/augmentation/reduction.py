@@ -116,14 +116,14 @@ def cut_by_plane(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
     if not 0 <= share < 1:
         raise ValueError(f"share should be at least 0 and below 1, got {share}")
     if mesh.is_point_cloud:
-        kept = _kept(mesh.verts @ d, np.ones(len(mesh.verts)), share)
-        return MeshPart(_part(mesh, kept, None), kept, np.zeros(0, np.int64))
-    faces = _kept(element_points(mesh, "faces") @ d, face_areas(mesh), share)
+        inside = _lowest(mesh.verts @ d, np.ones(len(mesh.verts)), share)
+        return MeshPart(_part(mesh, inside, None), inside, np.zeros(0, np.int64))
+    faces = _lowest(element_points(mesh, "faces") @ d, face_areas(mesh), share)
     vertices, numbers = np.unique(mesh.faces[faces], return_inverse=True)
     return MeshPart(_part(mesh, vertices, numbers.reshape(-1, 3)), vertices, faces)
 
 
-def _kept(height: NDArray[np.float64], size: NDArray[np.float64], share: float) -> NDArray[np.int64]:
+def _lowest(height: NDArray[np.float64], size: NDArray[np.float64], share: float) -> NDArray[np.int64]:
     """The numbers of the items that stay, ascending, if the highest ones with this share of the size are removed."""
     order = np.argsort(height, kind="stable")
     below = np.cumsum(size[order]) - size[order]  # the total size of all lower items

@@ -98,8 +98,8 @@ def _packed(values: Sequence[Any], place: str, meshes: Sequence[tuple[Operators,
 def _alike(values: Sequence[Any], kinds: Any, place: str) -> Sequence[Any]:
     """Return the values if all are of these types. Raises TypeError otherwise."""
     if not all(isinstance(value, kinds) for value in values):
-        found = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise TypeError(f"{place} should have one type in all samples, got {found}")
+        types = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise TypeError(f"{place} should have one type in all samples, got {types}")
     return values
 
 

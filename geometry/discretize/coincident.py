@@ -95,7 +95,7 @@ def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
 def components(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     """The number (V,) of the connected component of each vertex. Rows of two corners, edges, are allowed, too."""
     first, second = faces[:, :-1].reshape(-1), faces[:, 1:].reshape(-1)
-    graph = scipy.sparse.coo_matrix((np.ones(len(first)), (first, second)), (vertices, vertices))
+    graph = scipy.sparse.csr_matrix((np.ones(len(first)), (first, second)), (vertices, vertices))
     return scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
 
 

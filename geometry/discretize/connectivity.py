@@ -23,6 +23,7 @@ class Connectivity:
         vertices: V
         lengths: the number of vertices of each mesh; None for one mesh
         check: whether to check the faces. The check waits for a GPU. Pass False for faces that are known to be right.
+        turned_faces: (F,) bool, the faces whose normals are turned, see `Mesh.turned_faces`; None turns none
 
     Attributes:
         faces: (F, 3) int64
@@ -34,7 +35,13 @@ class Connectivity:
     """
 
     def __init__(
-        self, faces: Tensor, vertices: int, lengths: Sequence[int] | None = None, *, check: bool = True
+        self,
+        faces: Tensor,
+        vertices: int,
+        lengths: Sequence[int] | None = None,
+        *,
+        check: bool = True,
+        turned_faces: Tensor | None = None,
     ) -> None:
         if check:
             _check_faces(faces, vertices)
@@ -52,7 +59,9 @@ class Connectivity:
         self.face_ptr = _starts(of_faces[:, 0].contiguous(), len(sizes))
 
         a, b, c = faces.unbind(1)
-        self.usable = faces[(a != b) & (b != c) & (c != a)]  # the others have no geometry
+        is_usable = (a != b) & (b != c) & (c != a)  # the others have no geometry
+        self.usable = faces[is_usable]
+        self.turned = None if turned_faces is None else turned_faces[is_usable][:, None]
         if check and len(self.usable) == 0:
             raise ValueError(f"none of the {len(faces)} faces has three distinct corners")
         self.tail, self.head = self.usable.reshape(-1), self.usable.roll(-1, 1).reshape(-1)
@@ -151,14 +160,20 @@ def entries(tail: Tensor, head: Tensor, vertices: int) -> tuple[Tensor, Tensor, 
     the edges above the diagonal, those of the edges below it, and those of the diagonal. Contributions above and below
     it are in the same order, so sums are symmetric.
     """
-    low, high, own = torch.minimum(tail, head), torch.maximum(tail, head), torch.arange(vertices, device=tail.device)
-    ordered, order = torch.cat([low * vertices + high, high * vertices + low, own * (vertices + 1)]).sort(stable=True)
+    low, high, diagonal = (
+        torch.minimum(tail, head),
+        torch.maximum(tail, head),
+        torch.arange(vertices, device=tail.device),
+    )
+    ordered, order = torch.cat([low * vertices + high, high * vertices + low, diagonal * (vertices + 1)]).sort(
+        stable=True
+    )
     is_first = F.pad(ordered[1:] != ordered[:-1], (1, 0), value=True)
     first = is_first.nonzero().squeeze(1)
     lengths = first.diff(append=first.new_full((1,), len(ordered)))
-    found = ordered[first]
-    rows = found // vertices
-    return rows, found - rows * vertices, Groups(order, lengths)
+    entry = ordered[first]
+    rows = entry // vertices
+    return rows, entry - rows * vertices, Groups(order, lengths)
 
 
 def matrix_pattern(rows: Tensor, columns: Tensor, vertices: int) -> Pattern:

@@ -18,10 +18,11 @@ def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> ND
     """Orthonormal right-handed frames (V, 3, 3) at the vertices, float64.
 
     The rows of a frame are tangent x, tangent y and normal. A vertex normal of a mesh is the area-weighted mean of the
-    normals of its faces. If these cancel out (thin sheets, faces of opposite orientation), the largest face's normal is
-    used. A normal of a point cloud is the least principal axis of the point's neighborhood. Signs are chosen such that
-    the normals of neighbors agree and point outward. A vertex without geometry has normal z. The direction of tangent x
-    is arbitrary, but the same at every call.
+    normals of its faces. Those of `Mesh.turned_faces` are turned first, so normals of closed surfaces point outward. If
+    they cancel out (thin sheets, faces of opposite orientation), the largest face's normal is used. A normal of a point
+    cloud is the least principal axis of the point's neighborhood. Signs are chosen such that the normals of neighbors
+    agree and point outward. A vertex without geometry has normal z. The direction of tangent x is arbitrary, but the
+    same at every call.
 
     normals: (V, 3) of any length, which are used instead, except where they are 0
 
@@ -62,6 +63,7 @@ def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
     edges = corners[1:] - corners[0]
     edges /= np.abs(edges).max() or 1.0
     cross = np.cross(edges[0], edges[1], axis=0)
+    cross[:, mesh.turned_faces] *= -1
     area = np.linalg.norm(cross, axis=0)
     total = np.stack([sums_at_vertices(values, mesh.faces, len(mesh.verts)) for values in cross], axis=1)
     size = np.linalg.norm(total, axis=1)

@@ -103,8 +103,10 @@ def _inverse(
         if regularizer is None
         else (small + regularizer, large + regularizer)
     )
-    known = large > 0
-    slow, fast = (np.where(known, 1 / np.where(known & (value > 0), value, 1), 0) for value in (highest, lowest))
+    has_edges = large > 0
+    slow, fast = (
+        np.where(has_edges, 1 / np.where(has_edges & (value > 0), value, 1), 0) for value in (highest, lowest)
+    )
     mean, half = (slow + fast) / 2, np.divide((slow - fast) / 2, half, out=np.zeros_like(half), where=half > 0)
     cosine, sine = half * (xx - yy) / 2, half * xy
     return mean + cosine, sine, mean - cosine

@@ -67,11 +67,11 @@ def laplacian_and_mass(
             laplacian, mass = _cloud_laplacian(verts, frames)
             laplacian = _with_zero_sums(laplacian)
         elif kind == "robust":
-            found = delaunay_laplacian(verts, faces)
-            if found is None:
+            robust = delaunay_laplacian(verts, faces)
+            if robust is None:
                 laplacian, mass = robust_laplacian.mesh_laplacian(verts, faces)
-                found = _with_zero_sums(laplacian), mass.diagonal()
-            laplacian, mass = found
+                robust = _with_zero_sums(laplacian), mass.diagonal()
+            laplacian, mass = robust
         else:
             laplacian = _with_zero_sums(potpourri3d.cotan_laplacian(verts, faces, denom_eps=ADDED_CROSS))
             mass = potpourri3d.vertex_areas(verts, faces)

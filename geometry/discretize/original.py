@@ -71,9 +71,9 @@ def original_parts(mesh: Mesh) -> Parts:
         raise MeshError(f'{mesh.name}: the original\'s Laplacian is not finite; use operators="diffnet"')
     if not mass.sum() > 0:
         raise MeshError(f"{mesh.name}: the surface has no area")
-    given = unit_normals(mesh.normals)
-    if given is not None:
-        normals = np.where(given.any(axis=1, keepdims=True), given, normals)
+    of_mesh = unit_normals(mesh.normals)
+    if of_mesh is not None:
+        normals = np.where(of_mesh.any(axis=1, keepdims=True), of_mesh, normals)
     frames = frames_of_normals(normals)
     gradient = gradient_values(mesh.verts, frames, pattern, GRADIENT_REGULARIZER)
     laplacian = scipy.sparse.csr_matrix(laplacian)
@@ -124,10 +124,10 @@ def _nearest(mesh: Mesh) -> NDArray[np.int64]:
             f"{mesh.name}: the original's operators need more than {CLOUD_NEIGHBORS} points, this cloud has {count}; "
             'use operators="diffnet"'
         )
-    found = cKDTree(mesh.verts).query(mesh.verts, k=CLOUD_NEIGHBORS + 1)[1]
-    others = found != np.arange(count)[:, None]
+    nearest = cKDTree(mesh.verts).query(mesh.verts, k=CLOUD_NEIGHBORS + 1)[1]
+    others = nearest != np.arange(count)[:, None]
     others[others.all(axis=1), -1] = False  # among many points at one position, the point itself may be missing
-    return np.asarray(found[others].reshape(count, CLOUD_NEIGHBORS), np.int64)
+    return np.asarray(nearest[others].reshape(count, CLOUD_NEIGHBORS), np.int64)
 
 
 def _cloud_normals(points: Floats, neighbors: NDArray[np.int64]) -> Floats:

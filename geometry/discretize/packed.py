@@ -22,7 +22,7 @@ class Triangles(NamedTuple):
     """The shapes of the usable faces.
 
     edges: (F, 3, 3), from each corner to the next
-    normals: (F, 3), as long as twice the area of a face in units of its mesh
+    normals: (F, 3), as long as twice the area of a face in units of its mesh; those of turned faces are turned
     doubled: (F,), twice the area
     """
 
@@ -39,7 +39,8 @@ def triangles(c: Connectivity, positions: Tensor) -> Triangles:
     unit = c.per_mesh.maxima(c.by_vertex.maxima(extents.reshape(-1)))
     unit = torch.where(unit > 0, unit, 1)[c.mesh[c.usable[:, 0]]]
     normals = cross(edges[:, 0] / unit[:, None], -edges[:, 2] / unit[:, None])
-    return Triangles(edges, normals, length(normals) * unit * unit)
+    doubled = length(normals) * unit * unit
+    return Triangles(edges, normals if c.turned is None else torch.where(c.turned, -normals, normals), doubled)
 
 
 def raised_mass(c: Connectivity, areas: Tensor) -> Tensor:

@@ -220,9 +220,9 @@ def packed_delaunay_laplacian(c: Connectivity, positions: Tensor) -> DelaunayLap
     lengths = _through_flips(cover.length, rounds) if cover.length.requires_grad else halfedges.length
 
     twin, tail = halfedges.twin, halfedges.tail
-    own = torch.arange(len(twin), device=twin.device)
+    side = torch.arange(len(twin), device=twin.device)
     head = tail[twin]
-    edges = ((tail < head) | ((tail == head) & (own < twin))).nonzero().squeeze(1)  # from the smaller vertex
+    edges = ((tail < head) | ((tail == head) & (side < twin))).nonzero().squeeze(1)  # from the smaller vertex
     tail, head = tail[edges], head[edges]
     rows, columns, groups = entries(tail, head, len(c.mesh))
     cotangents, thirds = _of_triangles(lengths), _areas(lengths.view(-1, 3).T) / 3

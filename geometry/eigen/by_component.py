@@ -39,15 +39,15 @@ def select_pairs(
     # requested.
     total = area.sum()
     values: dict[int, Array] = {}
-    wanted = {c: rest if 2 * own > total else int(1.1 * rest * own / total) + 4 for c, own in enumerate(area)}
+    wanted = {c: rest if 2 * share > total else int(1.1 * rest * share / total) + 4 for c, share in enumerate(area)}
     while wanted:
         values |= yield {c: min(number, rest, int(size[c]) - 1) for c, number in wanted.items()}
-        found = np.sort(np.concatenate([*values.values()]))
-        last = found[rest - 1] if len(found) >= rest else np.inf
+        ascending = np.sort(np.concatenate([*values.values()]))
+        last = ascending[rest - 1] if len(ascending) >= rest else np.inf
         wanted = {
-            c: 4 + 2 * len(own)
-            for c, own in values.items()
-            if len(own) < min(rest, size[c] - 1) and not (len(own) and own[-1] > last)
+            c: 4 + 2 * len(row)
+            for c, row in values.items()
+            if len(row) < min(rest, size[c] - 1) and not (len(row) and row[-1] > last)
         }
     by_area = np.argsort(-area, kind="stable")
     return sorted(Pick(float(value), int(c), i) for c in by_area for i, value in enumerate(values[c]))[:rest]
@@ -68,8 +68,8 @@ def eigenbasis_by_component(
     if pairs == 0:
         return evals, evecs
     stiffness = laplacian if len(live) == len(mass) else laplacian[live][:, live]
-    found, vectors = _smallest_pairs(stiffness, mass[live], pairs, solve)
-    evals[:pairs], evals[pairs:] = found, found[-1]
+    smallest, vectors = _smallest_pairs(stiffness, mass[live], pairs, solve)
+    evals[:pairs], evals[pairs:] = smallest, smallest[-1]
     if vectors.shape == evecs.shape:
         return evals, vectors
     for column, vector in zip(evecs.T, vectors.T, strict=False):
@@ -90,15 +90,15 @@ def _smallest_pairs(
     pairs: dict[int, Pairs] = {}
     faults: dict[int, str | None] = {}
     steps = select_pairs(area, size, k)
-    found: dict[int, Array] | None = None
+    answer: dict[int, Array] | None = None
     try:
         while True:
-            wanted = steps.send(found)  # type: ignore[arg-type]
+            wanted = steps.send(answer)  # type: ignore[arg-type]
             for c, number in wanted.items():
                 block = laplacian if count == 1 else laplacian[members[c]][:, members[c]]
                 pairs[c] = solve(Component(block, mass[members[c]], number))
                 faults[c] = rounding_fault(block, *pairs[c])
-            found = {c: pairs[c][0] for c in wanted}
+            answer = {c: pairs[c][0] for c in wanted}
     except StopIteration as end:
         picks: list[Pick] = end.value
     evals[count : count + len(picks)] = [pick.value for pick in picks]

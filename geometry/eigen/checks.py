@@ -51,8 +51,8 @@ def checked_pairs(
     error = _inaccuracy(1 / values, rows, operator)
     together = (np.reshape(array, (len(components), -1)) for array in (evals, operator.shift, deviation, error))
     faults = [
-        _fault(component, own[: component.k], float(shift[0]), float(off[0]), float(inaccurate[0]), block)
-        for component, own, shift, off, inaccurate in zip(components, *together, strict=True)
+        _fault(component, row[: component.k], float(shift[0]), float(off[0]), float(inaccurate[0]), block)
+        for component, row, shift, off, inaccurate in zip(components, *together, strict=True)
     ]
     return np.maximum(evals, 0), rows, faults
 
@@ -66,9 +66,9 @@ def _fault(
         return ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
     if not error < 1e-6:
         return ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
-    found, there = _counts(component, evals, block)
-    if found != there:
-        return MissedError(f"{found} eigenvalues were found where there are {there}")
+    count, there = _counts(component, evals, block)
+    if count != there:
+        return MissedError(f"{count} eigenvalues were found where there are {there}")
     return None
 
 
@@ -109,10 +109,10 @@ def _counts(component: Searched, evals: Array, block: int) -> tuple[int, int]:
     eigenvalue was found `block` times. Eigenvalues are counted only then, as negative pivots of L − μM (Sylvester's
     law).
     """
-    found = len(evals)
+    count = len(evals)
     last = evals[block - 1 :]
     if not (last - evals[: len(last)] < 1e-5 * last).any():
-        return found, found
+        return count, count
     ascending = np.concatenate([[0.0], evals])
     gaps = np.flatnonzero(np.diff(ascending) > 1e-4 * evals[-1])
     below = int(gaps[-1]) + 1  # μ lies in the last gap that is wide enough for a reliable count
@@ -122,7 +122,7 @@ def _counts(component: Searched, evals: Array, block: int) -> tuple[int, int]:
     try:
         pivots = superlu(matrix[order][:, order]).U.diagonal()
     except RuntimeError:  # a pivot is exactly 0 and has no sign
-        return found, found
+        return count, count
     return below, int((pivots < 0).sum())
 
 

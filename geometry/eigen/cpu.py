@@ -71,16 +71,16 @@ def _pairs_of_dense_inverse(component: Component) -> Pairs:
     lower = np.linalg.cholesky(laplacian.toarray() + sigma * np.diag(mass))
     half = np.linalg.solve(lower, np.diag(root))
     half -= np.outer(half @ constant, constant)  # the constant gets the eigenvalue 0
-    values, found = smallest_pairs(-(half.T @ half), k)
+    values, vectors = smallest_pairs(-(half.T @ half), k)
     with np.errstate(divide="ignore"):
         evals = -1 / values - sigma
-    along_constant = constant @ found
+    along_constant = constant @ vectors
     mixed = np.abs(along_constant) > 1e-12
     if mixed.any():  # λ is so large that 1/(λ + σ) is 0 up to rounding, as the constant's value is
-        q, r = np.linalg.qr(found - np.outer(constant, along_constant))
-        found = q * np.sign(np.diag(r))
-        evals[mixed] = np.einsum("vk,vk->k", found / root[:, None], laplacian @ (found / root[:, None]))[mixed]
-    return _signed(evals, (found / root[:, None]).T)
+        q, r = np.linalg.qr(vectors - np.outer(constant, along_constant))
+        vectors = q * np.sign(np.diag(r))
+        evals[mixed] = np.einsum("vk,vk->k", vectors / root[:, None], laplacian @ (vectors / root[:, None]))[mixed]
+    return _signed(evals, (vectors / root[:, None]).T)
 
 
 def _pairs_of_dense(component: Component) -> Pairs:

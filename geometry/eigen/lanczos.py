@@ -178,9 +178,9 @@ class KrylovSpace:
         self.loss *= float(self.projected.diagonal().max() / coupling.diagonal().min())
         if self.loss > self.tolerated_loss:
             # The recurrence starts again from two successive blocks that are orthogonal to all others.
-            known, recent = self.basis[:lo], self.basis[lo : hi + self.block]
+            earlier, recent = self.basis[:lo], self.basis[lo : hi + self.block]
             recent[self.block :] = rows
-            self.projected[:lo, lo:hi] += _orthogonalize(recent, known)[:, self.block :]
+            self.projected[:lo, lo:hi] += _orthogonalize(recent, earlier)[:, self.block :]
             last, rows = recent[: self.block], recent[self.block :]
             last[:] = _orthonormalized(last)[0]
             overlap = last @ rows.T
@@ -219,7 +219,7 @@ def _orthonormalized(rows: Array) -> tuple[Array, Array]:
     return rows, upper
 
 
-def _orthogonalize(rows: Array, known: Array) -> Array:
+def _orthogonalize(rows: Array, basis: Array) -> Array:
     """Subtract from rows (count, V), in place, their parts along orthonormal rows `known` (n, V).
 
     Returns the scalar products (n, count) of both. They are computed in tiles that are small enough for OpenBLAS to
@@ -230,12 +230,12 @@ def _orthogonalize(rows: Array, known: Array) -> Array:
     tiles = [
         (slice(top, top + height), slice(left, left + TILE_LENGTH))
         for left in range(0, len(columns), TILE_LENGTH)
-        for top in range(0, len(known), height)
+        for top in range(0, len(basis), height)
     ]
-    overlap = np.zeros((len(known), len(rows)))
+    overlap = np.zeros((len(basis), len(rows)))
     for some, part in tiles:
-        overlap[some] += known[some, part] @ columns[part]
+        overlap[some] += basis[some, part] @ columns[part]
     for some, part in tiles:
-        columns[part] -= known[some, part].T @ overlap[some]
+        columns[part] -= basis[some, part].T @ overlap[some]
     rows[:] = columns.T
     return overlap

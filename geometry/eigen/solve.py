@@ -116,9 +116,9 @@ def shifted_pairs(pairs: Pairs, lone_mass: Array, shift: float) -> Pairs:
     the exact one by the square of σ divided by masses and gaps of the spectrum.
     """
     evals, evecs = pairs
-    k, found = len(evals), evecs.any(axis=0)
-    basis = evecs[:, found]
-    values, turn = np.linalg.eigh(np.diag(evals[found]) + shift * basis.T @ basis)
+    k, present = len(evals), evecs.any(axis=0)
+    basis = evecs[:, present]
+    values, turn = np.linalg.eigh(np.diag(evals[present]) + shift * basis.T @ basis)
     turn = np.where(np.diag(turn) < 0, -turn, turn)  # keeps the signs of vectors that hardly change
     lone = np.flatnonzero(lone_mass)
     lone = lone[np.argsort(-lone_mass[lone], kind="stable")][:k]

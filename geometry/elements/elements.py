@@ -44,8 +44,8 @@ def element_areas(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> NDAr
     if at == "faces":
         return np.bincount(mesh.polygons, areas, mesh.polygon_count).astype(np.float64)
     count = len(mesh.verts) if at == "vertices" else len(mesh_edges(mesh.faces))
-    own = mesh.faces if at == "vertices" else edges_of_faces(mesh.faces)
-    shares = np.bincount(own.reshape(-1), np.repeat(areas / 3, 3), minlength=count)
+    parts = mesh.faces if at == "vertices" else edges_of_faces(mesh.faces)
+    shares = np.bincount(parts.reshape(-1), np.repeat(areas / 3, 3), minlength=count)
     return shares.astype(np.float64)  # without faces, they are integers
 
 
@@ -81,23 +81,23 @@ def border_lengths(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> sci
     if at == "faces":
         edges = mesh_edges(mesh.faces)
         lengths = np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1)
-        own = edges_of_faces(mesh.faces).reshape(-1)
+        sides = edges_of_faces(mesh.faces).reshape(-1)
         owner, count = np.arange(len(mesh.faces)), len(mesh.faces)
         if per_polygon:
             owner, count = mesh.polygons, mesh.polygon_count
-        touching = scipy.sparse.csr_array((np.ones(len(own)), (own, np.repeat(owner, 3))), (len(edges), count))
+        touching = scipy.sparse.csr_array((np.ones(len(sides)), (sides, np.repeat(owner, 3))), (len(edges), count))
         between = scipy.sparse.csr_array(touching.T @ scipy.sparse.diags_array(lengths) @ touching)
         between.setdiag(0)
         between.eliminate_zeros()
         return between
     centers = corners.mean(axis=1, keepdims=True)
     if at == "vertices":
-        own, count = mesh.faces, len(mesh.verts)
+        sides, count = mesh.faces, len(mesh.verts)
         lengths = np.linalg.norm((corners + np.roll(corners, -1, axis=1)) / 2 - centers, axis=2)
     else:
-        own, count = edges_of_faces(mesh.faces), len(mesh_edges(mesh.faces))
+        sides, count = edges_of_faces(mesh.faces), len(mesh_edges(mesh.faces))
         lengths = np.linalg.norm(np.roll(corners, -1, axis=1) - centers, axis=2)  # sides i and i+1 share corner i+1
-    first, second = own.reshape(-1), np.roll(own, -1, axis=1).reshape(-1)
+    first, second = sides.reshape(-1), np.roll(sides, -1, axis=1).reshape(-1)
     different = first != second
     entries = (lengths.reshape(-1)[different], (first[different], second[different]))
     one_way = scipy.sparse.csr_array(entries, (count, count))

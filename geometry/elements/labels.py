@@ -69,14 +69,14 @@ def label_instances(
         raise MeshError(f"{mesh.name}: a point cloud has no neighbors that connect instances")
     if not 0 <= least_area <= 1:
         raise ValueError(f"least_area should be from 0 to 1, got {least_area}")
-    given = np.asarray(labels)
-    per_polygon = at == "faces" and given.shape == (mesh.polygon_count,)
+    array = np.asarray(labels)
+    per_polygon = at == "faces" and array.shape == (mesh.polygon_count,)
     areas = element_areas(mesh, at, per_polygon)
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"labels should be integers, dtype is {given.dtype}")
-    if given.shape != areas.shape:
-        raise ValueError(f"labels should have shape {areas.shape}, one for each of {at}, shape is {given.shape}")
-    new, known = given.astype(np.int64), np.unique(given)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"labels should be integers, dtype is {array.dtype}")
+    if array.shape != areas.shape:
+        raise ValueError(f"labels should have shape {areas.shape}, one for each of {at}, shape is {array.shape}")
+    new, values = array.astype(np.int64), np.unique(array)
     borders = scipy.sparse.coo_array(_borders(mesh, at, per_polygon))
     first, second = borders.coords
     while True:
@@ -86,18 +86,18 @@ def label_instances(
         label_of = np.empty(count, np.int64)
         label_of[part] = new
         area = np.bincount(part, areas, count)
-        kept = (area >= least_area * areas.sum()) & (area > 0) & (label_of >= 0)
+        stays = (area >= least_area * areas.sum()) & (area > 0) & (label_of >= 0)
         # For each small part, the length of its border to the larger ones of each label.
-        outside = ~kept[part[first]] & kept[part[second]] & (new[first] >= 0)
-        ends = part[first[outside]], np.searchsorted(known, new[second[outside]])
-        around = scipy.sparse.csr_array((borders.data[outside], ends), (count, len(known)))
-        found = np.flatnonzero(np.diff(around.indptr))
-        if not len(found):
+        outside = ~stays[part[first]] & stays[part[second]] & (new[first] >= 0)
+        ends = part[first[outside]], np.searchsorted(values, new[second[outside]])
+        around = scipy.sparse.csr_array((borders.data[outside], ends), (count, len(values)))
+        parts = np.flatnonzero(np.diff(around.indptr))
+        if not len(parts):
             break
-        label_of[found] = known[around[found].argmax(axis=1)]
+        label_of[parts] = values[around[parts].argmax(axis=1)]
         new = label_of[part]
     none = -1 if background is None else 0
-    order = np.flatnonzero(kept if background is None else kept & (label_of != background))
+    order = np.flatnonzero(stays if background is None else stays & (label_of != background))
     order = order[np.lexsort((-area[order], label_of[order]))]
     number_of = np.full(count, none)
     number_of[order] = np.arange(len(order)) + none + 1

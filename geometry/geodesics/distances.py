@@ -65,10 +65,10 @@ def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
     straight = np.linalg.norm(verts[ends[0]] - verts[ends[1]], axis=1)
     compact = number[faces]
     if not mesh.is_point_cloud and is_manifold(compact) and not has_flat_faces(verts, compact):
-        found = _by_edge_flips(verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
+        lengths = _by_edge_flips(verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
     else:
-        found = _by_heat(verts, None if mesh.is_point_cloud else compact, ends)
-    distances[to_find] = np.maximum(found, straight)  # the heat method can fall below it
+        lengths = _by_heat(verts, None if mesh.is_point_cloud else compact, ends)
+    distances[to_find] = np.maximum(lengths, straight)  # the heat method can fall below it
     return distances
 
 
@@ -78,9 +78,9 @@ def _by_edge_flips(verts: Floats, faces: Ints, ends: Ints, near: NDArray[np.bool
     edges = mesh_edges(faces)
     lengths = np.linalg.norm(verts[edges[:, 0]] - verts[edges[:, 1]], axis=1)
     graph = scipy.sparse.coo_array((lengths, edges.T), (len(verts), len(verts))).tocsr()
-    found = np.empty(ends.shape[1])
+    path_lengths = np.empty(ends.shape[1])
     for i in np.flatnonzero(near).tolist():
-        found[i] = _length(solver.find_geodesic_path(int(ends[0, i]), int(ends[1, i])))
+        path_lengths[i] = _length(solver.find_geodesic_path(int(ends[0, i]), int(ends[1, i])))
     root, before = -1, [0]
     for i in np.flatnonzero(~near)[np.argsort(ends[1, ~near], kind="stable")].tolist():
         if root != ends[1, i]:
@@ -89,8 +89,8 @@ def _by_edge_flips(verts: Floats, faces: Ints, ends: Ints, near: NDArray[np.bool
         path = [int(ends[0, i])]
         while path[-1] != root:
             path.append(before[path[-1]])
-        found[i] = _length(solver.find_geodesic_path_poly(path))
-    return found
+        path_lengths[i] = _length(solver.find_geodesic_path_poly(path))
+    return path_lengths
 
 
 def _length(path: Floats) -> float:
@@ -105,11 +105,11 @@ def _by_heat(verts: Floats, faces: Ints | None, ends: Ints) -> Floats:
         else potpourri3d.MeshHeatMethodDistanceSolver(verts, faces)
     )
     compute: Callable[[int], Floats] = solver.compute_distance
-    found = np.empty(ends.shape[1])
+    lengths = np.empty(ends.shape[1])
     for root in np.unique(ends[1]).tolist():
-        own = ends[1] == root
-        found[own] = compute(root)[ends[0, own]]
-    return found
+        here = ends[1] == root
+        lengths[here] = compute(root)[ends[0, here]]
+    return lengths
 
 
 def is_manifold(faces: Ints) -> bool:

@@ -127,8 +127,8 @@ def geodesic_errors_of_all(
             surfaces[id(mesh)] = _surface(mesh, cache_dir)
         requests.append((surfaces[id(mesh)], _request(surfaces[id(mesh)], predicted, truth)))
     for surface in surfaces.values():
-        own = [request.keys.reshape(-1) for other, request in requests if other is surface]
-        surface.to_find = np.setdiff1d(np.unique(np.concatenate(own)), surface.known.keys, assume_unique=True)
+        keys = [request.keys.reshape(-1) for other, request in requests if other is surface]
+        surface.to_find = np.setdiff1d(np.unique(np.concatenate(keys)), surface.known.keys, assume_unique=True)
     _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
     return [_errors(surface, request) for surface, request in requests]
 
@@ -151,8 +151,8 @@ class _Surface:
 
 def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
     vertices = len(mesh.verts)
-    known = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
-    return _Surface(mesh, joined_vertices(round_positions(mesh)), float(np.sqrt(area(mesh))), known, NO_DISTANCES.keys)
+    stored = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
+    return _Surface(mesh, joined_vertices(round_positions(mesh)), float(np.sqrt(area(mesh))), stored, NO_DISTANCES.keys)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class _Request:
 def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
     mesh = surface.mesh
     vertices = len(mesh.verts)
-    found = indices("predicted", predicted)
+    answers = indices("predicted", predicted)
     if isinstance(truth, SurfacePoints):
         if mesh.is_point_cloud:
             raise MeshError(f"{mesh.name}: a point cloud has no faces, so the truth should be vertices")
@@ -184,19 +184,19 @@ def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
     else:
         labels = indices("truth", truth)
         is_known, corners, weights = labels >= 0, labels[:, None], None
-    if len(found) != len(corners):
-        raise ValueError(f"predicted and truth should have one length, got {len(found)} and {len(corners)}")
-    for array in (found, corners[is_known]):
+    if len(answers) != len(corners):
+        raise ValueError(f"predicted and truth should have one length, got {len(answers)} and {len(corners)}")
+    for array in (answers, corners[is_known]):
         wrong = array[(array < 0) | (array >= vertices)]
         if len(wrong):
             raise IndexError(f"vertices should be from 0 to {vertices - 1}, got {wrong.flat[0]}")
-    keys = surface.same[np.where(is_known[:, None], corners, 0)] * vertices + surface.same[found][:, None]
+    keys = surface.same[np.where(is_known[:, None], corners, 0)] * vertices + surface.same[answers][:, None]
     return _Request(np.where(is_known[:, None], keys, 0), weights, corners, is_known)
 
 
-def indices(name: str, given: Any) -> Ints:
+def indices(name: str, value: Any) -> Ints:
     """Integers (N,) of an array, a list, or a tensor on any device. Raises TypeError or ValueError for others."""
-    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.dtype.kind not in "iu" and array.size > 0:
         raise TypeError(f"{name} should be integers, got {array.dtype}")
     if array.ndim != 1:
@@ -209,11 +209,11 @@ def _find(
 ) -> None:
     """Compute the distances that are missing, and add them to the surfaces and the cache."""
 
-    def done(surface: _Surface, found: list[Floats]) -> None:
+    def done(surface: _Surface, lengths: list[Floats]) -> None:
         if len(surface.to_find):
             keys = np.concatenate([surface.known.keys, surface.to_find])
             order = np.argsort(keys, kind="stable")
-            surface.known = KnownDistances(keys[order], np.concatenate([surface.known.values, *found])[order])
+            surface.known = KnownDistances(keys[order], np.concatenate([surface.known.values, *lengths])[order])
             if cache_dir is not None:
                 write_distances(distances_path(surface.mesh, cache_dir), surface.known)
         advance()
@@ -264,16 +264,16 @@ def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
     for i, j in ((0, 1), (1, 2), (2, 0)):
         start, side = corners[:, i], corners[:, j] - corners[:, i]
         length = np.linalg.norm(side, axis=1)
-        known = (length > 0) & np.isfinite(distances).all(axis=1)
-        first, second = (np.where(known, distances[:, end], 0) for end in (i, j))
-        length = np.where(known, length, 1)
+        has_length = (length > 0) & np.isfinite(distances).all(axis=1)
+        first, second = (np.where(has_length, distances[:, end], 0) for end in (i, j))
+        length = np.where(has_length, length, 1)
         # Coordinates along the side and away from it. The source is on the other side than the triangle.
         x = ((points - start) * side).sum(axis=1) / length
         y = np.sqrt(np.clip(to_corners[:, i] ** 2 - x**2, 0, None))
         source_x = (first**2 - second**2 + length**2) / (2 * length)
         source_y = np.sqrt(np.clip(first**2 - source_x**2, 0, None))
         crossing = source_x + (x - source_x) * source_y / np.where(y + source_y > 0, y + source_y, 1)
-        inside = known & (crossing >= 0) & (crossing <= length)
+        inside = has_length & (crossing >= 0) & (crossing <= length)
         straight = np.hypot(x - source_x, y + source_y)
         shortest = np.where(inside, np.minimum(shortest, straight), shortest)
     return np.asarray(np.maximum(shortest, lower), np.float64)
@@ -287,9 +287,9 @@ def error_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> NDArra
     >>> error_curve([0.0, 0.05, 0.3, 0.1], [0.0, 0.1, 0.2])
     array([0.25, 0.75, 0.75])
     """
-    known = _known(errors)
+    numbers = _numbers(errors)
     limits = np.asarray(thresholds, np.float64)
-    return np.asarray(np.searchsorted(np.sort(known), limits, side="right") / len(known), np.float64)
+    return np.asarray(np.searchsorted(np.sort(numbers), limits, side="right") / len(numbers), np.float64)
 
 
 def area_under_curve(errors: ArrayLike, thresholds: ArrayLike = THRESHOLDS) -> float:
@@ -314,12 +314,12 @@ def mean_error(errors: ArrayLike) -> float:
     >>> mean_error([0.25, 0.75, float("nan")])
     0.5
     """
-    return float(_known(errors).mean())
+    return float(_numbers(errors).mean())
 
 
-def _known(errors: ArrayLike) -> NDArray[np.float64]:
+def _numbers(errors: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(errors, np.float64).reshape(-1)
-    known = values[~np.isnan(values)]
-    if len(known) == 0:
+    numbers = values[~np.isnan(values)]
+    if len(numbers) == 0:
         raise ValueError(f"there should be at least one known error, got {len(values)} values, none of them known")
-    return known
+    return numbers

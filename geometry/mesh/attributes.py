@@ -70,21 +70,21 @@ def mesh_arrays(path: str | os.PathLike[str]) -> list[MeshArray]:
     Whole numbers of at most MAX_CLASSES different values are labels. Three columns are vectors, as the properties nx,
     ny and nz of a PLY file are.
     """
-    attributes, found = load_attributes(path), list[MeshArray]()
+    attributes, arrays = load_attributes(path), list[MeshArray]()
     for at, colors, properties in (
         ("vertices", attributes.colors, attributes.vertices),
         ("faces", attributes.face_colors, attributes.faces),
     ):
         rest = dict(properties)
         if colors is not None:
-            found.append(MeshArray("colors", "colors", at, colors))  # type: ignore[arg-type]
+            arrays.append(MeshArray("colors", "colors", at, colors))  # type: ignore[arg-type]
             for name in (*(ply_color_names(rest) or ()), "alpha"):
                 rest.pop(name, None)
         if set(_NORMALS) <= rest.keys():
             rest["normals"] = np.stack([rest.pop(name) for name in _NORMALS], 1)
         for name, values in rest.items():
-            found.append(_array(name, at, values))  # type: ignore[arg-type]
-    return found
+            arrays.append(_array(name, at, values))  # type: ignore[arg-type]
+    return arrays
 
 
 def _array(name: str, at: Literal["vertices", "faces"], values: NDArray[Any]) -> MeshArray:

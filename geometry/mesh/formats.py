@@ -148,9 +148,9 @@ def _obj_normals(
     if unit is None:
         return None
     count = len(content.verts)
-    known = (named >= 0) & (named < len(unit))
-    if known.any():
-        return mean_normals(unit[named[known]], content.corners[known], count)
+    exists = (named >= 0) & (named < len(unit))
+    if exists.any():
+        return mean_normals(unit[named[exists]], content.corners[exists], count)
     return unit if len(unit) == count else None
 
 
@@ -241,17 +241,17 @@ def _read_polygons(lines: Iterator[Line], count: int) -> tuple[NDArray[np.int64]
 
     def read(words: list[str]) -> None:
         size = integer(words[0])
-        own = list(map(integer, words[1 : 1 + max(size, 0)]))
-        if len(own) < size and len(own) == len(words) - 1:
-            while len(own) < size and (line := next(lines, None)) is not None:
+        row = list(map(integer, words[1 : 1 + max(size, 0)]))
+        if len(row) < size and len(row) == len(words) - 1:
+            while len(row) < size and (line := next(lines, None)) is not None:
                 more = list(map(integer, line[1].split()))
-                if len(own) + len(more) > size:
+                if len(row) + len(more) > size:
                     break
-                own += more
-        if len(own) != size:
-            raise ValueError(f"a list of {size} with {len(own)} items")
+                row += more
+        if len(row) != size:
+            raise ValueError(f"a list of {size} with {len(row)} items")
         sizes.append(size)
-        corners.extend(own)
+        corners.extend(row)
 
     _read_lines(ahead(), read)
     return np.array(sizes), np.array(corners)
@@ -267,9 +267,9 @@ def _read_ply(data: bytes) -> Content:
     if _rows(elements.get("tristrips", {})):
         raise ValueError("triangle strips are not supported")
     faces = elements.get("face", {})
-    found = next((faces[name] for name in PLY_CORNERS if name in faces), None)
-    if isinstance(found, Lists) and found.items.dtype.kind in "iu" and len(found.sizes):
-        return Content(verts, found.sizes, found.items.astype(np.int64), normals)
+    lists = next((faces[name] for name in PLY_CORNERS if name in faces), None)
+    if isinstance(lists, Lists) and lists.items.dtype.kind in "iu" and len(lists.sizes):
+        return Content(verts, lists.sizes, lists.items.astype(np.int64), normals)
     if _rows(faces):
         raise ValueError(f"faces have no list of integers named {' or '.join(PLY_CORNERS)}")
     if _rows(elements.get("edge", {})):
@@ -283,8 +283,8 @@ def _rows(columns: Columns) -> int:
 
 def _stacked(columns: Columns, names: Sequence[str]) -> NDArray[np.float64] | None:
     """Columns of numbers as one array (N, len(names)). None if one is missing."""
-    found = [column for name in names if isinstance(column := columns.get(name), np.ndarray)]
-    return np.stack(found, axis=1).astype(np.float64) if len(found) == len(names) else None
+    stack = [column for name in names if isinstance(column := columns.get(name), np.ndarray)]
+    return np.stack(stack, axis=1).astype(np.float64) if len(stack) == len(names) else None
 
 
 def _read_stl(data: bytes) -> Content:
@@ -367,9 +367,11 @@ def _ply_attributes(data: bytes) -> Attributes:
 def _vtk_attributes(data: bytes) -> Attributes:
     vertices, faces = read_vtk_arrays(data)
 
-    def colors(own: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-        named = next((name for name, x in own.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2), None)
-        return None if named is None else _unit_range(own.pop(named)[:, :3])
+    def colors(arrays: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+        named = next(
+            (name for name, x in arrays.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2), None
+        )
+        return None if named is None else _unit_range(arrays.pop(named)[:, :3])
 
     return Attributes(colors(vertices), colors(faces), vertices, faces)
 

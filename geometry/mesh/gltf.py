@@ -178,11 +178,11 @@ def _nodes(header: Json) -> Iterator[tuple[int, Matrix]]:
             continue
         seen.add(number)
         node = header["nodes"][number]
-        own = np.reshape(np.array(node.get("matrix", np.eye(4)), np.float64), (4, 4)).T
+        local = np.reshape(np.array(node.get("matrix", np.eye(4)), np.float64), (4, 4)).T
         turn, move = np.eye(4), np.eye(4)
         turn[:3, :3] = Rotation.from_quat(node.get("rotation", [0, 0, 0, 1])).as_matrix()
         move[:3, 3] = node.get("translation", 0)
-        matrix = matrix @ own @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
+        matrix = matrix @ local @ move @ turn @ np.diag([*np.broadcast_to(node.get("scale", 1.0), 3), 1.0])
         waiting += [(child, matrix) for child in node.get("children", [])]
         yield node.get("mesh", -1), matrix
 

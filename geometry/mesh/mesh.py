@@ -6,7 +6,7 @@ import os
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from diffnet.geometry.mesh.content import check_content, decompress, with_line_f
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
+from diffnet.geometry.mesh.orientation import turned_faces
 from diffnet.geometry.mesh.polygons import triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 
@@ -138,6 +139,14 @@ class Mesh:
         mask[self.usable_faces] = True
         return mask
 
+    @cached_property
+    def turned_faces(self) -> NDArray[np.bool_]:
+        """The faces (F,) bool that have their other side outside in operators: those of surfaces that are inside out.
+
+        `diffnet.geometry.mesh.orientation` has the rule. The faces keep their corners.
+        """
+        return turned_faces(self.verts, self.faces)
+
 
 def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
     """Read and check a mesh or a point cloud.
@@ -185,14 +194,14 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
     try:
-        found = source_of(source)
+        content = source_of(source)
     except ValueError as e:
         raise MeshError(f"{type(source).__name__} object: {e}") from e
-    if found is not None:
-        mesh = make_mesh(found.verts, found.faces, name=found.name)
-        if found.normals is None:
+    if content is not None:
+        mesh = make_mesh(content.verts, content.faces, name=content.name)
+        if content.normals is None:
             return mesh
-        return replace(mesh, normals=unit_normals(normals_array(found.normals, len(mesh.verts), found.name)))
+        return replace(mesh, normals=unit_normals(normals_array(content.normals, len(mesh.verts), content.name)))
     if is_array(source):
         return make_mesh(source, None, name="points")
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")
@@ -306,9 +315,9 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
 def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Path]:
     """`load_mesh` of a file, and the entry that holds the parsed file, unless it can't be written."""
     name = str(path)
-    known = parsed_entry(path, cache_dir)
-    if known is not None and (mesh := parsed_mesh(known, name)) is not None:
-        return mesh, known
+    earlier = parsed_entry(path, cache_dir)
+    if earlier is not None and (mesh := parsed_mesh(earlier, name)) is not None:
+        return mesh, earlier
     state = settled_state(path)
     suffix, data = read_content(path)
     # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
@@ -318,7 +327,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     if state is not None and state == settled_state(path):
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
-    mesh = parsed_mesh(entry, name) if entry != known else None  # the known one was just found missing or damaged
+    mesh = parsed_mesh(entry, name) if entry != earlier else None  # the known one was just found missing or damaged
     if mesh is None:
         mesh = replace(_parse(data, suffix, name), path=name)
         write_entry(entry, _as_arrays(mesh))

@@ -27,10 +27,10 @@ def on_host(values: Any) -> Any:
 def real_array(name: str, values: Any) -> NDArray[np.float64]:
     """An array, a tensor or a list as a new array. Raises ValueError, which begins with the name, if that can't be."""
     try:
-        given = on_host(values)
-        if np.iscomplexobj(given):
+        array = on_host(values)
+        if np.iscomplexobj(array):
             raise ValueError("they are complex")
-        return np.array(given, np.float64)
+        return np.array(array, np.float64)
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"{name} are not an array of numbers ({e})") from e
 
@@ -157,7 +157,7 @@ def mean_normals(normals: NDArray[np.float64], place: NDArray[np.int64], count: 
     return np.where(cancelled, firsts, sums / np.where(size > 0, size, 1.0))
 
 
-def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:
+def own_normals(array: Any, count: int, name: str) -> NDArray[np.float64]:
     """Normals (V, 3) of length 1 from what a user gives: an array, a tensor or a list.
 
     count: V
@@ -165,7 +165,7 @@ def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:
 
     Raises MeshError for another shape, and for normals that are zero or not finite.
     """
-    normals = normals_array(given, count, name)
+    normals = normals_array(array, count, name)
     unit = unit_normals(normals)
     usable = np.zeros(count, bool) if unit is None else unit.any(axis=1)
     bad = np.flatnonzero(~usable)
@@ -177,10 +177,10 @@ def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:
     return unit
 
 
-def normals_array(given: Any, count: int, name: str) -> NDArray[np.float64]:
+def normals_array(array: Any, count: int, name: str) -> NDArray[np.float64]:
     """Normals (V, 3) as they are given. For arguments and errors see `own_normals`."""
     try:
-        normals = real_array("normals", given)
+        normals = real_array("normals", array)
     except ValueError as e:
         raise MeshError(f"{name}: {e}") from e
     if normals.shape != (count, 3):

@@ -99,10 +99,10 @@ def _read_header(lines: list[str]) -> tuple[str, dict[str, _Element]]:
                 properties = {}
                 elements[words[1]] = _Element(words[1], int(words[2][:30]), properties)
             elif words[0] == "property" and properties is not None:
-                own = _property(words, order)
-                if own.name in properties:
+                prop = _property(words, order)
+                if prop.name in properties:
                     raise ValueError("two properties of an element have the same name")
-                properties[own.name] = own
+                properties[prop.name] = prop
             else:
                 raise ValueError("this line is not expected here")
         except ValueError as e:
@@ -132,18 +132,18 @@ def _read_binary(data: bytes, start: int, element: _Element) -> tuple[Columns, i
     # If all rows have lists of the same lengths as the first, they are one array.
     lengths = {name: int(column.sizes[0]) for name, column in columns.items() if isinstance(column, Lists)}
     fields: list[Any] = []
-    for own in properties:
-        fields += [] if own.length is None else [(f"{own.name}\nlength", own.length)]
-        fields.append((own.name, own.dtype, () if own.length is None else (lengths[own.name],)))
+    for prop in properties:
+        fields += [] if prop.length is None else [(f"{prop.name}\nlength", prop.length)]
+        fields.append((prop.name, prop.dtype, () if prop.length is None else (lengths[prop.name],)))
     dtype = np.dtype(fields)
     end = start + element.rows * dtype.itemsize
     if end <= len(data):
         rows = np.frombuffer(data, dtype, element.rows, start)
         if all((rows[f"{name}\nlength"] == length).all() for name, length in lengths.items()):
-            for own in properties:
-                values = rows[own.name].astype(own.dtype.newbyteorder("="))
-                length = lengths.get(own.name)
-                columns[own.name] = (
+            for prop in properties:
+                values = rows[prop.name].astype(prop.dtype.newbyteorder("="))
+                length = lengths.get(prop.name)
+                columns[prop.name] = (
                     values if length is None else Lists(np.full(element.rows, length), values.reshape(-1))
                 )
             return columns, end
@@ -155,20 +155,20 @@ def _read_rows(data: bytes, start: int, element: _Element, count: int) -> tuple[
     numbers = {name: bytearray() for name in element.properties}
     lengths = {name: bytearray() for name in element.properties}
     for row in range(count):
-        for own in element.properties.values():
+        for prop in element.properties.values():
             size = 1
-            if own.length is not None:
-                end = start + own.length.itemsize
-                order = "big" if own.length.str[0] == ">" else "little"
-                size = int.from_bytes(data[start:end], order, signed=own.length.kind == "i")  # type: ignore[arg-type]
-                lengths[own.name] += data[start:end]
+            if prop.length is not None:
+                end = start + prop.length.itemsize
+                order = "big" if prop.length.str[0] == ">" else "little"
+                size = int.from_bytes(data[start:end], order, signed=prop.length.kind == "i")  # type: ignore[arg-type]
+                lengths[prop.name] += data[start:end]
                 start = end
-            end = start + size * own.dtype.itemsize
+            end = start + size * prop.dtype.itemsize
             if size < 0:
-                raise _damaged(element, row, own, f"a list of {size}")
+                raise _damaged(element, row, prop, f"a list of {size}")
             if end > len(data):
-                raise _damaged(element, row, own, "the file ends here")
-            numbers[own.name] += data[start:end]
+                raise _damaged(element, row, prop, "the file ends here")
+            numbers[prop.name] += data[start:end]
             start = end
     return _as_columns(element, numbers, lengths), start
 
@@ -177,11 +177,11 @@ def _read_text(data: bytes, start: int, elements: dict[str, _Element]) -> dict[s
     columns = {}
     lines, before = numbered_lines(data, start), 0
     for name, element in elements.items():
-        found = _read_table(islice(lines, element.rows), element)
-        if found is None:  # read line by line: lists have different lengths, or the message must name a row
+        table = _read_table(islice(lines, element.rows), element)
+        if table is None:  # read line by line: lists have different lengths, or the message must name a row
             lines = islice(numbered_lines(data, start), before, None)
-            found = _read_lines(islice(lines, element.rows), element)
-        columns[name] = found
+            table = _read_lines(islice(lines, element.rows), element)
+        columns[name] = table
         before += element.rows
     return columns
 
@@ -192,12 +192,12 @@ def _read_table(lines: Iterator[Line], element: _Element) -> Columns | None:
     if values is None or len(values) != element.rows:
         return None
     length = values.shape[1] - len(element.properties)
-    if length and sum(own.length is not None for own in element.properties.values()) != 1:
+    if length and sum(prop.length is not None for prop in element.properties.values()) != 1:
         return None
     columns: Columns = {}
     at = 0
-    for own in element.properties.values():
-        if own.length is None:
+    for prop in element.properties.values():
+        if prop.length is None:
             part = values[:, at]
             at += 1
         elif length < 0 or (values[:, at] != length).any():
@@ -205,31 +205,33 @@ def _read_table(lines: Iterator[Line], element: _Element) -> Columns | None:
         else:
             part = values[:, at + 1 : at + 1 + length]
             at += 1 + length
-        if own.dtype.kind != "f":
-            bounds = np.iinfo(own.dtype)
+        if prop.dtype.kind != "f":
+            bounds = np.iinfo(prop.dtype)
             if not (whole(part) and ((part >= bounds.min) & (part <= bounds.max)).all()):
                 return None
         with np.errstate(over="ignore"):  # numbers beyond float32 are infinite
-            numbers = part.astype(own.dtype)
-        columns[own.name] = numbers if own.length is None else Lists(np.full(element.rows, length), numbers.reshape(-1))
+            numbers = part.astype(prop.dtype)
+        columns[prop.name] = (
+            numbers if prop.length is None else Lists(np.full(element.rows, length), numbers.reshape(-1))
+        )
     return columns
 
 
 def _read_lines(lines: Iterator[Line], element: _Element) -> Columns:
     numbers: dict[str, Any] = {
-        name: array("d" if own.dtype.kind == "f" else "q") for name, own in element.properties.items()
+        name: array("d" if prop.dtype.kind == "f" else "q") for name, prop in element.properties.items()
     }
     lengths = {name: array("q") for name in element.properties}
-    parsers = {name: _parser(own.dtype) for name, own in element.properties.items()}
+    parsers = {name: _parser(prop.dtype) for name, prop in element.properties.items()}
     row = 0
     for _, line in lines:
         words = line.split()
         at = 0
-        own: _Property | None = None
+        prop: _Property | None = None
         try:
-            for name, own in element.properties.items():
+            for name, prop in element.properties.items():
                 size = 1
-                if own.length is not None:
+                if prop.length is not None:
                     size = integer(words[at])
                     if size < 0:
                         raise ValueError(f"a list of {size}")
@@ -240,9 +242,9 @@ def _read_lines(lines: Iterator[Line], element: _Element) -> Columns:
                 numbers[name].extend(map(parsers[name], words[at : at + size]))
                 at += size
         except IndexError:
-            raise _damaged(element, row, own, "the line ends here") from None
+            raise _damaged(element, row, prop, "the line ends here") from None
         except (ValueError, OverflowError) as e:
-            raise _damaged(element, row, own, str(e)) from e
+            raise _damaged(element, row, prop, str(e)) from e
         if at != len(words):
             raise _damaged(element, row, None, f"{len(words)} numbers in the line, expected {at}")
         row += 1
@@ -272,16 +274,16 @@ def _as_columns(element: _Element, numbers: dict[str, Any], lengths: dict[str, A
         return np.frombuffer(buffer, dtype if isinstance(buffer, bytearray) else buffer.typecode)
 
     columns: Columns = {}
-    for name, own in element.properties.items():
+    for name, prop in element.properties.items():
         with np.errstate(over="ignore"):  # numbers beyond float32 are infinite
-            values = array_of(numbers[name], own.dtype).astype(own.dtype.newbyteorder("="))
-        if own.length is not None:
-            columns[name] = Lists(array_of(lengths[name], own.length).astype(np.int64), values)
+            values = array_of(numbers[name], prop.dtype).astype(prop.dtype.newbyteorder("="))
+        if prop.length is not None:
+            columns[name] = Lists(array_of(lengths[name], prop.length).astype(np.int64), values)
         else:
             columns[name] = values
     return columns
 
 
-def _damaged(element: _Element, row: int, own: _Property | None, what: str) -> ValueError:
-    place = "" if own is None else f"property {own.name[:40]!r}: "
+def _damaged(element: _Element, row: int, prop: _Property | None, what: str) -> ValueError:
+    place = "" if prop is None else f"property {prop.name[:40]!r}: "
     return ValueError(f"element {element.name[:40]!r}: row {row}: {place}{what[:200]}")

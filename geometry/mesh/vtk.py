@@ -164,10 +164,10 @@ def _read(data: bytes) -> Content:
 def _kind(data: bytes) -> str:
     """The kind of data that the file declares, a key of _READERS."""
     legacy = data.lower().startswith(b"# vtk datafile")
-    found = (_LEGACY_KIND if legacy else _XML_KIND).search(data[:4096])
-    if found is None:
+    match = (_LEGACY_KIND if legacy else _XML_KIND).search(data[:4096])
+    if match is None:
         raise ValueError(f"{_DAMAGED}: the header should begin with '# vtk DataFile' or <VTKFile")
-    declared = found["kind"].decode(errors="replace")
+    declared = match["kind"].decode(errors="replace")
     kind = declared.lower() if legacy else declared
     if kind not in _READERS:
         expected = "POLYDATA or UNSTRUCTURED_GRID" if legacy else "PolyData or UnstructuredGrid"
@@ -213,12 +213,12 @@ def _numbers(at: str, attributes: Any, rows: Indices) -> Content:
     """Rows of the arrays of numbers. An array that lacks some is left out."""
     from vtkmodules.util.numpy_support import vtk_to_numpy
 
-    found = {}
+    columns = {}
     for i in range(attributes.GetNumberOfArrays()):
         array = attributes.GetArray(i)  # None for text
         if array is not None and array.GetNumberOfTuples() > rows.max(initial=-1):
-            found[f"{at} {array.GetName() or i}"] = vtk_to_numpy(array)[rows]
-    return found
+            columns[f"{at} {array.GetName() or i}"] = vtk_to_numpy(array)[rows]
+    return columns
 
 
 def _cells(cells: Any) -> tuple[Indices, Indices]:

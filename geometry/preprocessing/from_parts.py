@@ -40,17 +40,16 @@ MAX_INACCURACY = 1e-2  # relative error of eigenpairs; rounding to half precisio
 
 
 def fields_from_parts(
-    *,
     mass: Any,
     laplacian: Any,
-    evals: Any = None,
-    evecs: Any = None,
-    grad_x: Any = None,
-    grad_y: Any = None,
-    frames: Any = None,
-    verts: Any = None,
-    faces: Any = None,
-    k: int = 128,
+    evals: Any,
+    evecs: Any,
+    grad_x: Any,
+    grad_y: Any,
+    frames: Any,
+    verts: Any,
+    faces: Any,
+    k: int,
 ) -> dict[str, Any]:
     """The fields of one mesh, see `Operators.from_parts`."""
     check_count("k", k, 0)

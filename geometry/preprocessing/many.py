@@ -352,8 +352,8 @@ def load_meanwhile(
     loaded = dict[int, Future[T]]()
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: int, *found: Any) -> None:
-            loaded[position] = loader.submit(load, position, *found)
+        def ready(position: int, *result: Any) -> None:
+            loaded[position] = loader.submit(load, position, *result)
 
         return fill(ready), loaded
 

@@ -61,10 +61,11 @@ def precompute(
         runs no code from an entry. But the checks can't tell whether its numbers are right, and changing a file while
         it is in use can crash a reader. So share a folder only with users whom you trust with your results.
     normals: (V, 3), the normals of the tangent frames, one for each vertex, of any length. By default, the normals of a
-        mesh are computed from its faces. A point cloud uses the normals of its file, if it is a PLY or OBJ file that
-        has them, or those of a `Data`; otherwise they are estimated. "file" uses the normals of the file for a mesh,
-        too. "geometry" uses no normals of the file. A vertex for which the file has no normal gets one from the
-        geometry. The Laplacian of a point cloud is computed in the tangent planes of given normals.
+        mesh are computed from its faces, and those of surfaces that are inside out are turned, see `Mesh.turned_faces`.
+        A point cloud uses the normals of its file, if it is a PLY or OBJ file that has them, or those of a `Data`;
+        otherwise they are estimated. "file" uses the normals of the file for a mesh, too. "geometry" uses no normals of
+        the file. A vertex for which the file has no normal gets one from the geometry. The Laplacian of a point cloud
+        is computed in the tangent planes of given normals.
     normalize: True or "radius" to move the mean of the vertices to the origin and scale the farthest to distance 1
         first, as the command line does. "area" scales the area of the faces to 1 instead. Vertices of no face don't
         count, except with the original's operators. See `normalize_positions`.

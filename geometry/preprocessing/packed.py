@@ -49,8 +49,9 @@ def assemble(verts: Tensor, connectivity: Connectivity, laplacian: LaplacianKind
         triangulation, whose edges are flipped at each call; which ones has no gradient
 
     Values are those of `precompute(…, laplacian=laplacian, k=0)`, computed in float64 and returned in the dtype of the
-    positions. Where a definition has cases, such as the coordinate axis from which a tangent frame starts, gradients
-    are those of the case at hand. Faces and vertices without area have no gradient.
+    positions. The connectivity says which normals are turned. Where a definition has cases, such as the coordinate axis
+    from which a tangent frame starts, gradients are those of the case at hand. Faces and vertices without area have no
+    gradient.
 
     Raises TypeError if the positions are not floating point, ValueError for another shape or device, and OptionError
     for an unknown Laplacian.
@@ -213,7 +214,10 @@ def packed_surfaces(device: torch.device | str, meshes: Sequence[Mesh]) -> tuple
         np.add(mesh.faces, v, out=faces.numpy()[f:end_f], casting="unsafe")
         v, f = end_v, end_f
     positions = verts.to(device, non_blocking=True).double()
-    return positions, Connectivity(faces.to(device, non_blocking=True), v, lengths, check=False)
+    turned = np.concatenate([mesh.turned_faces for mesh in meshes])
+    turned_faces = torch.from_numpy(turned).to(device) if turned.any() else None
+    of_faces = faces.to(device, non_blocking=True)
+    return positions, Connectivity(of_faces, v, lengths, check=False, turned_faces=turned_faces)
 
 
 def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> set[int]:

@@ -72,6 +72,7 @@ def compute_entry(source: MeshLike, job: CacheJob, *, keep: bool, for_gpu: bool)
         if for_gpu and suits_gpu(mesh, job.options):
             path, arrays = find_operators(mesh, job.options, job.cache_dir)
             if arrays is None:
+                mesh.turned_faces  # noqa: B018  the mesh remembers them, so this process finds them and not the caller
                 return GpuMesh(mesh, path)
         else:
             arrays = stored_arrays(mesh, job.options, job.cache_dir)
@@ -128,7 +129,9 @@ def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[st
     content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces.astype(np.int32)}
     if mesh.normals is not None:
         content["normals"] = mesh.normals.astype(np.float32)
-    return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")
+    # Earlier versions never turned a face.
+    more = {} if mesh.is_point_cloud or options.operators == "original" else {"turned_faces": True}
+    return entry_path(cache_dir, cache_key(content, **asdict(options), **more), "operators")
 
 
 def entry_name(mesh: Mesh, options: Options) -> tuple[str, NDArray[np.float64]]:

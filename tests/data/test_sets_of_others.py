@@ -349,7 +349,7 @@ def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
         "divided: by the folders train, val, test",
         "classes: 2 at the vertices, without the test part: 0 18, 1 18",
         "features: log-hks",
-        "inside out: 1 mesh has a closed surface whose faces point inward, see diffnet info",
+        "inside out: 1 mesh whose normals are turned: a",
         "left out: meshes beside the folders train, val, test: e.obj",
         "left out: files without labels and without a mesh: train/notes.txt",
     ]

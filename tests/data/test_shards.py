@@ -265,6 +265,8 @@ def test_shards_of_an_older_version(folder: Path) -> None:
     read_all(load_shards(folder))
     with pytest.raises(DataError, match=rf"{old}: an earlier version of diffnet wrote this shard"):
         written(folder)
+    changed_index(folder, lambda arrays, about: about["settings"].update(format=2))
+    read_all(load_shards(folder))
     changed_index(folder, lambda arrays, about: about["settings"].update(format=1))
     train = load_shards(folder).train
     with pytest.raises(OptionError, match=r"normalize is radius, .* were written with all-radius"):
@@ -281,7 +283,7 @@ HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "another dtype": (lambda a, b: a.update(digests=a["digests"].view(np.float64)), "digests should be .* int64"),
     "unknown labels": (lambda a, b: b["settings"].update(labels_at="corners"), "its labels are at 'corners'"),
     "another option": (lambda a, b: b["settings"]["options"].update(k="x"), "k should be an integer"),
-    "another version": (lambda a, b: b["settings"].update(format=3), "another version of diffnet wrote it"),
+    "another version": (lambda a, b: b["settings"].update(format=4), "another version of diffnet wrote it"),
     "no settings": (lambda a, b: b.pop("settings"), "KeyError|settings"),
 }
 

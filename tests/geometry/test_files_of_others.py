@@ -27,7 +27,6 @@ from diffnet.geometry import (
     diagnose,
     element_areas,
     file_edges,
-    is_inside_out,
     load_mesh,
     make_mesh,
     mesh_edges,
@@ -233,27 +232,6 @@ def test_a_used_vertex_that_is_too_far_is_named() -> None:
     for normalize in (False, True):
         with pytest.raises(MeshError, match=r"no area.* the farthest is vertex 17"):
             precompute((found.vertices, found.faces), k=4, normalize=normalize)
-
-
-# Inside out
-
-
-def test_inside_out() -> None:
-    outer, inner, beside = trimesh.creation.icosphere(1), trimesh.creation.icosphere(1), trimesh.creation.icosphere(1)
-    inner.vertices /= 2
-    beside.vertices += [9, 0, 0]
-    inner.invert()
-    for parts, count in (([outer], 0), ([inner], 1), ([outer, inner], 0), ([outer, beside], 0)):
-        mesh = load_mesh(trimesh.util.concatenate(parts))
-        assert (is_inside_out(mesh), diagnose(mesh).inside_out) == (count > 0, count)
-    beside.invert()
-    mesh = load_mesh(trimesh.util.concatenate([outer, inner, beside]))
-    assert "closed components that are inside out: 1" in diagnose(mesh).faults
-    soup = make_mesh(beside.triangles.reshape(-1, 3), np.arange(3 * len(beside.faces)).reshape(-1, 3))
-    assert is_inside_out(soup)
-    open_one = make_mesh(beside.vertices, beside.faces[1:])
-    assert not is_inside_out(open_one)
-    assert not is_inside_out(make_mesh(beside.vertices, None))
 
 
 # Polygons
@@ -650,4 +628,4 @@ def test_info_counts_faces_of_the_file(tmp_path: Path) -> None:
     text = output("info", tmp_path / "a.obj")
     assert "8, cut into 20 triangles" in text
     assert "18, 0 of them on the boundary" in text
-    assert "closed components that are inside out: 1" in text
+    assert "components that are inside out, whose normals are turned: 1" in text

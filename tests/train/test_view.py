@@ -126,29 +126,11 @@ def test_view_with_a_regression(ball: Path, tmp_path: Path) -> None:
     assert [name for name, *_ in sets_in(tmp_path / "page.html")] == ["x", "y", "z", *OWN]
 
 
-def test_bad_input(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(ball: Path, tmp_path: Path) -> None:
     assert "no such file" in complaint("view", tmp_path / "none.off").lower()
     assert ".html file, got" in complaint("view", tmp_path / "x.off", "--out", tmp_path / "page.htm")
     correspondence = network(tmp_path, task="correspondence")
     assert "correspondence" in complaint("view", ball, "--checkpoint", correspondence)
-    assert "leave out --polyscope" in complaint("view", ball, "--polyscope", "--out", tmp_path / "page.html")
-    monkeypatch.setattr("diffnet.train.commands.view.find_spec", lambda name: None)
-    assert complaint("view", ball, "--polyscope").endswith("run pip install polyscope")
-
-
-def test_polyscope(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    polyscope = pytest.importorskip("polyscope", reason="the package is not installed: pip install polyscope")
-    monkeypatch.chdir(tmp_path)  # polyscope writes its settings
-    polyscope.init("openGL_mock")
-    monkeypatch.setattr(polyscope, "init", lambda: None)
-    shown = []
-    monkeypatch.setattr(polyscope, "show", lambda: shown.append(polyscope.get_surface_mesh("ball")))
-    output("view", ball, "--checkpoint", network(tmp_path, "faces"), "--polyscope")
-    (structure,) = shown
-    assert structure.n_vertices() == 162
-    assert structure.get_quantity_buffer("prediction", "colors").size() == 320
-    assert structure.get_quantity_buffer("eigenfunction 1", "values").size() == 162
-    assert "edges" in complaint("view", ball, "--checkpoint", network(tmp_path, "edges"), "--polyscope")
 
 
 # ---- diffnet demo ----

@@ -6,14 +6,11 @@ import os
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.options import MESH_FILES
@@ -41,19 +38,11 @@ def view(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")
     ] = None,
-    polyscope: Annotated[
-        bool,
-        typer.Option("--polyscope", help="Open a window of polyscope, if it is installed, instead of a page."),
-    ] = False,
 ) -> None:
     """Show a mesh with the arrays in its file, eigenfunctions, heat kernel signature (HKS), gradients and predictions.
 
     Opens a page in the browser, one file that works offline. The values are those of the mesh at radius 1.
     """
-    if polyscope and out is not None:
-        raise OptionError("--out is for the page; leave out --polyscope")
-    if polyscope and find_spec("polyscope") is None:
-        raise OptionError("--polyscope needs the package polyscope; run pip install polyscope")
     check_suffix("--out", out, ".html")
     with ExitAtCtrlC():
         from diffnet.geometry import load_mesh
@@ -64,10 +53,7 @@ def view(
     predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, checkpoint)
     computed, vectors = _values(loaded)
     stored, arrows = _arrays(loaded, mesh)
-    fields, name, vectors = [*predicted, *stored, *computed], mesh_stem(loaded.name), arrows | vectors
-    if polyscope:
-        _show_window(name, loaded, fields, vectors)
-        return
+    fields, name = [*predicted, *stored, *computed], mesh_stem(loaded.name)
     values: dict[str, dict[str, Any]] = {"labels": {}, "scalars": {}, "colors": {}}
     for field in fields:
         values[field.kind] |= field.values
@@ -76,7 +62,7 @@ def view(
         labels=values["labels"],
         scalars=values["scalars"],
         colors=values["colors"],
-        vectors=vectors,
+        vectors=arrows | vectors,
         at={own: field.at for field in fields for own in field.values},
         color_map=dict.fromkeys(computed[0].values, "coolwarm"),
         label_names=label_names,
@@ -88,44 +74,6 @@ def view(
     shown.save(out)
     console.print(f"wrote {out}", soft_wrap=True)
     open_page(out)
-
-
-def _show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mapping[str, NDArray[Any]]) -> None:
-    """Show a mesh or a point cloud with its values and with vectors (V, 3) at its vertices.
-
-    Returns when the window is closed. Raises OptionError for values at edges, and if no window can be opened.
-    """
-    import polyscope  # an extra
-
-    from diffnet.geometry.elements.elements import on_triangles
-    from diffnet.viz.palette import colorize
-    from diffnet.viz.surface import default_view, make_surface, shown_points
-
-    if any(field.at == "edges" for field in fields):
-        raise OptionError("--polyscope shows values at vertices and faces, and the network predicts those of edges")
-    try:
-        polyscope.init()
-    except RuntimeError as e:
-        raise OptionError(f"--polyscope can't open a window ({e}); without it, a page is written") from e
-    polyscope.set_up_dir(f"{default_view(shown_points(make_surface(mesh.verts, mesh.faces))).up}_up")
-    is_cloud = mesh.is_point_cloud
-    shape = (
-        polyscope.register_point_cloud(name, mesh.verts)
-        if is_cloud
-        else polyscope.register_surface_mesh(name, mesh.verts, mesh.faces)
-    )
-    for field in reversed(fields):  # the one that is enabled last is shown
-        place = {} if is_cloud else {"defined_on": field.at}
-        for own, given in reversed(field.values.items()):
-            values = on_triangles(mesh, given, field.at)
-            if field.kind != "scalars":
-                colors = values if field.kind == "colors" else colorize(values) / 255
-                shape.add_color_quantity(own, colors, enabled=True, **place)
-            else:
-                shape.add_scalar_quantity(own, values, enabled=True, **place)
-    for own, each in vectors.items():
-        shape.add_vector_quantity(f"{own} (arrows)", each)
-    polyscope.show()
 
 
 def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any]]]:

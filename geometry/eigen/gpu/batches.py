@@ -67,17 +67,17 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
     problems = [checked_problem(*problem) for problem in problems]
     lengths = [len(mass) for _, mass in problems]
 
-    def solved(chosen: Sequence[int], on_cores: Map) -> list[Pairs]:
-        evals, evecs = packed_eigenbases(packed([problems[i] for i in chosen], device), k, on_cores)
-        ends = np.cumsum([lengths[i] for i in chosen])[:-1]
+    def solved(numbers: Sequence[int], on_cores: Map) -> list[Pairs]:
+        evals, evecs = packed_eigenbases(packed([problems[i] for i in numbers], device), k, on_cores)
+        ends = np.cumsum([lengths[i] for i in numbers])[:-1]
         return list(zip(evals, np.split(to_host({"evecs": evecs})["evecs"], ends), strict=True))
 
     by_size = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     together = _batch_size(lengths, k, device) if len(lengths) > 1 else 1
     batches = [by_size[i : i + together] for i in range(0, len(lengths), together)]
     results = in_batches(solved, batches, device, jobs)
-    found = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
-    return [found[i] for i in range(len(problems))]
+    pairs = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
+    return [pairs[i] for i in range(len(problems))]
 
 
 def in_batches(solve: Callable[[B, Map], R], batches: Sequence[B], device: torch.device, jobs: int) -> list[R]:
@@ -154,10 +154,10 @@ def packed_eigenbases(problem: PackedProblem, k: int, on_cores: Map) -> tuple[li
         problem = problem.restricted(live, tuple(np.bincount(mesh, minlength=len(problem.lengths)).tolist()))
     parts = _Parts(problem, mesh)
     searches = {
-        i: select_pairs(parts.area[own], parts.size[own], min(k, length))
-        for i, (own, length) in enumerate(zip(parts.of_mesh, problem.lengths, strict=True))
+        i: select_pairs(parts.area[extent], parts.size[extent], min(k, length))
+        for i, (extent, length) in enumerate(zip(parts.of_mesh, problem.lengths, strict=True))
     }
-    found: dict[int, Found] = {}
+    results: dict[int, Found] = {}
     picks: dict[int, list[Pick]] = {}
     answers: dict[int, dict[int, Array] | None] = dict.fromkeys(searches)
     while answers:
@@ -168,13 +168,15 @@ def packed_eigenbases(problem: PackedProblem, k: int, on_cores: Map) -> tuple[li
             except StopIteration as end:
                 picks[i] = end.value
         first = {i: parts.of_mesh[i].start for i in requests}
-        found |= _solve(parts, {first[i] + c: n for i, own in requests.items() for c, n in own.items()}, on_cores)
-        answers = {i: {c: found[first[i] + c].values for c in own} for i, own in requests.items()}
+        results |= _solve(
+            parts, {first[i] + c: n for i, request in requests.items() for c, n in request.items()}, on_cores
+        )
+        answers = {i: {c: results[first[i] + c].values for c in request} for i, request in requests.items()}
     evals = []
-    for i, own in enumerate(parts.of_mesh):
-        evals.append(_write_vectors(evecs, live, parts, own, picks[i], found))
-        faults = [found[c].fault for c in range(own.start, own.stop) if c in found]
-        warn_of_rounding(evals[-1], own.stop - own.start, [fault for fault in faults if fault is not None])
+    for i, extent in enumerate(parts.of_mesh):
+        evals.append(_write_vectors(evecs, live, parts, extent, picks[i], results))
+        faults = [results[c].fault for c in range(extent.start, extent.stop) if c in results]
+        warn_of_rounding(evals[-1], extent.stop - extent.start, [fault for fault in faults if fault is not None])
     parts.write_constants(evecs, live)
     return evals, evecs
 
@@ -212,12 +214,12 @@ class _Parts:
     def write_constants(self, evecs: Tensor, rows: Tensor) -> None:
         """The first columns of a mesh are the constants of its components, the largest first."""
         rank = np.empty(len(self.area), np.int64)
-        for own in self.of_mesh:
-            rank[own.start + np.argsort(-self.area[own], kind="stable")] = np.arange(len(own))
+        for extent in self.of_mesh:
+            rank[extent.start + np.argsort(-self.area[extent], kind="stable")] = np.arange(len(extent))
         column = rank[self.component]
-        kept = np.flatnonzero(column < evecs.shape[1])
-        value = 1 / np.sqrt(self.area[self.component[kept]])
-        at, column, value = (torch.from_numpy(a).to(evecs.device) for a in (kept, column[kept], value))
+        present = np.flatnonzero(column < evecs.shape[1])
+        value = 1 / np.sqrt(self.area[self.component[present]])
+        at, column, value = (torch.from_numpy(a).to(evecs.device) for a in (present, column[present], value))
         evecs[rows[at], column] = value
 
 
@@ -244,27 +246,29 @@ def _solve(parts: _Parts, wanted: dict[int, int], on_cores: Map) -> dict[int, Fo
     large = [c for c, k in wanted.items() if parts.size[c] >= MIN_VERTICES and not is_small(int(parts.size[c]), k)]
     small = [c for c in wanted if c not in set(large)]
     on_cpu = _solve_on_cores(small, parts, wanted, on_cores)  # at work while the device works
-    found = _solve_on_device([_Searched(parts, c, wanted[c]) for c in large], parts, on_cores)
-    failed = [c for c in large if c not in found]
-    return found | dict(on_cpu) | dict(_solve_on_cores(failed, parts, wanted, on_cores))
+    results = _solve_on_device([_Searched(parts, c, wanted[c]) for c in large], parts, on_cores)
+    failed = [c for c in large if c not in results]
+    return results | dict(on_cpu) | dict(_solve_on_cores(failed, parts, wanted, on_cores))
 
 
 def _solve_on_cores(
-    chosen: Sequence[int], parts: _Parts, wanted: Mapping[int, int], on_cores: Map
+    numbers: Sequence[int], parts: _Parts, wanted: Mapping[int, int], on_cores: Map
 ) -> Iterator[tuple[int, Found]]:
-    if not chosen:
+    if not numbers:
         return iter(())
-    problem, ends = parts.problem_of(chosen), np.cumsum(parts.size[chosen])
+    problem, ends = parts.problem_of(numbers), np.cumsum(parts.size[numbers])
     matrix, mass = problem.on_host(), problem.mass.cpu().numpy()
-    vertices = [slice(end - parts.size[c], end) for c, end in zip(chosen, ends, strict=True)]
-    components = [Component(matrix[own, own], mass[own], wanted[c]) for c, own in zip(chosen, vertices, strict=True)]
+    vertices = [slice(end - parts.size[c], end) for c, end in zip(numbers, ends, strict=True)]
+    components = [
+        Component(matrix[place, place], mass[place], wanted[c]) for c, place in zip(numbers, vertices, strict=True)
+    ]
 
     def solved(c: int, component: Component) -> tuple[int, Found]:
         values, vectors = pairs_on_cpu(component)
         fault = rounding_fault(component.laplacian, values, vectors)
         return c, Found(values, torch.from_numpy(np.ascontiguousarray(vectors)), fault)
 
-    return on_cores(solved, chosen, components)
+    return on_cores(solved, numbers, components)
 
 
 def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map) -> dict[int, Found]:
@@ -285,32 +289,32 @@ def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map
     quotients = operator.to_host((checked * operator.apply_inverse(checked)).sum(-1)) - operator.shift[:, None]
     rows /= operator.root
     rows *= torch.where(-rows.amin(-1) > rows.amax(-1), -1.0, 1.0)[..., None]  # as on the CPU
-    found = {}
+    results = {}
     for i, s in enumerate(searched):
         if faults[i] is None:
-            own = evals[i, : s.k]
-            fault = deviation_fault(own, quotients[i, : s.k])
-            found[s.number] = Found(own, rows[i, : s.k, : operator.sizes[i]].mT, fault)
-    return found
+            numbers = evals[i, : s.k]
+            fault = deviation_fault(numbers, quotients[i, : s.k])
+            results[s.number] = Found(numbers, rows[i, : s.k, : operator.sizes[i]].mT, fault)
+    return results
 
 
 def _write_vectors(
-    evecs: Tensor, rows: Tensor, parts: _Parts, own: range, picks: Sequence[Pick], found: Mapping[int, Found]
+    evecs: Tensor, rows: Tensor, parts: _Parts, extent: range, picks: Sequence[Pick], results: Mapping[int, Found]
 ) -> Array:
     """Write the nonconstant eigenvectors of a mesh to its rows of evecs. Returns its eigenvalues (k,).
 
     rows: the row of each vertex of the parts
     """
-    k, count = evecs.shape[1], len(own)
+    k, count = evecs.shape[1], len(extent)
     evals = np.zeros(k)
     evals[count : count + len(picks)] = [pick.value for pick in picks]
     evals[count + len(picks) :] = evals[: count + len(picks)].max(initial=0)
     columns: dict[int, list[int]] = {}
     for at, pick in enumerate(picks):
-        columns.setdefault(own.start + pick.component, []).append(count + at)
+        columns.setdefault(extent.start + pick.component, []).append(count + at)
     for c, places in columns.items():
         own_rows = rows[parts.vertices([c])]
         evecs[own_rows[:, None], torch.tensor(places).to(evecs.device)] = (
-            found[c].vectors[:, : len(places)].to(evecs.device)
+            results[c].vectors[:, : len(places)].to(evecs.device)
         )
     return evals

@@ -44,15 +44,15 @@ class PackedProblem(NamedTuple):
     mass: Tensor
     positions: Tensor | None = None
 
-    def restricted(self, kept: Tensor, lengths: tuple[int, ...]) -> PackedProblem:
+    def restricted(self, vertices: Tensor, lengths: tuple[int, ...]) -> PackedProblem:
         """The problem on some vertices, given in their new order, with new lengths."""
         place = torch.full_like(self.mass, -1, dtype=torch.int64)
-        place[kept] = torch.arange(len(kept), device=kept.device)
+        place[vertices] = torch.arange(len(vertices), device=vertices.device)
         rows, columns = place[self.rows], place[self.columns]
         inside = ((rows >= 0) & (columns >= 0)).nonzero()[:, 0]
         rows, columns, values = rows[inside], columns[inside], self.values[inside]
-        positions = None if self.positions is None else self.positions[kept]
-        return PackedProblem(lengths, rows, columns, values, self.mass[kept], positions)
+        positions = None if self.positions is None else self.positions[vertices]
+        return PackedProblem(lengths, rows, columns, values, self.mass[vertices], positions)
 
     def on_host(self) -> scipy.sparse.csr_matrix:
         """L as one SciPy matrix."""
@@ -190,7 +190,7 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
         first, _ = _orthogonalized(count, basis[:, :1], first)
     basis[:, 1 : 1 + block], _ = _orthonormalized(count, first)
     projected: Array = np.zeros((count, capacity + block, capacity + block))
-    found: dict[int, Pairs] = {}
+    pairs: dict[int, Pairs] = {}
     size = 0
     missing = wanted
     while missing and size < capacity:
@@ -201,11 +201,11 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
             steps.append(_extend(operator, basis, size))
             size += block
         on_host = (torch.stack(tensors).cpu().numpy() for tensors in zip(*steps, strict=True))
-        for at, (own, coupling) in enumerate(zip(*on_host, strict=True)):
+        for at, (diagonal, coupling) in enumerate(zip(*on_host, strict=True)):
             lo = start + at * block
-            projected[:, lo : lo + block, lo : lo + block] = own
+            projected[:, lo : lo + block, lo : lo + block] = diagonal
             projected[:, lo + block : lo + 2 * block, lo : lo + block] = coupling
-        left = [i for i in range(count) if i not in found and np.isfinite(projected[i]).all()]
+        left = [i for i in range(count) if i not in pairs and np.isfinite(projected[i]).all()]
         missing = 0
         for i, (values, coordinates) in zip(
             left, on_cores(_ritz, (projected[i, :size, :size] for i in left)), strict=True
@@ -215,13 +215,13 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
             done = int((np.linalg.norm(last, axis=0) <= tolerance * values).sum())
             missing = max(missing, wanted - done)
             if done == wanted:
-                found[i] = values, coordinates
+                pairs[i] = values, coordinates
     values, together = np.full((count, wanted), np.nan), np.zeros((count, size, wanted))
-    for i, (own, coordinates) in found.items():
-        values[i], together[i, : len(coordinates)] = own, coordinates
+    for i, (row, coordinates) in pairs.items():
+        values[i], together[i, : len(coordinates)] = row, coordinates
     space = basis.view(count, operator.size, -1)[:, :, 1 : 1 + size]
     rows = operator.from_host(together).mT @ space.mT
-    for i in set(range(count)) - found.keys():
+    for i in set(range(count)) - pairs.keys():
         rows[i] = torch.eye(wanted, operator.size)  # orthonormal, as the others
     return values, rows
 
@@ -236,16 +236,16 @@ def _extend(operator: BatchedShiftInvert, basis: Tensor, size: int) -> tuple[Ten
     result = operator.factor.solve(basis[:, lo:hi])
     # The result has large parts along the last two blocks, and small ones along the others. After large parts are
     # removed, rounding leaves some, so these are removed twice.
-    result, own = _orthogonalized(count, basis[:, max(lo - block, 1) : hi], result)
+    result, overlap = _orthogonalized(count, basis[:, max(lo - block, 1) : hi], result)
     result, rest = _orthogonalized(count, basis[:, :hi], result)
     basis[:, hi : hi + block], coupling = _orthonormalized(count, result)
-    return own[:, -block:] + rest[:, -block:], coupling
+    return overlap[:, -block:] + rest[:, -block:], coupling
 
 
-def _orthogonalized(count: int, known: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+def _orthogonalized(count: int, basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Columns without their part in the space of known orthonormal ones, and the coordinates of this part."""
-    overlap = _products(count, known, columns)
-    columns = torch.baddbmm(_split(columns, count), _split(known, count), overlap, alpha=-1).flatten(0, 1)
+    overlap = _products(count, basis, columns)
+    columns = torch.baddbmm(_split(columns, count), _split(basis, count), overlap, alpha=-1).flatten(0, 1)
     return columns, overlap
 
 

@@ -191,8 +191,8 @@ def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor) -> Tensor
         before = count[:, start]
         within = torch.where(mine, first[index] + count[:, :-1] - before[:, index], within)
         first = first + count[0, pad(start[1:], (0, 1), value=order.shape[1])] - before[0]
-    kept = first.cumsum(0) - first  # where each region starts in the new order
-    target = torch.where(part < 2, kept[index] + within, int(first.sum()))
+    starts = first.cumsum(0) - first  # where each region starts in the new order
+    target = torch.where(part < 2, starts[index] + within, int(first.sum()))
     return torch.empty_like(order).scatter_(1, target.clamp(max=order.shape[1] - 1), order)[:, : int(first.sum())]
 
 
@@ -230,9 +230,9 @@ class MultifrontalCholesky:
         updates, level = values.new_zeros(1, 1, 1), None
         for depth in reversed(range(int(dissection.level.max()) + 1)):
             level = _Level(depth, dissection, rows, columns, level)
-            found, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
+            factor, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
             self.failed |= set(graph[level.own[failed][:, 0]].tolist())
-            self._levels.append(found)
+            self._levels.append(factor)
         self._solve_for: dict[int, Callable[[Tensor], Tensor]] = {}
         self._fronts: ModuleType = reference
         if HAS_TRITON and values.is_cuda:
@@ -255,11 +255,11 @@ class MultifrontalCholesky:
         updates = right.new_zeros(1, right.shape[1])
         halfway = []
         for level in self._levels:
-            own, updates = self._fronts.forward(level, right, updates)
-            halfway.append(own)
+            half, updates = self._fronts.forward(level, right, updates)
+            halfway.append(half)
         solution = torch.zeros_like(right)
-        for level, own in zip(reversed(self._levels), reversed(halfway), strict=True):
-            self._fronts.backward(level, own, solution)
+        for level, half in zip(reversed(self._levels), reversed(halfway), strict=True):
+            self._fronts.backward(level, half, solution)
         return solution
 
 
