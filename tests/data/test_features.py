@@ -19,6 +19,8 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import (
+    BODIES,
+    BODY_MAPS,
     FEATURE_CHANNELS,
     DataError,
     LabeledMesh,
@@ -29,11 +31,10 @@ from diffnet.data import (
     check_statistics,
     feature_channels,
     feature_parts,
-    figure,
-    figures,
     input_features,
     load_classes,
     load_dataset,
+    load_pairs,
     make_sample,
     own_arrays,
     prepare,
@@ -129,7 +130,7 @@ def test_some_parts_need_eigenpairs() -> None:
 
 @pytest.fixture(scope="module")
 def prepared() -> tuple[Mesh, Operators]:
-    return prepare(figures(1, 1).train[0].mesh, Preprocessing(k=32))
+    return prepare(load_dataset(BODIES).train[0].mesh, Preprocessing(k=32))
 
 
 @pytest.mark.parametrize("kind", list(FEATURE_CHANNELS))
@@ -212,7 +213,7 @@ def test_diffused_curvature_is_that_of_the_packed_meshes() -> None:
 
 def test_diffused_curvature_survives_decimation() -> None:
     """Of the mean curvature, which `curvature` changes more."""
-    fine = figure(3).mesh
+    fine = load_pairs(BODY_MAPS).test[0].mesh
     coarse = decimate(fine, len(fine.faces) // 2)
     near = cKDTree(fine.verts).query(coarse.verts)[1]
     options = Preprocessing(k=64)
