@@ -20,7 +20,6 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.data import (
     BODIES,
-    BODY_MAPS,
     FEATURE_CHANNELS,
     DataError,
     LabeledMesh,
@@ -34,11 +33,11 @@ from diffnet.data import (
     input_features,
     load_classes,
     load_dataset,
-    load_pairs,
     make_sample,
     own_arrays,
     prepare,
     rotate_vectors,
+    shapes,
     vector_channels,
 )
 from diffnet.data.feature_names import KINDS
@@ -213,7 +212,7 @@ def test_diffused_curvature_is_that_of_the_packed_meshes() -> None:
 
 def test_diffused_curvature_survives_decimation() -> None:
     """Of the mean curvature, which `curvature` changes more."""
-    fine = load_pairs(BODY_MAPS).test[0].mesh
+    fine = shapes(classes=2, train=1, test=1).train[0].mesh
     coarse = decimate(fine, len(fine.faces) // 2)
     near = cKDTree(fine.verts).query(coarse.verts)[1]
     options = Preprocessing(k=64)
