@@ -81,4 +81,3 @@ from .samples import (
 from .shapes import shapes as shapes
 from .shards.reading import ShardedDataset as ShardedDataset, ShardedMeshes as ShardedMeshes, load_shards as load_shards
 from .shards.writing import write_shards as write_shards
-from .stored import computed_for_all as computed_for_all

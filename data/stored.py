@@ -289,33 +289,6 @@ def sources_of(items: Sequence[LabeledMesh], numbers: Sequence[int]) -> Sequence
     return OnDemand(len(numbers), source)
 
 
-def computed_for_all(
-    work: Callable[[LabeledMesh], T],
-    items: Sequence[LabeledMesh],
-    is_long: Callable[[LabeledMesh], bool],
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-) -> list[T]:
-    """The results of a function for each mesh, in order. Worker processes compute those that take long.
-
-    work: picklable
-    is_long: whether the work on a mesh takes longer than sending it to a process, which takes some milliseconds
-    jobs: number of processes; by default one for each core
-    advance: called once for each mesh when it is done
-
-    See `precompute_all` for calls from a script. Raises the errors of `work`.
-    """
-    numbers: dict[bool, list[int]] = {True: [], False: []}
-    for i, item in enumerate(items):
-        numbers[bool(is_long(item))].append(i)
-    results = {}
-    for long, places in numbers.items():
-        for n, result in computed(work, [items[i] for i in places], jobs if long else 1, 1):
-            results[places[n]] = result
-            advance()
-    return [results[i] for i in range(len(items))]
-
-
 def computed(
     work: Callable[[S], T], items: Sequence[S], jobs: int | None = None, size: int = CHUNK
 ) -> Iterator[tuple[int, T]]:

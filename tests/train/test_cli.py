@@ -657,6 +657,8 @@ def test_the_built_in_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert first["test_accuracy"] == pytest.approx(second["test_accuracy"], abs=0.002)
     line = complaint("evaluate", "--checkpoint", out / "last.pt", "--data", "shapes", "--out", "b")
     assert "shapes: no such file or folder; bodies is the built-in set of segmentation" in line
+    output("precompute", "bodies", "--task", "segmentation", "--write-shards", "shards", "--k", 8, "--cache", "c")
+    assert len(load_dataset("shards").train) == 24
     # A folder of the same name isn't taken for the set, nor the set for the folder.
     shutil.copytree(BODIES, "bodies")
     line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", "b")
