@@ -10,8 +10,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from scipy.spatial.transform import Rotation
 
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
@@ -162,7 +160,8 @@ def _limb(kind: str, direction: Floats, body: float, rng: np.random.Generator) -
 
 def _polygonize(bones: list[_Bone], spacing: float) -> Surface | None:
     """The skin by marching cubes, oriented outward. None if it is not one closed surface of genus 0."""
-    from skimage.measure import marching_cubes  # slow to import, and only this data set needs it
+    import trimesh
+    from skimage.measure import marching_cubes  # both are slow to import, and no other data set needs them here
 
     ends = np.array([[bone.start, bone.end] for bone in bones])
     reach = max(max(bone.first, bone.last) for bone in bones) + _REACH + spacing
@@ -182,17 +181,9 @@ def _polygonize(bones: list[_Bone], spacing: float) -> Surface | None:
     verts, faces, _, _ = marching_cubes(  # type: ignore[no-untyped-call]
         field, 0.0, spacing=(spacing,) * 3, gradient_direction="descent"
     )
-    faces = faces.astype(np.int64)
-    return (verts.astype(np.float64) + low, faces) if _is_sphere(len(verts), faces) else None
-
-
-def _is_sphere(count: int, faces: NDArray[np.int64]) -> bool:
-    """Whether the triangles form one closed surface of genus 0."""
-    corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    edges, uses = np.unique(corners[:, 0] * count + corners[:, 1], return_counts=True)
-    graph = coo_array((np.ones(len(edges)), np.divmod(edges, count)), shape=(count, count))
-    is_closed = bool((uses == 2).all()) and count - len(edges) + len(faces) == 2
-    return is_closed and connected_components(graph, directed=False)[0] == 1
+    surface = trimesh.Trimesh(verts.astype(np.float64) + low, faces, process=False)
+    is_sphere = surface.is_watertight and surface.euler_number == 2 and surface.body_count == 1
+    return (np.asarray(surface.vertices), faces.astype(np.int64)) if is_sphere else None
 
 
 def _with_holes(verts: Floats, faces: NDArray[np.int64], rng: np.random.Generator) -> Surface:
