@@ -85,14 +85,11 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
         if value < least:
             raise ValueError(f"{name} should be at least {least}, got {value}")
     parts = [
-        [
-            _mesh(f"{name}_{label:02d}_{i:02d}", label, [seed, part, label, i])
-            for label in range(classes)
-            for i in range(n)
-        ]
-        for part, (name, n) in enumerate((("train", train), ("test", test)))
+        [_mesh(f"{name}_{label:02d}_{i:02d}", label, [seed, part, label, i]) for label in range(classes) for i in every]
+        for part, (name, every) in enumerate((("train", range(train)), ("test", range(test))))
     ]
-    return LabeledMeshes(*parts, label_names=["+".join(limbs) for limbs in _CLASSES[:classes]], labels_at="meshes")
+    names = ["+".join(limbs) for limbs in _CLASSES[:classes]]
+    return LabeledMeshes(train=parts[0], test=parts[1], label_names=names, labels_at="meshes")
 
 
 def _mesh(name: str, label: int, seeds: list[int]) -> LabeledMesh:
@@ -100,7 +97,7 @@ def _mesh(name: str, label: int, seeds: list[int]) -> LabeledMesh:
     for _ in range(_ATTEMPTS):
         bones = _skeleton(_CLASSES[label], rng.uniform(*_BODY), rng)
         turn = _any_rotation(rng)
-        bones = [_Bone(*turn.apply([bone.start, bone.end]), bone.first, bone.last) for bone in bones]
+        bones = [bone._replace(start=turn.apply(bone.start), end=turn.apply(bone.end)) for bone in bones]
         surface = _polygonize(bones, rng.uniform(*_SPACING))
         if surface is None:  # limbs touch each other
             continue

@@ -60,12 +60,12 @@ def label_a_body(out: Path) -> str:
     from diffnet.train.tasks.task import write_views
 
     body, network = load_dataset(BODIES, needs_train=False).test[0], DiffusionNet.load(PARTS)
-    names, at = network.metadata["label_names"], "faces"
+    names = network.metadata["label_names"]
     ((mesh, labels),) = predict_labels([body.mesh], network, "cpu")
     html, png = out / "parts.html", out / "parts.png"
     fields = [{"prediction": labels, "truth": body.labels}]
-    write_views([mesh], html, png, "Parts of a body", fields, kind="labels", at=at, label_names=names)
-    viz.write_ply(out / "parts.ply", mesh, labels=labels, label_names=names, at=at)
+    write_views([mesh], html, png, "Parts of a body", fields, kind="labels", at="faces", label_names=names)
+    viz.write_ply(out / "parts.ply", mesh, labels=labels, label_names=names, at="faces")
     return (
         f"A body that the network has not seen: {100 * (labels == body.labels).mean():.1f} % of its {len(labels):,} "
         f"faces get the right part ({100 * network.metadata['test_accuracy']:.1f} % on all test bodies).\n"
