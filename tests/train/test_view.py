@@ -18,7 +18,7 @@ from PIL import Image
 from diffnet import DiffusionNet
 from diffnet.data import BODIES, BODY_MAPS, load_dataset, load_pairs
 from diffnet.train import load_matching_network, match_meshes, predict_labels
-from diffnet.train.commands.demo import MAPS, PARTS
+from diffnet.train.commands.demo import BODY, MAPS, PARTS
 from diffnet.train.commands.view import open_page
 
 
@@ -173,7 +173,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first two commands of "Next" work as they are printed.
     for command in re.findall(r"diffnet ((?:predict|match) .*)", told):
         output(*command.split())
-    body = load_dataset(BODIES).test[0]
+    body = load_dataset(BODIES).test[BODY]
     labels = np.loadtxt("labels.txt", np.int64)
     assert 100 * (labels == body.labels).mean() == pytest.approx(right, abs=0.1)
     assert len(np.loadtxt("map.txt")) == len(trimesh.load(out / "b.ply", process=False).vertices)

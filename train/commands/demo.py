@@ -18,6 +18,7 @@ from diffnet.train.commands.view import open_page
 from diffnet.train.console import console
 
 PARTS, MAPS = (Path(__file__).with_name(f"body-{name}.safetensors") for name in ("parts", "maps"))
+BODY = 2  # the number of the labeled body, which faces the viewer
 
 
 def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("diffnet-demo")) -> None:
@@ -59,7 +60,7 @@ def label_a_body(out: Path) -> str:
     from diffnet.train import predict_labels
     from diffnet.train.tasks.task import write_views
 
-    body, network = load_dataset(BODIES, needs_train=False).test[0], DiffusionNet.load(PARTS)
+    body, network = load_dataset(BODIES, needs_train=False).test[BODY], DiffusionNet.load(PARTS)
     names = network.metadata["label_names"]
     ((mesh, labels),) = predict_labels([body.mesh], network, "cpu")
     html, png = out / "parts.html", out / "parts.png"
