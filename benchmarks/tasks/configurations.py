@@ -151,19 +151,19 @@ def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
 
     Raises KeyError for an unknown change, and OptionError for a change that the task of the data set doesn't have.
     """
-    own = SETS.get(data, SETS["rna"])
-    task = own.get("task", "segmentation")
+    base = SETS.get(data, SETS["rna"])
+    task = base.get("task", "segmentation")
     changes = [] if configuration == BASE else configuration.split("+")
     named = next((name for name in RECIPES if changes[:1] == [name]), None)
-    given = recipe(named, task) if named else {**recipe("original", task), **_KEPT, **own}
+    values = recipe(named, task) if named else {**recipe("original", task), **_KEPT, **base}
     for change in changes[1:] if named else changes:
         number = re.fullmatch(rf"({'|'.join(NUMBERS)})-(\d+(?:\.\d+)?(?:e-?\d+)?)", change)
         if number:
             option, kind = NUMBERS[number[1]]
-            given[option] = kind(number[2])
+            values[option] = kind(number[2])
         else:
-            given.update(CHANGES[change])
-    options = TrainOptions(**{**given, "task": task, "seed": seed})
+            values.update(CHANGES[change])
+    options = TrainOptions(**{**values, "task": task, "seed": seed})
     return replace(options, eval_every=options.epochs)
 
 

@@ -51,12 +51,12 @@ def compare(surface: Mesh, counts: Sequence[int] = COUNTS) -> Iterator[dict[str,
     expected = values(first)
     for name, mesh in meshes.items():
         near = np.arange(len(mesh.verts)) if name == "noise" else cKDTree(first.verts).query(mesh.verts)[1]
-        for feature, found in values(mesh).items():
-            for channel, (own, true) in enumerate(zip(found.T, expected[feature][near].T, strict=True)):
+        for feature, columns in values(mesh).items():
+            for channel, (column, true) in enumerate(zip(columns.T, expected[feature][near].T, strict=True)):
                 yield {
                     **{"surface": Path(surface.name).stem, "mesh": name, "feature": feature, "channel": channel},
-                    "r2": round(float(1 - ((own - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()), 4),
-                    "correlation": round(float(np.corrcoef(own, true)[0, 1]), 4),
+                    "r2": round(float(1 - ((column - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()), 4),
+                    "correlation": round(float(np.corrcoef(column, true)[0, 1]), 4),
                 }
 
 

@@ -50,18 +50,18 @@ def measure(data: MeshPairs, seed: int, jobs: int) -> dict[str, float]:
             start = time.perf_counter()
             errors = geodesic_errors_of_all(predictions, cache_dir=cache, jobs=jobs)
             times.append(time.perf_counter() - start)
-    found = np.concatenate(errors)
-    chosen = np.random.default_rng(seed).choice(len(found), SAMPLES, replace=False)
-    exact = exact_errors(predictions, chosen, jobs)
+    every = np.concatenate(errors)
+    sample = np.random.default_rng(seed).choice(len(every), SAMPLES, replace=False)
+    exact = exact_errors(predictions, sample, jobs)
     return {
         "seed": seed,
         "jobs": jobs,
         "pairs": len(predictions),
-        "vertices": len(found) // len(predictions),
+        "vertices": len(every) // len(predictions),
         "seconds": round(times[0], 2),
         "seconds_from_cache": round(times[1], 2),
-        "mean_error_x100": round(100 * mean_error(found), 4),
-        "sampled_mean_error_x100": round(100 * mean_error(found[chosen]), 4),
+        "mean_error_x100": round(100 * mean_error(every), 4),
+        "sampled_mean_error_x100": round(100 * mean_error(every[sample]), 4),
         "exact_mean_error_x100": round(100 * mean_error(exact), 4),
     }
 
@@ -95,8 +95,8 @@ def exact_errors(predictions: Sequence[Prediction], chosen: NDArray[np.int64], j
         futures = []
         for i, vertex in zip(which, chosen, strict=True):
             mesh, predicted, labels = predictions[i]
-            own = vertex - (ends[i] - len(predicted))
-            futures.append(pool.submit(exact_error, mesh, int(predicted[own]), int(labels[own])))
+            place = vertex - (ends[i] - len(predicted))
+            futures.append(pool.submit(exact_error, mesh, int(predicted[place]), int(labels[place])))
         return np.array([future.result() for future in futures])
 
 

@@ -160,10 +160,10 @@ def run_ablation(
         return
     decisive: dict[tuple[str, Preprocessing, Variants], TrainOptions] = {}
     for job in pending:
-        own = options_of(job.data, job.configuration)
-        decisive.setdefault((job.data, own.preprocessing, own.mesh_variants), own)
-    for (name, options, _), own in decisive.items():
-        failed = fill_cache_with_bar(meshes_of(sets[name], own), options, cache, None, console, device)
+        run = options_of(job.data, job.configuration)
+        decisive.setdefault((job.data, run.preprocessing, run.mesh_variants), run)
+    for (name, options, _), run in decisive.items():
+        failed = fill_cache_with_bar(meshes_of(sets[name], run), options, cache, None, console, device)
         if failed:
             raise SystemExit(f"{name}: {len(failed)} meshes can't be used: {next(iter(failed.values()))}")
     if not table.exists():
@@ -215,39 +215,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=4, help="runs at once; more don't end sooner on one GPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, help="folder of preprocessed meshes, OUT/cache by default")
-    given = parser.parse_args(arguments)
-    device = pick_device(given.device)
-    for data, configuration in product(given.data, given.configurations or ()):
+    options = parser.parse_args(arguments)
+    device = pick_device(options.device)
+    for data, configuration in product(options.data, options.configurations or ()):
         try:
             options_of(data.partition("=")[0], configuration)
         except KeyError as e:
             parser.error(f"unknown change {e} in the configuration {configuration!r}")
         except ValueError as e:
             parser.error(f"the configuration {configuration!r} does not fit --data {data}: {e}")
-    sets = dict(map(load_set, given.data))
-    configurations = (given.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)
+    sets = dict(map(load_set, options.data))
+    configurations = (options.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)
     jobs = [
         Job(name, configuration, seed)
         for of_sets in zip_longest(*configurations)
         for name, configuration in zip(sets, of_sets, strict=True)
-        for seed in given.seeds
+        for seed in options.seeds
         if configuration == BASE or (configuration is not None and differs_from_base(name, configuration))
     ]
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     command = ["python", "-m", "diffnet.benchmarks.tasks.recipes", *(arguments or sys.argv[1:])]
-    record = {"command": command, "processes": given.processes, **surroundings(device)}
-    write_atomically(given.out / "run.json", json.dumps(record, indent=2) + "\n")
+    record = {"command": command, "processes": options.processes, **surroundings(device)}
+    write_atomically(options.out / "run.json", json.dumps(record, indent=2) + "\n")
     console = Console()
     try:
-        cache = given.cache or given.out / "cache"
-        run_ablation(sets, jobs, given.out, cache, processes=given.processes, device=device, console=console)
+        cache = options.cache or options.out / "cache"
+        run_ablation(sets, jobs, options.out, cache, processes=options.processes, device=device, console=console)
     except KeyboardInterrupt:
         console.print("Stopped. The same command runs what is missing.")
-    rows = read_rows(given.out / "recipes.csv")
+    rows = read_rows(options.out / "recipes.csv")
     for name in sets:
         console.print(f"{name}\n\n{summary(rows, name)}", highlight=False, soft_wrap=True)
     text = overview(rows, list(sets))
-    write_atomically(given.out / "overview.md", text)
+    write_atomically(options.out / "overview.md", text)
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -268,8 +268,8 @@ def _variants(name: str, options: Preprocessing, wanted: Variants, basis: torch.
     if not wanted.count:
         return []
     data = _Worker.sets[name]
-    made = [make_variants(item, data.labels_at, wanted, options.features) for item in data.train]
-    return [_in_memory(items, options, basis) for items in made]
+    variants = [make_variants(item, data.labels_at, wanted, options.features) for item in data.train]
+    return [_in_memory(items, options, basis) for items in variants]
 
 
 def _in_memory(items: Sequence[LabeledMesh], options: Preprocessing, basis: torch.dtype) -> list[Sample]:

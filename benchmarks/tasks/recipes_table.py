@@ -29,7 +29,7 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
     | `base` | 2 | 81.00 ± 1.00 % | | | 2.0 s |
     <BLANKLINE>
     """
-    found: dict[str, dict[int, float]] = {}
+    scores_of: dict[str, dict[int, float]] = {}
     seconds: dict[str, list[float]] = {}
     failed: dict[str, int] = {}
     for row in rows:
@@ -39,12 +39,12 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
         if row["error"]:
             failed[name] = failed.get(name, 0) + 1
             continue
-        found.setdefault(name, {})[int(row["seed"])] = 100 * float(row["held_out_score"])
+        scores_of.setdefault(name, {})[int(row["seed"])] = 100 * float(row["held_out_score"])
         seconds.setdefault(name, []).append(float(row["training_seconds"]))
     lines = []
-    base = found.get(BASE, {})
-    for name in sorted(found, key=lambda name: -mean(found[name].values())):
-        scores = found[name]
+    base = scores_of.get(BASE, {})
+    for name in sorted(scores_of, key=lambda name: -mean(scores_of[name].values())):
+        scores = scores_of[name]
         paired = [] if name == BASE else [scores[seed] - base[seed] for seed in scores if seed in base]
         difference, real = "", ""
         if paired:
@@ -74,13 +74,13 @@ def overview(rows: Sequence[dict[str, str]], names: Sequence[str]) -> str:
     | `cosine` | 71.00 ± 1.00 | 81.00 ± 1.00 | 61.00 ± 1.00 |
     <BLANKLINE>
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    scores_of: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["data"] in names and not row["error"]:
-            scores = found.setdefault(row["configuration"], {}).setdefault(row["data"], {})
+            scores = scores_of.setdefault(row["configuration"], {}).setdefault(row["data"], {})
             scores[row["seed"]] = 100 * float(row["held_out_score"])
     lines = []
-    for configuration, of_sets in found.items():
+    for configuration, of_sets in scores_of.items():
         seeds = set.intersection(*(set(scores) for scores in of_sets.values())) if len(of_sets) == len(names) else ()
         means = [mean(scores[seed] for scores in of_sets.values()) for seed in sorted(seeds)]
         cells = [_with_error(list(of_sets[name].values())) if name in of_sets else "" for name in names]
