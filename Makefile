@@ -26,7 +26,7 @@ endif
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo      train on generated figures, then label and draw a new figure (minutes on a CPU)'
+	@echo 'make demo      train on the built-in bodies, then label and draw a new body (minutes on a CPU)'
 	@echo 'make test      lint, type-check the wheel, and run the fast tests; PYTEST_ARGS="-k name" selects tests'
 	@echo 'make test-all  the same with the slow tests'
 	@echo 'make test-cpus the tests that compare bits, as on CPUs with fewer instructions'
@@ -38,23 +38,19 @@ help:
 demo: $(VENV)/installed
 	rm -rf demo/run
 	mkdir -p demo
-	$(VENV)/bin/diffnet train segmentation --data figures --k 64 --width 64 --epochs $(DEMO_EPOCHS) \
+	$(VENV)/bin/diffnet train segmentation --data bodies --k 64 --width 64 --epochs $(DEMO_EPOCHS) \
 	    --out demo/run --cache demo/cache --seed 0
-	$(VENV)/bin/python -c "$$WRITE_UNSEEN"
-	$(VENV)/bin/diffnet predict demo/unseen.ply --checkpoint demo/run/last.pt \
+	$(VENV)/bin/diffnet predict "$$($(VENV)/bin/python -c "$$UNSEEN")" --checkpoint demo/run/last.pt \
 	    --out demo/prediction.ply --html demo/view.html --png demo/view.png
 	@echo
-	@echo 'A labeled figure that is not in the data set: demo/view.png, interactive in demo/view.html'
-	@echo 'The training curves and the test figures:     demo/run/curves.png, demo/run/predictions.html'
+	@echo 'A body that the network has not seen, labeled: demo/view.png, interactive in demo/view.html'
+	@echo 'The training curves and the test bodies:       demo/run/curves.png, demo/run/predictions.html'
 
-# The figure has a random rotation. The network has only seen upright figures.
-define WRITE_UNSEEN
-import trimesh
-from diffnet.data import figure
-mesh = figure(1000, upright=False).mesh
-trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export("demo/unseen.ply")
+define UNSEEN
+from diffnet.data import BODIES
+print(min((BODIES / "test").iterdir()))
 endef
-export WRITE_UNSEEN
+export UNSEEN
 
 # The type checker uses one core, so the tests start beside it.
 test: lint

@@ -15,7 +15,6 @@ from typing import Any
 
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.markdown import percent, table, updated
-from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.tables import tasks
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -214,11 +213,6 @@ def measured(name: str, results: Path = LOOPS) -> str:
     return TABLES[name](results)
 
 
-def of_recipes(data: str) -> str:
-    """The configurations of a data set."""
-    return summary(read_csv(RESULTS / "recipes-h200" / "recipes.csv"), data)
-
-
 def of_robustness(file: str) -> str:
     """The results of `diffnet robustness` in a file, by its path relative to docs/."""
     return robustness_table(json.loads((CHECKOUT / "docs" / file).read_text("utf-8")))
@@ -250,7 +244,6 @@ def robustness_table(results: dict[str, Any]) -> str:
 PAGES: dict[str, Callable[[str], str]] = {
     "README.md": measured,
     "docs/measurements.md": measured,
-    "benchmarks/results/recipes-h200/README.md": of_recipes,
     "docs/robustness.md": of_robustness,
 }
 

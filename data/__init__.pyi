@@ -42,7 +42,7 @@ from .features import (
     rotate_vectors as rotate_vectors,
 )
 from .folders.indexed import IndexedDataset as IndexedDataset, IndexedMeshes as IndexedMeshes
-from .folders.layouts import LAYOUTS as LAYOUTS, Layout as Layout
+from .folders.layouts import BODIES as BODIES, BODY_MAPS as BODY_MAPS, LAYOUTS as LAYOUTS, Layout as Layout
 from .folders.sets import (
     index_classes as index_classes,
     index_dataset as index_dataset,
@@ -78,9 +78,6 @@ from .samples import (
     epoch_seed as epoch_seed,
     make_sample as make_sample,
 )
+from .shapes import shapes as shapes
 from .shards.reading import ShardedDataset as ShardedDataset, ShardedMeshes as ShardedMeshes, load_shards as load_shards
 from .shards.writing import write_shards as write_shards
-from .stored import computed_for_all as computed_for_all
-from .synthetic.classes import shapes as shapes
-from .synthetic.dataset import curved_figure as curved_figure, figure as figure, figures as figures
-from .synthetic.pairs import figure_pairs as figure_pairs

@@ -47,8 +47,8 @@ def augmented(
 
     The changes are made in this order. Tensors are on the device of the sample. Nothing is read back from a GPU.
 
-    >>> from diffnet.data import Preprocessing, figure, make_sample
-    >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))
+    >>> from diffnet.data import BODIES, Preprocessing, load_dataset, make_sample
+    >>> sample = make_sample(load_dataset(BODIES).train[0], Preprocessing(k=8, features="xyz"))
     >>> larger = augmented(sample, "xyz", factors=torch.tensor([2.0]))
     >>> torch.equal(larger.features, 2 * sample.features)
     True

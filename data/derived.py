@@ -75,9 +75,9 @@ class DerivedMeshes(StoredMeshes):
         entry = read_entry(path)
         if entry is not None:
             return _from_arrays(entry)
-        made = self._make(self.origin(number))[int(self._ranks[number])]
-        write_entry(path, _as_arrays(made))
-        return made
+        pair = self._make(self.origin(number))[int(self._ranks[number])]
+        write_entry(path, _as_arrays(pair))
+        return pair
 
     @cached_property
     def key(self) -> str:
@@ -104,7 +104,7 @@ def derived(
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
     rows = remembered(work, items, "derived", *about, jobs=jobs, advance=advance, is_long=is_long)
-    flat = [(*row, origin, rank) for origin, made in enumerate(rows) for rank, row in enumerate(made)]
+    flat = [(*row, origin, rank) for origin, meshes in enumerate(rows) for rank, row in enumerate(meshes)]
     entries, vertices, faces, origins, ranks = zip(*flat, strict=True) if flat else ((), (), (), (), ())
     return DerivedMeshes(
         vertex_counts=np.array(vertices, np.int64),
@@ -122,12 +122,12 @@ def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[t
     """The name, vertices and faces of each mesh that is made from this one."""
     content = _content(item)
     rows = []
-    for rank, made in enumerate(make(item)):
+    for rank, pair in enumerate(make(item)):
         name = cache_key(content, about=about, name=item.name, rank=rank)
         path = entry_path(cache_dir, name, "derived")
         if not has_entry(path):
-            write_entry(path, _as_arrays(made))
-        rows.append((name, len(made[0].mesh.verts), len(made[0].mesh.faces)))
+            write_entry(path, _as_arrays(pair))
+        rows.append((name, len(pair[0].mesh.verts), len(pair[0].mesh.faces)))
     return rows
 
 
@@ -136,8 +136,8 @@ def _content(item: LabeledMesh) -> Arrays:
     return {"verts": item.mesh.verts, "faces": item.mesh.faces, "labels": np.asarray(item.labels), **arrays}
 
 
-def _as_arrays(made: Made) -> Arrays:
-    item, back = made
+def _as_arrays(pair: Made) -> Arrays:
+    item, back = pair
     arrays = _content(item) | {"name": np.frombuffer(item.name.encode(errors="surrogatepass"), np.uint8)}
     arrays |= {} if item.mesh.normals is None else {"normals": item.mesh.normals}
     arrays |= {} if item.accepted is None else {"accepted": item.accepted.astype(np.uint8)}
@@ -256,12 +256,12 @@ def make_decimated(
 ) -> list[Made]:
     """A mesh with at most `max_faces` faces, with its own arrays. to_score: as `decimated_to_score`"""
     if to_score:
-        made = decimated_to_score(item, at, max_faces, features, cache_dir)
+        pair = decimated_to_score(item, at, max_faces, features, cache_dir)
     else:
-        made = decimated(item, at, max_faces, features, cache_dir), None
-    if made[0].mesh is item.mesh:  # the file beside which own arrays are isn't stored
-        made = replace(item, arrays=own_arrays(item.mesh, features, given=item.arrays)), None
-    return [made]
+        pair = decimated(item, at, max_faces, features, cache_dir), None
+    if pair[0].mesh is item.mesh:  # the file beside which own arrays are isn't stored
+        pair = replace(item, arrays=own_arrays(item.mesh, features, given=item.arrays)), None
+    return [pair]
 
 
 def generator_of(mesh: Mesh) -> np.random.Generator:
@@ -289,7 +289,7 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
     whole = replace(item, arrays=arrays)
     rng = generator_of(item.mesh)
     levels = (np.arange(variants.count) + rng.random((2, variants.count))) / variants.count
-    made = []
+    results = []
     for number, (cut, share) in enumerate(zip(levels[0], rng.permutation(levels[1]), strict=True), 1):
         direction, variant = rng.normal(size=3), whole
         if variants.cut:
@@ -298,8 +298,8 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
             most = max(round((1 - share * variants.decimate) * len(variant.mesh.faces)), FEWEST_FACES)
             variant = decimated(variant, at, most, features)
         name = f"{item.name}, variant {number}"
-        made.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
-    return made
+        results.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
+    return results
 
 
 def make_all_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features: str) -> list[Made]:

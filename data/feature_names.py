@@ -26,8 +26,8 @@ class Kind:
         size of the mesh.
     descriptor: (operators, times of `hks` or None) to values (V, C). They are computed again for a scaled mesh.
     needs_eigenpairs: whether `of_mesh` needs eigenpairs. Every descriptor does.
-    shift, factor: the part beside others is (values − shift) · factor, of about −1 to 1. The constants give generated
-        figures about mean 0 and standard deviation 1, over all channels of the part.
+    shift, factor: the part beside others is (values − shift) · factor, of about −1 to 1. The constants give bodies
+        about mean 0 and standard deviation 1, over all channels of the part.
     is_vector: whether the channels are a vector in space, which turns with the mesh. It is not shifted.
     """
 

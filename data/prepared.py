@@ -70,7 +70,7 @@ class PreparedSamples(LazySequence[Sample]):
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
-        return np.array([own.vertices for own in self.facts], np.int64)
+        return np.array([sample.vertices for sample in self.facts], np.int64)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -87,11 +87,11 @@ class PreparedSamples(LazySequence[Sample]):
         name, entry, operators, vertices, faces, *_ = self.facts[i]
         # With transposes, and with a basis in half precision, operators hold more than the arrays of their entry.
         if entry and not self.backward and self._options.basis == "float32" and i not in self._partial:
-            found = read_again([self._path(entry, "sample"), self._path(operators, "operators")])
-            if found is not None and found.are_direct:
+            entries = read_again([self._path(entry, "sample"), self._path(operators, "operators")])
+            if entries is not None and entries.are_direct:
                 self.whole.add(i)
-                return PinnedSample(name, found, (vertices, faces))
-            if found is not None:
+                return PinnedSample(name, entries, (vertices, faces))
+            if entries is not None:
                 self._partial.add(i)
         sample: Sample = self[i]
         return sample.pin_memory()
@@ -112,7 +112,7 @@ class PreparedSamples(LazySequence[Sample]):
         if matrices is None:
             return None
         names = {"features", "labels", *PARTS} & arrays.keys()
-        tensors = {own: torch.from_numpy(arrays[own]) for own in names}
+        tensors = {key: torch.from_numpy(arrays[key]) for key in names}
         return Sample((name,), tensors["features"], tensors["labels"], matrices, Interpolation.among(tensors))
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
@@ -171,13 +171,13 @@ class PreparedSamples(LazySequence[Sample]):
         if facts is None:
             facts = items.operator_facts() if isinstance(items, StoredMeshes) else [None] * len(items)
             if missing := [i for i, row in enumerate(facts) if row is None]:
-                failed, made = load_meanwhile(
+                failed, rows = load_meanwhile(
                     lambda n: self.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
                 )
                 if failed:
                     lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
                     raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-                every = gathered([not self._kept, [(missing[n], row.result()) for n, row in made.items()]])
+                every = gathered([not self._kept, [(missing[n], row.result()) for n, row in rows.items()]])
                 for i, row in (each for _, part in every for each in part):
                     facts[i] = row
                 if all(is_complete for is_complete, _ in every):
@@ -188,7 +188,7 @@ class PreparedSamples(LazySequence[Sample]):
 
 def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:
     """What takes outputs of a mesh to the elements that are scored. item: the one with this number"""
-    place, own = items.place(number) if isinstance(items, StoredMeshes) else (items, number)
-    if isinstance(place, DerivedMeshes) and (back := place.back(own)) is not None:
-        return Interpolation.to_score(place.origin(own).mesh, at, back)
+    place, row = items.place(number) if isinstance(items, StoredMeshes) else (items, number)
+    if isinstance(place, DerivedMeshes) and (back := place.back(row)) is not None:
+        return Interpolation.to_score(place.origin(row).mesh, at, back)
     return Interpolation.to_score(item.mesh, at)

@@ -36,10 +36,10 @@ class DataWithOperators(Data):  # type: ignore[misc]
         """The operators of this mesh, or the packed operators of the meshes of a batch."""
         if "operators" not in self:
             raise AttributeError("this data has no operators; write AddOperators()(data)")
-        found = self["operators"]
-        if isinstance(found, list):  # PyTorch Geometric makes a list of all that is no tensor
-            found = self["operators"] = collate(found)
-        return found
+        operators = self["operators"]
+        if isinstance(operators, list):  # PyTorch Geometric makes a list of all that is no tensor
+            operators = self["operators"] = collate(operators)
+        return operators
 
     @operators.setter
     def operators(self, operators: Operators) -> None:

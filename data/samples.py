@@ -45,7 +45,7 @@ class Interpolation(NamedTuple):
     @classmethod
     def of(cls, weights: Weights) -> Interpolation:
         """From the result of `interpolation_weights`."""
-        elements, shares = (torch.from_numpy(own) for own in weights)
+        elements, shares = (torch.from_numpy(part) for part in weights)
         counts = torch.full((len(elements),), elements.shape[1])
         return cls(*map(aligned, (elements.reshape(-1), shares.reshape(-1).float(), counts)))
 
@@ -183,8 +183,8 @@ def make_sample(
     Raises MeshError for a mesh that can't be used, DataError for an own array that can't be used, and TypeError for
     anything but a `LabeledMesh`.
 
-    >>> from diffnet.data import figure
-    >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))
+    >>> from diffnet.data import BODIES, load_dataset
+    >>> sample = make_sample(load_dataset(BODIES).train[0], Preprocessing(k=8, features="xyz"))
     >>> sample.features.shape[1], bool(sample.features.norm(dim=1).max() < 1.001)
     (3, True)
     """
@@ -314,10 +314,10 @@ class MeshBatches(Sampler[list[int]]):
         if self.rank >= self.num_replicas:
             raise ValueError(f"rank should be below num_replicas, {num_replicas}, got {rank}")
         if 1 <= min(len(self.lengths), meshes or len(self.lengths)) < self.num_replicas:
-            given = (
+            limits = (
                 f"{len(self.lengths)} lengths" if meshes is None else f"{len(self.lengths)} lengths and meshes={meshes}"
             )
-            raise ValueError(f"each batch needs a mesh for each of the {num_replicas} processes, got {given}")
+            raise ValueError(f"each batch needs a mesh for each of the {num_replicas} processes, got {limits}")
         self.epoch = 0
         self._begun = 0
 

@@ -199,8 +199,8 @@ class MeshView(StoredMeshes):
 
     @property
     def contents(self) -> list[list[str]] | None:
-        known = [part.contents for part in self.parts]
-        return None if None in known else [hashes for part in known for hashes in part or ()]
+        hashes_of_parts = [part.contents for part in self.parts]
+        return None if None in hashes_of_parts else [hashes for part in hashes_of_parts for hashes in part or ()]
 
     @property
     def meaning(self) -> str:
@@ -211,21 +211,21 @@ class MeshView(StoredMeshes):
         return [name for part in self.parts for name in part.names]
 
     def take(self, numbers: NDArray[np.int64] | slice) -> StoredMeshes:
-        chosen = np.arange(len(self))[numbers]
-        rows = [chosen[(chosen >= first) & (chosen < first + len(part))] - first for part, first in self._firsts()]
-        return replace(self, parts=tuple(part.take(own) for part, own in zip(self.parts, rows, strict=True)))
+        positions = np.arange(len(self))[numbers]
+        rows = [(part, positions - first) for part, first in self._firsts()]
+        return replace(self, parts=tuple(part.take(row[(row >= 0) & (row < len(part))]) for part, row in rows))
 
     def item(self, number: int) -> LabeledMesh:
-        part, own = self._part(number)
-        return self.change(part.item(own)) if self.change else part.item(own)
+        part, row = self._part(number)
+        return self.change(part.item(row)) if self.change else part.item(row)
 
     def file(self, number: int) -> str | None:
-        part, own = self._part(number)
-        return part.file(own)
+        part, row = self._part(number)
+        return part.file(row)
 
     def place(self, number: int) -> tuple[StoredMeshes, int]:
-        part, own = self._part(number)
-        return part.place(own)
+        part, row = self._part(number)
+        return part.place(row)
 
     def _part(self, number: int) -> tuple[StoredMeshes, int]:
         return next((part, number - first) for part, first in self._firsts() if number < first + len(part))
@@ -287,33 +287,6 @@ def sources_of(items: Sequence[LabeledMesh], numbers: Sequence[int]) -> Sequence
         return items[numbers[n]].mesh if path is None else path
 
     return OnDemand(len(numbers), source)
-
-
-def computed_for_all(
-    work: Callable[[LabeledMesh], T],
-    items: Sequence[LabeledMesh],
-    is_long: Callable[[LabeledMesh], bool],
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-) -> list[T]:
-    """The results of a function for each mesh, in order. Worker processes compute those that take long.
-
-    work: picklable
-    is_long: whether the work on a mesh takes longer than sending it to a process, which takes some milliseconds
-    jobs: number of processes; by default one for each core
-    advance: called once for each mesh when it is done
-
-    See `precompute_all` for calls from a script. Raises the errors of `work`.
-    """
-    numbers: dict[bool, list[int]] = {True: [], False: []}
-    for i, item in enumerate(items):
-        numbers[bool(is_long(item))].append(i)
-    results = {}
-    for long, own in numbers.items():
-        for n, result in computed(work, [items[i] for i in own], jobs if long else 1, 1):
-            results[own[n]] = result
-            advance()
-    return [results[i] for i in range(len(items))]
 
 
 def computed(

@@ -1,6 +1,7 @@
 """Label the parts of human bodies, as the original's first experiment does.
 
-Run `python human_segmentation.py FOLDER xyz` on labeled meshes, or with "hks". Without a folder, it generates figures.
+Run `python human_segmentation.py FOLDER xyz` on labeled meshes, or with "hks". Without a folder, it
+takes the built-in bodies.
 """
 
 import sys
@@ -8,12 +9,12 @@ import sys
 import torch
 
 from diffnet import DiffusionNet, GraphedStep, random_rotation
-from diffnet.data import Preprocessing, figures, load_dataset, make_sample
+from diffnet.data import BODIES, Preprocessing, load_dataset, make_sample
 
 
-def main(folder: str | None = None, features: str = "xyz", epochs: int = 5, k: int = 32, width: int = 32) -> None:
+def main(folder: str = str(BODIES), features: str = "xyz", epochs: int = 5, k: int = 32, width: int = 32) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    data, options = load_dataset(folder) if folder else figures(train=4, test=2), Preprocessing(k=k, features=features)
+    data, options = load_dataset(folder), Preprocessing(k=k, features=features)
     train = [make_sample(item, options, cache_dir="cache").to(device) for item in data.train]
     test = [make_sample(item, options, cache_dir="cache").to(device) for item in data.test]
     model = DiffusionNet(train[0].features.shape[1], len(data.label_names), width=width, outputs_at=data.labels_at)

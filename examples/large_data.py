@@ -7,32 +7,29 @@ import torch
 
 from diffnet import DiffusionNet
 from diffnet.data import (
+    BODIES,
     MeshBatches,
     MeshSamples,
     Preprocessing,
     collate_samples,
-    figure,
     index_dataset,
     load_shards,
     write_shards,
 )
-from diffnet.viz import write_ply
 
 
-def main(meshes: int = 6, epochs: int = 2, k: int = 32, max_vertices: int = 4000, workers: int = 2) -> None:
+def main(epochs: int = 2, k: int = 32, max_vertices: int = 4000, workers: int = 2) -> None:
     device, folder = "cuda" if torch.cuda.is_available() else "cpu", Path(tempfile.mkdtemp())
-    (folder / "scans").mkdir()
-    for i, item in enumerate(map(figure, range(meshes))):  # or a folder of yours
-        write_ply(folder / "scans" / f"{i}.ply", item.mesh, labels=item.labels)
     options = Preprocessing(k=k, features="log-hks")
-    write_shards(index_dataset(folder / "scans", folder / "cache"), folder / "shards", options, folder / "cache")
+    scans = index_dataset(BODIES, folder / "cache")  # or a folder of yours
+    write_shards(scans, folder / "shards", options, folder / "cache")
     data = load_shards(folder / "shards", folder / "cache")
     samples = MeshSamples(data.train, options)
     batches = MeshBatches(samples.vertex_counts, max_vertices=max_vertices, shuffle=True)
     loader = torch.utils.data.DataLoader(
         samples, batch_sampler=batches, collate_fn=collate_samples, num_workers=workers, pin_memory=device == "cuda"
     )
-    model = DiffusionNet(16, len(data.label_names), width=32, blocks=2).to(device)
+    model = DiffusionNet(16, len(data.label_names), width=32, blocks=2, outputs_at=data.labels_at).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for batch in (batch.to(device) for _ in range(epochs) for batch in loader):
         optimizer.zero_grad()

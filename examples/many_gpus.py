@@ -4,7 +4,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from diffnet import DiffusionNet, graphed
-from diffnet.data import MeshBatches, MeshSamples, Preprocessing, collate_samples, figures
+from diffnet.data import BODIES, MeshBatches, MeshSamples, Preprocessing, collate_samples, load_dataset
 
 
 def main(epochs: int = 5, meshes: int = 8, k: int = 32) -> None:
@@ -12,7 +12,8 @@ def main(epochs: int = 5, meshes: int = 8, k: int = 32) -> None:
     torch.distributed.init_process_group("nccl" if has_gpu else "gloo")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if has_gpu else torch.device("cpu")
-    data = MeshSamples(figures(train=meshes, test=1).train, Preprocessing(k=k, features="hks"), "cache")
+    bodies = load_dataset(BODIES, labels_at="vertices").train[:meshes]
+    data = MeshSamples(bodies, Preprocessing(k=k, features="hks"), "cache")
     batches = MeshBatches(data.vertex_counts, meshes=4, shuffle=True, num_replicas=ranks, rank=rank)
     loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=collate_samples)
     model = DistributedDataParallel(graphed(DiffusionNet(16, 8, width=32, blocks=2).to(device)))

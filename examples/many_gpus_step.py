@@ -3,7 +3,7 @@
 import torch
 
 from diffnet import DiffusionNet, GraphedStep
-from diffnet.data import MeshBatches, MeshSamples, Preprocessing, collate_samples, figures
+from diffnet.data import BODIES, MeshBatches, MeshSamples, Preprocessing, collate_samples, load_dataset
 
 
 def main(epochs: int = 5, meshes: int = 8, k: int = 32) -> None:
@@ -11,7 +11,8 @@ def main(epochs: int = 5, meshes: int = 8, k: int = 32) -> None:
     torch.distributed.init_process_group("nccl" if has_gpu else "gloo")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if has_gpu else torch.device("cpu")
-    samples = MeshSamples(figures(train=meshes, test=1).train, Preprocessing(k=k, features="hks"), "cache")
+    bodies = load_dataset(BODIES, labels_at="vertices").train[:meshes]
+    samples = MeshSamples(bodies, Preprocessing(k=k, features="hks"), "cache")
     batches = MeshBatches(samples.vertex_counts, meshes=4, shuffle=True, num_replicas=ranks, rank=rank)
     loader = torch.utils.data.DataLoader(samples, batch_sampler=batches, collate_fn=collate_samples)
     torch.manual_seed(0)  # the same weights in all processes

@@ -3,21 +3,21 @@
 import torch
 
 from diffnet import DiffusionNet, collate, hks, precompute
-from diffnet.data import MeshBatches, figures
+from diffnet.data import BODIES, MeshBatches, load_dataset
 
 
-class Figures(torch.utils.data.Dataset):
+class Bodies(torch.utils.data.Dataset):
     def __init__(self, count: int):
-        self.items = figures(train=count, test=1).train  # or the paths of your meshes
+        self.items = load_dataset(BODIES, labels_at="vertices").train[:count]  # or the paths of your meshes
 
     def __getitem__(self, i):
         operators = precompute(self.items[i].mesh, k=32, normalize=True, cache_dir="cache")
         return {"x": hks(operators), "operators": operators, "labels": self.items[i].labels}
 
 
-def main(meshes: int = 5, max_vertices: int = 5000, workers: int = 2) -> None:
+def main(meshes: int = 5, max_vertices: int = 2000, workers: int = 2) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    data = Figures(meshes)
+    data = Bodies(meshes)
     batches = MeshBatches([len(item.labels) for item in data.items], max_vertices=max_vertices, shuffle=True)
     loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=workers)
     model, sizes = DiffusionNet(16, 8, width=32, blocks=2).to(device), []

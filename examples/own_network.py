@@ -3,7 +3,7 @@
 import torch
 
 from diffnet import DiffusionNetBlock, collate, hks, mesh_mean, precompute
-from diffnet.data import figures
+from diffnet.data import BODIES, load_dataset
 
 
 class ContextNet(torch.nn.Module):
@@ -20,7 +20,8 @@ class ContextNet(torch.nn.Module):
 
 def main(steps: int = 20, k: int = 32) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    samples = [(precompute(item.mesh, k=k, normalize=True), item.labels) for item in figures(train=2, test=1).train]
+    bodies = load_dataset(BODIES, labels_at="vertices").train[:2]
+    samples = [(precompute(item.mesh, k=k, normalize=True), item.labels) for item in bodies]
     operators, labels = (x.to(device) for x in collate(samples))
     model = ContextNet(16, 8).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

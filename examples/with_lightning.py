@@ -4,7 +4,7 @@ import lightning
 import torch
 
 from diffnet import DiffusionNet
-from diffnet.data import MeshSamples, Preprocessing, collate_samples, figures
+from diffnet.data import BODIES, MeshSamples, Preprocessing, collate_samples, load_dataset
 
 
 class Segmentation(lightning.LightningModule):
@@ -25,8 +25,8 @@ class Segmentation(lightning.LightningModule):
 
 
 def main(epochs: int = 10, meshes: int = 16, k: int = 32) -> None:
-    data, options = figures(train=meshes, test=4), Preprocessing(k=k, features="log-hks")
-    train, test = (MeshSamples(part, options, "cache") for part in (data.train, data.test))
+    data, options = load_dataset(BODIES, labels_at="vertices"), Preprocessing(k=k, features="log-hks")
+    train, test = (MeshSamples(part, options, "cache") for part in (data.train[:meshes], data.test[:4]))
     model = Segmentation(len(data.label_names))
     trainer = lightning.Trainer(max_epochs=epochs, logger=False, enable_checkpointing=False)
     trainer.fit(model, torch.utils.data.DataLoader(train, batch_size=2, shuffle=True, collate_fn=collate_samples))

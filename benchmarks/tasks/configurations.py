@@ -8,17 +8,13 @@ from typing import Any
 
 from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.options.task_options import RecipeName
-from diffnet.train.tasks.task import task_named
 
 # The options of each data set that differ from the recipe of the original.
 SETS: dict[str, dict[str, Any]] = {
     "rna": {"epochs": 100},
-    "figures": {"epochs": 20, "k": 64, "width": 64},
+    "bodies": {"epochs": 20, "k": 64, "width": 64},
     "shapes": {"task": "classification", "epochs": 40, "k": 64, "width": 64, "dropout": 0.5, "batch_meshes": 4},
-    "curvature": {"task": "regression", "features": "xyz+normals", "epochs": 30, "k": 64, "width": 64},
-    "volume": {"task": "regression", "epochs": 30, "k": 64, "width": 64},
 }
-SETS |= {"figures:shifts": SETS["figures"], "shapes:shifts": SETS["shapes"]}
 
 BASE = "base"
 
@@ -90,7 +86,7 @@ _RNA = (
     f"{_FIRST_LEADS}+k-256",
     f"{_FIRST_LEADS}+width-256+times+curvature+lr-2e-3+k-64",
 )
-_FIGURES = (
+_BODIES = (
     BASE,
     _FIRST_LEADS,
     f"{_FIRST_LEADS}+width-256",
@@ -145,48 +141,7 @@ _SHAPES = (
     f"curvature+{_OF_CLASSES}+width-128",
     f"curvature+{_OF_CLASSES}+k-128",
 )
-
-_REGRESSION = (
-    BASE,
-    "curvature+cosine+dropout-0+times",
-    "log-hks+cosine+dropout-0+times",
-    "normals-hks+cosine+dropout-0+times",
-    "dropout-0",
-    "dropout-0.2",
-    "normals-hks",
-    "log-hks",
-    "times",
-    "cosine",
-    "width-128",
-    "lr-2e-3",
-    "k-128",
-    "layer",
-    "batch-4",
-    "average",
-)
-# The candidates for the default on sets with a shift, at full size.
-_SHIFTS = (
-    BASE,
-    "original",
-    "default",
-    "default+epochs-24",
-    "default+log-hks",
-    "default+diffused",
-    "default+wks",
-    "default+hks-wks",
-    "default+diffused-wks",
-    "default+diffused+epochs-24",
-    "default+dropout-0.5",
-    "default+average",
-    "default+layer",
-    "default+width-128",
-    "default+validation-0.2",
-    "default+decimate-0.9",
-    "default+scale-1.25",
-    "default+k-64",
-)
-ORDER = {"rna": _RNA, "figures": _FIGURES, "shapes": _SHAPES, "curvature": _REGRESSION, "volume": _REGRESSION}
-ORDER |= {"figures:shifts": _SHIFTS, "shapes:shifts": _SHIFTS}
+ORDER = {"rna": _RNA, "bodies": _BODIES, "shapes": _SHAPES}
 
 
 def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
@@ -196,27 +151,22 @@ def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
 
     Raises KeyError for an unknown change, and OptionError for a change that the task of the data set doesn't have.
     """
-    own = SETS.get(data, SETS["rna"])
-    task = own.get("task", "segmentation")
+    base = SETS.get(data, SETS["rna"])
+    task = base.get("task", "segmentation")
     changes = [] if configuration == BASE else configuration.split("+")
     named = next((name for name in RECIPES if changes[:1] == [name]), None)
-    given = recipe(named, task) if named else {**recipe("original", task), **_KEPT, **own}
+    values = recipe(named, task) if named else {**recipe("original", task), **_KEPT, **base}
     for change in changes[1:] if named else changes:
         number = re.fullmatch(rf"({'|'.join(NUMBERS)})-(\d+(?:\.\d+)?(?:e-?\d+)?)", change)
         if number:
             option, kind = NUMBERS[number[1]]
-            given[option] = kind(number[2])
+            values[option] = kind(number[2])
         else:
-            given.update(CHANGES[change])
-    options = TrainOptions(**{**given, "task": task, "seed": seed})
+            values.update(CHANGES[change])
+    options = TrainOptions(**{**values, "task": task, "seed": seed})
     return replace(options, eval_every=options.epochs)
 
 
 def differs_from_base(data: str, configuration: str) -> bool:
     """Whether a configuration is another one than the base of this data set."""
     return options_of(data, configuration) != options_of(data, BASE)
-
-
-def score_name(data: str) -> str:
-    """The score of a data set, see `Task.score_name`: "accuracy", or "r2" for regression."""
-    return task_named(options_of(data, BASE).task).score_name

@@ -1,11 +1,10 @@
 """How much features of curvature depend on the triangulation: values on several meshes of one surface.
 
-    python -m diffnet.benchmarks.tasks.curvature_stability --out FOLDER [--seeds 0 1 2] [--meshes FILE…]
+    python -m diffnet.benchmarks.tasks.curvature_stability --out FOLDER --meshes FILE…
 
-Each surface, a generated figure for each seed and the given meshes, is decimated to 15,000, 3,000 and 750 vertices. The
-first mesh also gets noise: 25 % of an edge in each coordinate. Values at the vertices of the other meshes are compared
-with those at the nearest vertices of the first, at 128 eigenpairs. FOLDER gets curvature_stability.csv, with one row
-for each surface, mesh, feature and channel.
+Each surface is decimated to 15,000, 3,000 and 750 vertices. The first mesh also gets noise: 25 % of an edge in each
+coordinate. Values at the vertices of the other meshes are compared with those at the nearest vertices of the first, at
+128 eigenpairs. FOLDER gets curvature_stability.csv, with one row for each surface, mesh, feature and channel.
 """
 
 from __future__ import annotations
@@ -21,39 +20,27 @@ from scipy.spatial import cKDTree
 from diffnet.benchmarks.harness.results import write_csv
 from diffnet.benchmarks.tasks.programs import argument_parser
 from diffnet.data import Preprocessing, input_features, prepare
-from diffnet.data.synthetic.shape import sample_shape
-from diffnet.data.synthetic.surface import polygonize
-from diffnet.geometry import Mesh, decimate, load_mesh, make_mesh
+from diffnet.geometry import Mesh, decimate, load_mesh
 from diffnet.train.inference.mesh_changes import noisy
 
 FEATURES = ("curvature", "diffused-curvature")
 COUNTS = (15000, 3000, 750)
 NOISE = 0.25
-_SPACING = 0.0065  # about 40,000 vertices
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--meshes", type=Path, nargs="+", default=[])
-    given = parser.parse_args(arguments)
-    surfaces = [fine_figure(seed) for seed in given.seeds] + [load_mesh(path) for path in given.meshes]
-    rows = [row for surface in surfaces for row in compare(surface)]
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_csv(given.out / "curvature_stability.csv", rows)
+    parser.add_argument("--meshes", type=Path, nargs="+", required=True)
+    options = parser.parse_args(arguments)
+    rows = [row for path in options.meshes for row in compare(load_mesh(path))]
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_csv(options.out / "curvature_stability.csv", rows)
     for feature in FEATURES:
         for mesh in (*map(str, COUNTS[1:]), "noise"):
             same = [row for row in rows if (row["feature"], row["mesh"]) == (feature, mesh)]
             r2, correlation = (np.mean([row[name] for row in same]) for name in ("r2", "correlation"))
             print(f"{feature} {mesh}: R² {r2:.3f}, correlation {correlation:.3f}, over all surfaces and channels")
-
-
-def fine_figure(seed: int) -> Mesh:
-    """The surface of a generated figure."""
-    rng = np.random.default_rng(seed)
-    while (skin := polygonize(sample_shape(rng), _SPACING)) is None:
-        pass
-    return make_mesh(*skin, name=f"figure {seed}")
 
 
 def compare(surface: Mesh, counts: Sequence[int] = COUNTS) -> Iterator[dict[str, Any]]:
@@ -64,12 +51,12 @@ def compare(surface: Mesh, counts: Sequence[int] = COUNTS) -> Iterator[dict[str,
     expected = values(first)
     for name, mesh in meshes.items():
         near = np.arange(len(mesh.verts)) if name == "noise" else cKDTree(first.verts).query(mesh.verts)[1]
-        for feature, found in values(mesh).items():
-            for channel, (own, true) in enumerate(zip(found.T, expected[feature][near].T, strict=True)):
+        for feature, columns in values(mesh).items():
+            for channel, (column, true) in enumerate(zip(columns.T, expected[feature][near].T, strict=True)):
                 yield {
                     **{"surface": Path(surface.name).stem, "mesh": name, "feature": feature, "channel": channel},
-                    "r2": round(float(1 - ((own - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()), 4),
-                    "correlation": round(float(np.corrcoef(own, true)[0, 1]), 4),
+                    "r2": round(float(1 - ((column - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()), 4),
+                    "correlation": round(float(np.corrcoef(column, true)[0, 1]), 4),
                 }
 
 

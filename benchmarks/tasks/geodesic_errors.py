@@ -1,6 +1,6 @@
-"""Time and accuracy of geodesic errors: 190 pairs of generated figures of about 5,000 vertices.
+"""Time and accuracy of geodesic errors: all pairs of the test meshes of a set.
 
-    python -m diffnet.benchmarks.tasks.geodesic_errors --out FOLDER [--seeds 0 1 2] [--figures 20] [--jobs N]
+    python -m diffnet.benchmarks.tasks.geodesic_errors --out FOLDER [--data FOLDER] [--seeds 0 1 2] [--jobs N]
 
 Predicted are the true vertices with noise: 4 % of √area in each coordinate, and one vertex in twenty at random. Times
 are those of an evaluation with an empty cache and with a filled one. The exact distances of 1,000 samples come from the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -21,7 +22,7 @@ from scipy.spatial import cKDTree
 
 from diffnet.benchmarks.harness.results import write_csv
 from diffnet.benchmarks.tasks.programs import argument_parser
-from diffnet.data import MeshPairs, available_cores, figure_pairs
+from diffnet.data import BODY_MAPS, MeshPairs, available_cores, load_pairs
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
 from diffnet.geometry.processes import WorkerPool
 
@@ -31,17 +32,17 @@ NOISE, RANDOM, SAMPLES = 0.04, 0.05, 1000
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--figures", type=int, default=20)
+    parser.add_argument("--data", type=Path, default=BODY_MAPS, help="a set for `load_pairs`; by default, bodies")
     parser.add_argument("--jobs", type=int, default=available_cores())
-    given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
-    rows = [measure(seed, given.figures, given.jobs) for seed in given.seeds]
-    write_csv(given.out / "geodesic_errors.csv", rows)
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    data = load_pairs(options.data, needs_train=False)
+    rows = [measure(data, seed, options.jobs) for seed in options.seeds]
+    write_csv(options.out / "geodesic_errors.csv", rows)
 
 
-def measure(seed: int, figures: int, jobs: int) -> dict[str, float]:
+def measure(data: MeshPairs, seed: int, jobs: int) -> dict[str, float]:
     """One row of the table."""
-    data = figure_pairs(train=2, test=figures, seed=seed, jobs=jobs)
     predictions = predict(data, np.random.default_rng(seed))
     with TemporaryDirectory() as cache:
         times = []
@@ -49,24 +50,24 @@ def measure(seed: int, figures: int, jobs: int) -> dict[str, float]:
             start = time.perf_counter()
             errors = geodesic_errors_of_all(predictions, cache_dir=cache, jobs=jobs)
             times.append(time.perf_counter() - start)
-    found = np.concatenate(errors)
-    chosen = np.random.default_rng(seed).choice(len(found), SAMPLES, replace=False)
-    exact = exact_errors(predictions, chosen, jobs)
+    every = np.concatenate(errors)
+    sample = np.random.default_rng(seed).choice(len(every), SAMPLES, replace=False)
+    exact = exact_errors(predictions, sample, jobs)
     return {
         "seed": seed,
         "jobs": jobs,
         "pairs": len(predictions),
-        "vertices": len(found) // len(predictions),
+        "vertices": len(every) // len(predictions),
         "seconds": round(times[0], 2),
         "seconds_from_cache": round(times[1], 2),
-        "mean_error_x100": round(100 * mean_error(found), 4),
-        "sampled_mean_error_x100": round(100 * mean_error(found[chosen]), 4),
+        "mean_error_x100": round(100 * mean_error(every), 4),
+        "sampled_mean_error_x100": round(100 * mean_error(every[sample]), 4),
         "exact_mean_error_x100": round(100 * mean_error(exact), 4),
     }
 
 
 def predict(data: MeshPairs, rng: np.random.Generator) -> list[Prediction]:
-    """Noisy predictions of all pairs of test figures. The truth is the vertex nearest to the true point."""
+    """Noisy predictions of all pairs of test meshes. The truth is the vertex nearest to the true point."""
     predictions = []
     for first, second in combinations(data.test, 2):
         truth = data.truth(first, second)
@@ -94,8 +95,8 @@ def exact_errors(predictions: Sequence[Prediction], chosen: NDArray[np.int64], j
         futures = []
         for i, vertex in zip(which, chosen, strict=True):
             mesh, predicted, labels = predictions[i]
-            own = vertex - (ends[i] - len(predicted))
-            futures.append(pool.submit(exact_error, mesh, int(predicted[own]), int(labels[own])))
+            place = vertex - (ends[i] - len(predicted))
+            futures.append(pool.submit(exact_error, mesh, int(predicted[place]), int(labels[place])))
         return np.array([future.result() for future in futures])
 
 

@@ -1,23 +1,18 @@
 """The ablation behind the default recipe: many training runs at once, each with other options.
 
-    python -m diffnet.benchmarks.tasks.recipes --data rna=DIR --data figures --data shapes --data curvature
-        --data volume --out FOLDER
+    python -m diffnet.benchmarks.tasks.recipes --data rna=DIR --data bodies=DIR --data shapes --out FOLDER
 
-All sets but RNA are generated. `curvature` and `volume` have the figures and targets of `regression`.
+`shapes` is the generated set of classes, and `bodies` without a folder the built-in set.
 
 The networks are judged on a fifth of the training meshes, which is held out. The test meshes are not read. Each row of
 FOLDER/recipes.csv is one run. The rows are written as they come. The same command skips the rows that are there, so an
-ablation can be stopped at any time, also with Ctrl-C.
-
-`figures:shifts` and `shapes:shifts` are the generated sets with a shift, see `data.figures`. A run has a row for each
-kind of shift, such as "figures:mesher", which is judged on the test meshes of that set, and one for the held-out
-training meshes, "figures:source". FOLDER/overview.md has the mean of each configuration on each set and over all sets.
+ablation can be stopped at any time, also with Ctrl-C. FOLDER/overview.md has the mean of each configuration on each set
+and over all sets.
 
 This compares candidates for the default in calls of ten minutes. Repeat it until 0 runs are left:
 
-    timeout -s INT 570 python -m diffnet.benchmarks.tasks.recipes --data rna=DIR --data figures --data figures:shifts
-        --data shapes:shifts --data curvature --data volume --out FOLDER --seeds 0 1 2 3 4
-        --configurations original default default+diffused default+epochs-24
+    timeout -s INT 570 python -m diffnet.benchmarks.tasks.recipes --data rna=DIR --data bodies=DIR --data shapes
+        --out FOLDER --seeds 0 1 2 3 4 --configurations original default default+diffused default+epochs-24
 """
 
 from __future__ import annotations
@@ -30,9 +25,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,32 +35,24 @@ import torch
 from rich.console import Console
 
 from diffnet.benchmarks.harness.results import read_csv
-from diffnet.benchmarks.tasks.configurations import BASE, ORDER, differs_from_base, options_of, score_name
+from diffnet.benchmarks.tasks.configurations import BASE, ORDER, differs_from_base, options_of
 from diffnet.benchmarks.tasks.programs import argument_parser
 from diffnet.benchmarks.tasks.recipes_table import overview, summary
-from diffnet.benchmarks.tasks.regression import TARGETS, target_set
 from diffnet.data import (
-    ArrayStatistics,
+    BODIES,
     LabeledMesh,
     LabeledMeshes,
     Preprocessing,
     Sample,
     Variants,
-    available_cores,
-    figures,
     load_classes,
     load_dataset,
     make_sample,
     make_variants,
     shapes,
-    standardized_targets,
-    target_statistics,
 )
-from diffnet.data.synthetic.classes import CLASS_SHIFTS
-from diffnet.data.synthetic.shift import SHIFTS
 from diffnet.geometry import Mesh
 from diffnet.geometry.files import write_atomically
-from diffnet.geometry.processes import WorkerPool
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype, pick_device
 from diffnet.train.epoch import TrainingError
@@ -79,12 +65,7 @@ from diffnet.train.resident import on_device
 from diffnet.train.run import surroundings
 from diffnet.train.tasks.task import task_named
 
-SHIFTED: dict[str, tuple[Sequence[str], Callable[..., LabeledMeshes], dict[str, int]]] = {
-    "figures:shifts": (SHIFTS, figures, {"train": 96, "test": 20}),
-    "shapes:shifts": (CLASS_SHIFTS, shapes, {"train": 16, "test": 4}),
-}
 HELD_OUT = 0.2  # share of the training meshes
-FIGURES = 120  # training figures for regression
 COLUMNS = ("data", "configuration", "seed", "held_out_score", "training_seconds", "error")
 
 
@@ -96,26 +77,10 @@ class Job(NamedTuple):
     seed: int
 
 
-class Set(NamedTuple):
-    """A data set.
-
-    data: its training meshes train the network and hold some out. Its test meshes are not read.
-    tests: other meshes to judge the network on, by the name in the table
-    """
-
-    data: LabeledMeshes
-    tests: dict[str, Sequence[LabeledMesh]]
-
-    def meshes(self, options: TrainOptions) -> list[Mesh]:
-        """All meshes that a run needs."""
-        items = [*self.data.train, *chain(*self.tests.values()), *chain(*variants_of(self.data, options))]
-        return [item.mesh for item in items]
-
-
 class _Worker:
     """The data sets, the folder of preprocessed meshes and the device of a worker process."""
 
-    sets: dict[str, Set] = {}  # noqa: RUF012 - set once in each process
+    sets: dict[str, LabeledMeshes] = {}  # noqa: RUF012 - set once in each process
     cache: Path
     device: torch.device
 
@@ -134,46 +99,38 @@ def split(items: Sequence[LabeledMesh], by_class: bool, seed: int) -> tuple[list
     return [i for i in range(len(items)) if i not in held_out], sorted(held_out)
 
 
-def run_job(job: Job) -> list[dict[str, Any]]:
-    """Train and judge one network, in a worker. Returns its rows of the table."""
-    (data, tests), device = _Worker.sets[job.data], _Worker.device
+def run_job(job: Job) -> dict[str, Any]:
+    """Train and judge one network, in a worker. Returns its row of the table."""
+    data, device = _Worker.sets[job.data], _Worker.device
     options = options_of(job.data, job.configuration, job.seed)
     basis = matmul_dtype(options.precision, device)
-    samples = _samples(job.data, None, options.preprocessing, basis)
+    samples = _samples(job.data, options.preprocessing, basis)
     variants = _variants(job.data, options.preprocessing, options.mesh_variants, basis)
     fitted, held_out = split(data.train, options.task == "classification", job.seed)
     parts = LabeledMeshes(
         [data.train[i] for i in fitted], [data.train[i] for i in held_out], data.label_names, data.labels_at
     )
-    targets = None
     task = task_named(options.task)
-    if task.standardized:
-        targets = target_statistics(parts.train, data.label_names)
-        samples = with_standardized_targets(samples, data.train, targets)
-    row: dict[str, Any] = {**job._asdict(), "data": own_rows(job.data, tests)[0]}
-    row |= {"held_out_score": "", "training_seconds": "", "error": ""}
+    row: dict[str, Any] = {**job._asdict(), "held_out_score": "", "training_seconds": "", "error": ""}
     with tempfile.TemporaryDirectory() as out:
         try:
             train_samples, held_out_samples = ([samples[i] for i in part] for part in (fitted, held_out))
             run_data = RunData(
                 *(task, parts, train_samples, held_out_samples),
-                target_statistics=targets,
                 variants=[variants[i] for i in fitted] if variants else (),
             )
             run = train(run_data, options, Path(out), device=device)
         except TrainingError as e:
-            return [{**row, "error": str(e)}]
+            return {**row, "error": str(e)}
     row["training_seconds"] = round(sum(epoch["seconds"] for epoch in run["history"]), 2)
     model = restore_model(run)[0].to(device)
-    judged = {row["data"]: held_out_samples}
-    judged |= {name: _samples(job.data, name, options.preprocessing, basis) for name in tests}
-    scores = {name: task.score(evaluate(task, model, found, options, device)) for name, found in judged.items()}
-    return [{**row, "data": name, "held_out_score": round(score, 6)} for name, score in scores.items()]
+    score = task.score(evaluate(task, model, held_out_samples, options, device))
+    return {**row, "held_out_score": round(score, 6)}
 
 
-def own_rows(name: str, tests: Collection[str]) -> list[str]:
-    """The names in the table of a data set: that of its held-out meshes, and those of its test meshes."""
-    return [f"{name.partition(':')[0]}:source" if tests else name, *tests]
+def meshes_of(data: LabeledMeshes, options: TrainOptions) -> list[Mesh]:
+    """All meshes that a run needs."""
+    return [item.mesh for item in chain(data.train, *variants_of(data, options))]
 
 
 def variants_of(data: LabeledMeshes, options: TrainOptions) -> list[list[LabeledMesh]]:
@@ -184,18 +141,8 @@ def variants_of(data: LabeledMeshes, options: TrainOptions) -> list[list[Labeled
     return [make_variants(item, at, wanted, options.features) for item in data.train]
 
 
-def with_standardized_targets(
-    samples: Sequence[Sample], items: Sequence[LabeledMesh], statistics: ArrayStatistics
-) -> list[Sample]:
-    """The samples of these meshes with targets as `standardized_targets` gives them."""
-    return [
-        replace(sample, labels=torch.from_numpy(item.labels).to(sample.labels.device))
-        for sample, item in zip(samples, standardized_targets(items, statistics), strict=True)
-    ]
-
-
 def run_ablation(
-    sets: dict[str, Set],
+    sets: dict[str, LabeledMeshes],
     jobs: Sequence[Job],
     out: Path,
     cache: Path,
@@ -207,18 +154,16 @@ def run_ablation(
     """Run all jobs that are not in the table yet, several at once, and add their rows."""
     table = out / "recipes.csv"
     done = {(row["data"], row["configuration"], int(row["seed"])) for row in read_rows(table)}
-    pending = [
-        job for job in jobs if (own_rows(job.data, sets[job.data].tests)[0], job.configuration, job.seed) not in done
-    ]
+    pending = [job for job in jobs if job not in done]
     console.print(f"{len(pending)} runs, {len(jobs) - len(pending)} are in {table}", soft_wrap=True)
     if not pending:
         return
     decisive: dict[tuple[str, Preprocessing, Variants], TrainOptions] = {}
     for job in pending:
-        own = options_of(job.data, job.configuration)
-        decisive.setdefault((job.data, own.preprocessing, own.mesh_variants), own)
-    for (name, options, _), own in decisive.items():
-        failed = fill_cache_with_bar(sets[name].meshes(own), options, cache, None, console, device)
+        run = options_of(job.data, job.configuration)
+        decisive.setdefault((job.data, run.preprocessing, run.mesh_variants), run)
+    for (name, options, _), run in decisive.items():
+        failed = fill_cache_with_bar(meshes_of(sets[name], run), options, cache, None, console, device)
         if failed:
             raise SystemExit(f"{name}: {len(failed)} meshes can't be used: {next(iter(failed.values()))}")
     if not table.exists():
@@ -232,15 +177,13 @@ def run_ablation(
         alone = 1 if device.type == "cuda" else 0
         count = 0
         for part in (pending[:alone], pending[alone:]):
-            for found in pool.imap_unordered(run_job, part):
-                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(found)
+            for row in pool.imap_unordered(run_job, part):
+                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
                 file.flush()
                 count += 1
-                row = found[0]
                 result = row["error"]
                 if not result:
-                    texts = [score_text(score_name(row["data"]), row["held_out_score"]) for row in found]
-                    result = f"{', '.join(texts)} in {row['training_seconds']:.1f} s"
+                    result = f"{score_text('accuracy', row['held_out_score'])} in {row['training_seconds']:.1f} s"
                 console.print(
                     f"{count}/{len(pending)} after {time.perf_counter() - started:.0f} s: "
                     f"{row['data']} {row['configuration']} seed {row['seed']}: {result}",
@@ -254,32 +197,14 @@ def read_rows(table: Path) -> list[dict[str, str]]:
     return read_csv(table) if table.exists() else []
 
 
-def load_set(text: str) -> tuple[str, Set]:
-    """A data set from NAME=DIR, or a generated one from its name. "shapes=DIR" is a folder of classes."""
+def load_set(text: str) -> tuple[str, LabeledMeshes]:
+    """A data set from NAME=DIR, or a set of diffnet from its name. "shapes=DIR" is a folder of classes."""
     name, _, folder = text.partition("=")
-    if name in TARGETS:
-        if folder:
-            raise SystemExit(f"--data {name} is generated and takes no folder, got {text!r}")
-        return name, Set(target_set(name, FIGURES), {})
     if folder:
-        return name, Set(load_classes(folder) if name == "shapes" else load_dataset(folder), {})
-    if name in SHIFTED:
-        return name, shifted_set(name)
-    if name not in ("figures", "shapes"):
-        known = f"figures, shapes, {', '.join(SHIFTED)}, curvature or volume"
-        raise SystemExit(f"--data should be NAME=DIR, {known}, got {text!r}")
-    return name, Set(figures() if name == "figures" else shapes(), {})
-
-
-def shifted_set(name: str) -> Set:
-    """The training meshes of "figures:shifts" or "shapes:shifts", and the test meshes of each shift."""
-    kinds, make, counts = SHIFTED[name]
-    family = name.partition(":")[0]
-    wanted = [partial(make, shift=kind, train=1, test=counts["test"]) for kind in kinds]
-    wanted.append(partial(make, shift=kinds[0], train=counts["train"], test=1))
-    with WorkerPool(available_cores(), 1) as pool:
-        *shifted, trained = (call.result() for call in [pool.submit(one) for one in wanted])
-    return Set(trained, {f"{family}:{kind}": data.test for kind, data in zip(kinds, shifted, strict=True)})
+        return name, load_classes(folder) if name == "shapes" else load_dataset(folder)
+    if name not in ("bodies", "shapes"):
+        raise SystemExit(f"--data should be NAME=DIR, bodies or shapes, got {text!r}")
+    return name, load_dataset(BODIES) if name == "bodies" else shapes()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -290,66 +215,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=4, help="runs at once; more don't end sooner on one GPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, help="folder of preprocessed meshes, OUT/cache by default")
-    given = parser.parse_args(arguments)
-    device = pick_device(given.device)
-    for data, configuration in product(given.data, given.configurations or ()):
+    options = parser.parse_args(arguments)
+    device = pick_device(options.device)
+    for data, configuration in product(options.data, options.configurations or ()):
         try:
             options_of(data.partition("=")[0], configuration)
         except KeyError as e:
             parser.error(f"unknown change {e} in the configuration {configuration!r}")
         except ValueError as e:
             parser.error(f"the configuration {configuration!r} does not fit --data {data}: {e}")
-    sets = dict(map(load_set, given.data))
-    configurations = (given.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)
+    sets = dict(map(load_set, options.data))
+    configurations = (options.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)
     jobs = [
         Job(name, configuration, seed)
         for of_sets in zip_longest(*configurations)
         for name, configuration in zip(sets, of_sets, strict=True)
-        for seed in given.seeds
+        for seed in options.seeds
         if configuration == BASE or (configuration is not None and differs_from_base(name, configuration))
     ]
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     command = ["python", "-m", "diffnet.benchmarks.tasks.recipes", *(arguments or sys.argv[1:])]
-    record = {"command": command, "processes": given.processes, **surroundings(device)}
-    write_atomically(given.out / "run.json", json.dumps(record, indent=2) + "\n")
+    record = {"command": command, "processes": options.processes, **surroundings(device)}
+    write_atomically(options.out / "run.json", json.dumps(record, indent=2) + "\n")
     console = Console()
     try:
-        cache = given.cache or given.out / "cache"
-        run_ablation(sets, jobs, given.out, cache, processes=given.processes, device=device, console=console)
+        cache = options.cache or options.out / "cache"
+        run_ablation(sets, jobs, options.out, cache, processes=options.processes, device=device, console=console)
     except KeyboardInterrupt:
         console.print("Stopped. The same command runs what is missing.")
-    rows = read_rows(given.out / "recipes.csv")
-    names = [row for name, data in sets.items() for row in own_rows(name, data.tests)]
-    for name in names:
+    rows = read_rows(options.out / "recipes.csv")
+    for name in sets:
         console.print(f"{name}\n\n{summary(rows, name)}", highlight=False, soft_wrap=True)
-    text = overview(rows, names)
-    write_atomically(given.out / "overview.md", text)
+    text = overview(rows, list(sets))
+    write_atomically(options.out / "overview.md", text)
     console.print(text, highlight=False, soft_wrap=True)
 
 
-def _start_worker(sets: dict[str, Set], cache: Path, device: torch.device) -> None:
+def _start_worker(sets: dict[str, LabeledMeshes], cache: Path, device: torch.device) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers
     torch.set_num_threads(1)
     _Worker.sets, _Worker.cache, _Worker.device = sets, cache, device
 
 
 @lru_cache(maxsize=12)
-def _samples(name: str, test: str | None, options: Preprocessing, basis: torch.dtype) -> list[Sample]:
-    """The samples of the training meshes of a set, or of some of its other meshes."""
-    data = _Worker.sets[name]
-    return _kept(data.data.train if test is None else data.tests[test], options, basis)
+def _samples(name: str, options: Preprocessing, basis: torch.dtype) -> list[Sample]:
+    """The samples of the training meshes of a set."""
+    return _in_memory(_Worker.sets[name].train, options, basis)
 
 
 @lru_cache(maxsize=2)
 def _variants(name: str, options: Preprocessing, wanted: Variants, basis: torch.dtype) -> list[list[Sample]]:
     if not wanted.count:
         return []
-    data = _Worker.sets[name].data
-    made = [make_variants(item, data.labels_at, wanted, options.features) for item in data.train]
-    return [_kept(items, options, basis) for items in made]
+    data = _Worker.sets[name]
+    variants = [make_variants(item, data.labels_at, wanted, options.features) for item in data.train]
+    return [_in_memory(items, options, basis) for items in variants]
 
 
-def _kept(items: Sequence[LabeledMesh], options: Preprocessing, basis: torch.dtype) -> list[Sample]:
+def _in_memory(items: Sequence[LabeledMesh], options: Preprocessing, basis: torch.dtype) -> list[Sample]:
     return list(on_device([make_sample(item, options, _Worker.cache) for item in items], _Worker.device, basis))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 
 from diffnet.benchmarks.markdown import table
-from diffnet.benchmarks.tasks.configurations import BASE, score_name
+from diffnet.benchmarks.tasks.configurations import BASE
 
 
 def summary(rows: Sequence[dict[str, str]], data: str) -> str:
@@ -29,8 +29,7 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
     | `base` | 2 | 81.00 ± 1.00 % | | | 2.0 s |
     <BLANKLINE>
     """
-    scale, digits, unit, heading = (1, 4, "", "R²") if score_name(data) == "r2" else (100, 2, " %", "accuracy")
-    found: dict[str, dict[int, float]] = {}
+    scores_of: dict[str, dict[int, float]] = {}
     seconds: dict[str, list[float]] = {}
     failed: dict[str, int] = {}
     for row in rows:
@@ -40,28 +39,28 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
         if row["error"]:
             failed[name] = failed.get(name, 0) + 1
             continue
-        found.setdefault(name, {})[int(row["seed"])] = scale * float(row["held_out_score"])
+        scores_of.setdefault(name, {})[int(row["seed"])] = 100 * float(row["held_out_score"])
         seconds.setdefault(name, []).append(float(row["training_seconds"]))
     lines = []
-    base = found.get(BASE, {})
-    for name in sorted(found, key=lambda name: -mean(found[name].values())):
-        scores = found[name]
+    base = scores_of.get(BASE, {})
+    for name in sorted(scores_of, key=lambda name: -mean(scores_of[name].values())):
+        scores = scores_of[name]
         paired = [] if name == BASE else [scores[seed] - base[seed] for seed in scores if seed in base]
         difference, real = "", ""
         if paired:
-            difference = _with_error(paired, digits, sign="+")
+            difference = _with_error(paired, sign="+")
             real = "yes" if abs(mean(paired)) > 2 * standard_error(paired) else "no"
-        score = _with_error(list(scores.values()), digits) + unit
+        score = f"{_with_error(list(scores.values()))} %"
         lines.append([f"`{name}`", str(len(scores)), score, difference, real, f"{mean(seconds[name]):.1f} s"])
     lines += [[f"`{name}`", f"{count} failed", "", "", "", ""] for name, count in failed.items()]
-    heads = ["configuration", "runs", f"held-out {heading}", "difference to the base", "real", "training"]
+    heads = ["configuration", "runs", "held-out accuracy", "difference to the base", "real", "training"]
     return table(heads, lines)
 
 
 def overview(rows: Sequence[dict[str, str]], names: Sequence[str]) -> str:
     """The mean of each configuration on each set and over all sets as a table in Markdown, the best first.
 
-    Scores are in percent, R² too. The mean over all sets is that of each seed, averaged over the seeds. It is left out
+    Scores are in percent. The mean over all sets is that of each seed, averaged over the seeds. It is left out
     for a configuration that lacks a set.
 
     >>> rows = [
@@ -75,18 +74,18 @@ def overview(rows: Sequence[dict[str, str]], names: Sequence[str]) -> str:
     | `cosine` | 71.00 ± 1.00 | 81.00 ± 1.00 | 61.00 ± 1.00 |
     <BLANKLINE>
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    scores_of: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["data"] in names and not row["error"]:
-            scores = found.setdefault(row["configuration"], {}).setdefault(row["data"], {})
+            scores = scores_of.setdefault(row["configuration"], {}).setdefault(row["data"], {})
             scores[row["seed"]] = 100 * float(row["held_out_score"])
     lines = []
-    for configuration, of_sets in found.items():
+    for configuration, of_sets in scores_of.items():
         seeds = set.intersection(*(set(scores) for scores in of_sets.values())) if len(of_sets) == len(names) else ()
         means = [mean(scores[seed] for scores in of_sets.values()) for seed in sorted(seeds)]
-        cells = [_with_error(list(of_sets[name].values()), 2) if name in of_sets else "" for name in names]
+        cells = [_with_error(list(of_sets[name].values())) if name in of_sets else "" for name in names]
         lines.append(
-            (mean(means) if means else -math.inf, [_with_error(means, 2) if means else "", *cells], configuration)
+            (mean(means) if means else -math.inf, [_with_error(means) if means else "", *cells], configuration)
         )
     lines.sort(key=lambda line: -line[0])
     return table(["configuration", "mean", *names], [[f"`{name}`", *cells] for _, cells, name in lines])
@@ -97,7 +96,7 @@ def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
+def _with_error(values: Sequence[float], sign: str = "") -> str:
     """The mean, and its standard error if there are several values."""
-    error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):{sign}.{digits}f}{error}"
+    error = f" ± {standard_error(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):{sign}.2f}{error}"

@@ -28,29 +28,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[str, Callable[[str], str]]]]] = {
             "training in seconds": ("training_seconds", _rounded),
         },
     ),
-    "regression": (
-        "600 generated figures to train on and 64 others to test on. Other runs shared the GPU and the cores.",
-        {
-            "target": ("target", str),
-            "seed": ("seed", str),
-            "R²": ("r2", lambda text: f"{float(text):.4f}"),
-            "mean absolute error": ("mae", _rounded),
-            "epochs": ("epochs", str),
-            "training in seconds": ("training_seconds", _rounded),
-        },
-    ),
-    "cut_figures": (
-        "64 unseen figures, whole and without 30 % of their vertices.",
-        {
-            "seed": ("seed", str),
-            "training": ("recipe", str),
-            "whole": ("whole", _share),
-            "bottom cut off": ("bottom_cut_off", _share),
-            "random side cut off": ("random_side_cut_off", _share),
-        },
-    ),
     "correspondence": (
-        "50 pairs of unseen figures. Errors are mean geodesic errors × 100 / √area.",
+        "all pairs of the test meshes. Errors are mean geodesic errors × 100 / √area.",
         {
             "method": ("row", str),
             "seed": ("seed", str),
@@ -61,7 +40,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[str, Callable[[str], str]]]]] = {
         },
     ),
     "geodesic_errors": (
-        "190 pairs of figures of about 5,000 vertices.",
+        "190 pairs of meshes of about 5,000 vertices.",
         {
             "seed": ("seed", str),
             "cores": ("jobs", str),

@@ -131,7 +131,7 @@ def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] =
     """
     deep = meshes_of is meshes_below
     places = [root] if deep else [root / name for name in MESH_FOLDERS]
-    parts, others = _chosen(root, part_folders(root, meshes_below if deep else None), rule)
+    parts, others = _places_of_parts(root, part_folders(root, meshes_below if deep else None), rule)
     if not parts:
         return divided(root, meshes_of(next(filter(has_meshes, places), root)), rule)
     division = in_parts((part, mesh) for folder, part in parts.items() for mesh in meshes_of(folder))
@@ -162,7 +162,7 @@ def divide(
     """
     stems = list(map(mesh_stem, paths))
     texts, numbers, left_out = names or stems, range(len(paths)), list[str]()
-    lists, others = _chosen(root, lists_in(root, set(stems)), rule)
+    lists, others = _places_of_parts(root, lists_in(root, set(stems)), rule)
     if lists:
         files = {file: part for file, part in lists.items() if part == "test" or counts_train(root, rule.needs_train)}
         parts = _listed(root, texts, paths, files)
@@ -180,20 +180,20 @@ def divide(
     return division
 
 
-def _chosen(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> tuple[dict[Path, Part], list[str]]:
+def _places_of_parts(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> tuple[dict[Path, Part], list[str]]:
     """The lists or folders that divide a set, with their parts, and the names of others. Empty if none divides it.
 
     Names with no other word than the part come first. Raises DataError if a part is missing, except for folders with
     more words, which may hold anything.
     """
     plain = {place: pair for place, pair in told.items() if not pair[1]}
-    chosen = plain if {*rule.needed} <= {part for part, _ in plain.values()} else told
-    missing = {*rule.needed} - {part for part, _ in chosen.values()}
+    places = plain if {*rule.needed} <= {part for part, _ in plain.values()} else told
+    missing = {*rule.needed} - {part for part, _ in places.values()}
     if not missing:
-        parts = {place: part for part in PARTS for place, pair in chosen.items() if pair[0] == part}
+        parts = {place: part for part in PARTS for place, pair in places.items() if pair[0] == part}
         return parts, [place.name for place in told if place not in parts]
     if plain or any(place.is_file() and part != "validation" for place, (part, _) in told.items()):
-        place = next(iter(chosen))
+        place = next(iter(places))
         raise DataError(f"{root}: there is {place.name} but no {min(missing)}{place.suffix}")
     return {}, []
 
@@ -277,11 +277,11 @@ def drawn(groups: Sequence[Any], count: int, permutation: Callable[[int], Iterab
     permutation: the numbers from 0 to a number, in random order
     """
     every = list(_numbers(groups).values())
-    chosen: set[int] = set()
+    numbers: set[int] = set()
     for number in permutation(len(every)):
-        if len(chosen) + len(every[number]) <= count:
-            chosen.update(every[number])
-    return chosen or {*min(every, key=len)}
+        if len(numbers) + len(every[number]) <= count:
+            numbers.update(every[number])
+    return numbers or {*min(every, key=len)}
 
 
 def _drawn_parts(

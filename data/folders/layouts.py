@@ -33,6 +33,10 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "coseg", "folder", "teeth"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
+# The sets that come with diffnet: 8 labeled parts of bodies at the faces, and bodies in pairs with template vertices.
+BODIES = Path(__file__).parents[1] / "builtin" / "bodies"
+BODY_MAPS = BODIES.with_name("body_maps")
+
 _LABELS = (".txt", ".npy", ".seg", ".csv", ".json")
 _LABELED: dict[Layout, LabelsAt] = {"rna": "vertices", "meshcnn": "edges", "princeton": "faces", "coseg": "faces"}
 _PLACES: dict[Layout, tuple[str | None, str]] = {  # of label files, and their extension; None is beside the mesh

@@ -83,7 +83,7 @@ class ShardedMeshes(StoredMeshes):
     @property
     def contents(self) -> list[list[str]]:
         rows = zip(self._table["contents"].tolist(), self._table["checksums"][:, 0].tolist(), strict=True)
-        return [[value.to_bytes(8, "big", signed=True).hex(), str(own)] for value, own in rows]
+        return [[value.to_bytes(8, "big", signed=True).hex(), str(label)] for value, label in rows]
 
     @property
     def meaning(self) -> str:
@@ -113,7 +113,7 @@ class ShardedMeshes(StoredMeshes):
         begin, middle, end = row["ranges"]
         place = Place(joined(self._root, name), size, begin, middle, row["checksums"][0], cache)
         sizes = row["vertex_counts"], row["face_counts"]
-        arrays = arrays_at(place, lambda own: check_mesh(own, *sizes, self._settings))
+        arrays = arrays_at(place, lambda arrays: check_mesh(arrays, *sizes, self._settings))
         item = labeled_mesh(arrays, os.fsdecode(row["names"]), self._settings.labels_at)
         rest = place._replace(begin=middle, end=end, checksum=row["checksums"][1])
         return replace(item, prepared=partial(_prepared, item.mesh, rest, self._settings, self._root))
@@ -125,11 +125,11 @@ def _prepared(
     """See `LabeledMesh.prepared`."""
     check_options(settings, root, options)
     mesh = load_normalized(mesh, None, options.normalize)
-    checked, own = mesh_for_operators(mesh), settings.operators
-    if settings.format == AS_THEY_ARE and own.operators == "diffnet" and is_inside_out(checked, own.join):
-        return mesh, operators_of(checked, own, None, torch.device("cpu"))
-    arrays = arrays_at(place, lambda arrays: check_entry(arrays, len(mesh.verts), own))
-    return mesh, operators_from(checked, all_arrays(arrays, checked.verts), own, torch.device("cpu"))
+    checked, decisive = mesh_for_operators(mesh), settings.operators
+    if settings.format == AS_THEY_ARE and decisive.operators == "diffnet" and is_inside_out(checked, decisive.join):
+        return mesh, operators_of(checked, decisive, None, torch.device("cpu"))
+    arrays = arrays_at(place, lambda arrays: check_entry(arrays, len(mesh.verts), decisive))
+    return mesh, operators_from(checked, all_arrays(arrays, checked.verts), decisive, torch.device("cpu"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,8 +177,8 @@ def labeled_shards(
     data = load_shards(path, cache_dir, needs_train=needs_train)
     stored = "targets" if data.has_targets else "labels"
     if not data.label_names or stored != of:
-        found = f"{stored}, not {of}" if data.label_names else "neither labels nor targets"
-        raise DataError(f"{os.fspath(path)}: these shards have {found}. Write them with --task")
+        content = f"{stored}, not {of}" if data.label_names else "neither labels nor targets"
+        raise DataError(f"{os.fspath(path)}: these shards have {content}. Write them with --task")
     if needs_train and not (len(data.train) and len(data.test)):
         raise DataError(f"{os.fspath(path)}: there are no {'test' if len(data.train) else 'training'} meshes")
     return data
@@ -223,7 +223,7 @@ def load_shards(
     cache = None if cache_dir is None else os.fspath(cache_dir)
     ends = accumulate(size for _, size in files)
     places = [(*file, cache if end <= LOCAL_BYTES else None) for file, end in zip(files, ends, strict=True)]
-    train, test, validation = (ShardedMeshes(cache, root, places, settings, rows_of(table, own)) for own in rows)
+    train, test, validation = (ShardedMeshes(cache, root, places, settings, rows_of(table, row)) for row in rows)
     return ShardedDataset(
         train,
         test,

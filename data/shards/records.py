@@ -77,14 +77,14 @@ def check_options(settings: Settings, root: str, options: Preprocessing) -> None
             )
     for name in array_names(options.features):
         if name not in settings.arrays:
-            own = ", ".join(f"file:{known}" for known in settings.arrays) or "no own arrays"
+            features = ", ".join(f"file:{name}" for name in settings.arrays) or "no own arrays"
             raise OptionError(
-                f"the features are {options.features}, and the shards in {root} have {own}. Write them with "
+                f"the features are {options.features}, and the shards in {root} have {features}. Write them with "
                 f"--features {options.features}"
             )
 
 
-def mesh_arrays(item: LabeledMesh, own: Mapping[str, NDArray[Any]]) -> Arrays:
+def mesh_arrays(item: LabeledMesh, features: Mapping[str, NDArray[Any]]) -> Arrays:
     """The arrays of a mesh, of its labels and own arrays. Reading gives equal ones."""
     mesh, labels = item.mesh, np.asarray(item.labels)
     arrays: Arrays = {"verts": _exact(mesh.verts), "faces": mesh.faces.astype(np.int32)}
@@ -96,7 +96,7 @@ def mesh_arrays(item: LabeledMesh, own: Mapping[str, NDArray[Any]]) -> Arrays:
         arrays["normals"] = _exact(mesh.normals)
     if item.accepted is not None:
         arrays["accepted"] = item.accepted.astype(np.uint8)
-    for name, values in own.items():
+    for name, values in features.items():
         arrays[ARRAY + name] = _exact(values)
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
@@ -112,7 +112,7 @@ def labeled_mesh(arrays: Arrays, name: str, labels_at: TargetsAt) -> LabeledMesh
         name,
         Mesh(arrays["verts"].astype(np.float64), faces, polygons, count, name, normals),
         labels.reshape(()) if labels_at == "meshes" and labels.dtype == np.int64 else labels,
-        {key[len(ARRAY) :]: own.astype(np.float64) for key, own in arrays.items() if key.startswith(ARRAY)},
+        {key[len(ARRAY) :]: array.astype(np.float64) for key, array in arrays.items() if key.startswith(ARRAY)},
         arrays["accepted"] > 0 if "accepted" in arrays else None,
     )
 
@@ -134,14 +134,14 @@ def check_mesh(arrays: Arrays, vertices: int, faces: int, settings: Settings) ->
     if "accepted" in arrays:
         expected["accepted"] = {"uint8"}, (rows, len(names))
     for name in settings.arrays:
-        own = arrays[ARRAY + name]
-        expected[ARRAY + name] = real, (vertices, own.shape[-1])
+        array = arrays[ARRAY + name]
+        expected[ARRAY + name] = real, (vertices, array.shape[-1])
     if arrays.keys() != expected.keys():
         raise ValueError(f"it holds {', '.join(sorted(arrays))} instead of {', '.join(sorted(expected))}")
     for name, (dtypes, shape) in expected.items():
         if arrays[name].dtype.name not in dtypes or arrays[name].shape != shape:
-            found = f"{arrays[name].dtype} {arrays[name].shape}"
-            raise ValueError(f"{name} should be {' or '.join(sorted(dtypes))} {shape}, and it is {found}")
+            form = f"{arrays[name].dtype} {arrays[name].shape}"
+            raise ValueError(f"{name} should be {' or '.join(sorted(dtypes))} {shape}, and it is {form}")
         if name != "labels" and not np.isfinite(arrays[name]).all():
             raise ValueError(f"{name} has numbers that are not finite")
     ranges = {"faces": (0, vertices)}

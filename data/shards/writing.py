@@ -100,7 +100,7 @@ def write_shards(
     """
     folder = Path(folder)
     make_folder(folder)
-    every = {part: own for part in ("train", "validation", "test") if len(own := getattr(data, part))}
+    every = {part: meshes for part in ("train", "validation", "test") if len(meshes := getattr(data, part))}
     items = joined([*every.values()])
     settings = Settings(
         {name: getattr(options, name) for name in OPTIONS},
@@ -110,16 +110,17 @@ def write_shards(
         data.label_numbers,
         _has_targets(items),
     )
-    digests = np.array([n for own in every.values() for n in _digests(own, options.features)], np.int64)
+    digests = np.array([n for meshes in every.values() for n in _digests(meshes, options.features)], np.int64)
     part_numbers = np.repeat([PARTS.index(name) for name in every], [*map(len, every.values())])
     number, parts = part
-    own = range(number - 1, len(items), parts)
+    numbers = range(number - 1, len(items), parts)
     place = folder if parts == 1 else folder / f".part-{number}-of-{parts}"
     make_folder(place)
     with locked(place):
-        known = {digest for own in _complete_shards(folder, settings).values() for digest in own["digests"].tolist()}
-        missing = [i for i in own if int(digests[i]) not in known]
-        for _ in range(len(own) - len(missing)):
+        tables = _complete_shards(folder, settings).values()
+        complete = {digest for table in tables for digest in table["digests"].tolist()}
+        missing = [i for i in numbers if int(digests[i]) not in complete]
+        for _ in range(len(numbers) - len(missing)):
             advance()
         failed: dict[int, str] = {}
         with _Writer(folder, place / WRITING, settings, options, cache_dir) as writer:
@@ -134,11 +135,11 @@ def write_shards(
             sources = sources_of(items, missing)
             reasons = fill_cache(sources, options, cache_dir, jobs, advance, device, ready) if missing else {}
             failed |= {missing[position]: reason for position, reason in reasons.items()}
-        kept = [i for i in own if i not in failed]
+        written = [i for i in numbers if i not in failed]
         if parts == 1:
-            if not kept:
+            if not written:
                 raise DataError(f"{folder}: no mesh of the set can be used. {next(iter(failed.values()), '')}")
-            _write_index(folder, settings, digests[kept], part_numbers[kept])
+            _write_index(folder, settings, digests[written], part_numbers[written])
     if parts > 1:
         place.rmdir()
     return dict(sorted(failed.items()))
@@ -146,17 +147,17 @@ def write_shards(
 
 def _digests(part: Sequence[LabeledMesh], features: str) -> list[int]:
     """For each mesh, a hash that tells whether it is the one that was written, with its labels and own arrays."""
-    found = []
+    digests = []
     for i in range(len(part)):
         if isinstance(part, (IndexedMeshes, MeshFiles)):
-            found.append(part.digest(i))
+            digests.append(part.digest(i))
         else:
             item = part[i]
             arrays = [item.mesh.verts, item.mesh.faces, np.asarray(item.labels), *item.arrays.values()]
-            found.append(hashed(item.name, *(np.asarray(array).tobytes() for array in arrays)))
+            digests.append(hashed(item.name, *(np.asarray(array).tobytes() for array in arrays)))
     for i, *state in array_states(part, features):
-        found[i] = hashed(found[i], state)
-    return found
+        digests[i] = hashed(digests[i], state)
+    return digests
 
 
 def _has_targets(items: Sequence[LabeledMesh]) -> bool:
@@ -203,12 +204,12 @@ class _Writer:
 
     def add(self, item: LabeledMesh, digest: int) -> None:
         """Add a mesh whose operators are in the cache. Raises DataError or MeshError for one that can't be used."""
-        own, options = self.settings.operators, self.options
+        operators, options = self.settings.operators, self.options
         mesh = mesh_for_operators(item.mesh, self.cache_dir, normalize=options.normalize)
-        path = operators_path(mesh, own, self.cache_dir)
-        entry = read_operators(path, len(mesh.verts), own)
+        path = operators_path(mesh, operators, self.cache_dir)
+        entry = read_operators(path, len(mesh.verts), operators)
         if entry is None:  # damaged, or the cache can't be written
-            entry = entry_of(mesh, computed_arrays(mesh, own), own)
+            entry = entry_of(mesh, computed_arrays(mesh, operators), operators)
         first = mesh_arrays(item, own_arrays(item.mesh, options.features, given=item.arrays))
         digits = content_hash(item.mesh.verts, item.mesh.faces)[:16]
         vertices, gradient, labels = len(item.mesh.verts), entry.get("gradient_indices"), first["labels"]
@@ -268,7 +269,7 @@ def _complete_shards(folder: Path, settings: Settings) -> dict[str, Table]:
 
     Raises DataError for shards with other settings, naming both values, and for those of an earlier version.
     """
-    found = {}
+    tables = {}
     for file in sorted(file for file in folder.glob("[!.]*") if file.name.endswith(SUFFIXES)):
         if not file.name.endswith(SUFFIX):
             raise DataError(f"{file}: an earlier version of diffnet wrote this shard. Choose another folder")
@@ -284,17 +285,18 @@ def _complete_shards(folder: Path, settings: Settings) -> dict[str, Table]:
                 raise DataError(
                     f"{folder}: its shards have {name} {before}, and this set has {value}. Choose another folder"
                 )
-        found[file.name] = table
-    return found
+        tables[file.name] = table
+    return tables
 
 
 def _write_index(folder: Path, settings: Settings, digests: NDArray[np.int64], parts: NDArray[np.int64]) -> None:
     """Write the index of the records with these digests, in this order. parts: the number of the part of each"""
     shards = _complete_shards(folder, settings)
-    table = {name: np.concatenate([own[name] for own in shards.values()]) for name in ("names", *COLUMNS)}
-    table["shard"] = np.repeat(np.arange(len(shards), dtype=np.int64), [len(own["digests"]) for own in shards.values()])
+    table = {name: np.concatenate([columns[name] for columns in shards.values()]) for name in ("names", *COLUMNS)}
+    sizes = [len(columns["digests"]) for columns in shards.values()]
+    table["shard"] = np.repeat(np.arange(len(shards), dtype=np.int64), sizes)
     places = {digest: row for row, digest in enumerate(table["digests"].tolist())}
-    chosen = rows_of(table, np.array([places[digest] for digest in digests.tolist()], np.int64))
+    rows = rows_of(table, np.array([places[digest] for digest in digests.tolist()], np.int64))
     files = [(name, (folder / name).stat().st_size) for name in shards]
-    blob = table_blob(chosen | {"part": parts}, {"settings": asdict(settings), "shards": files})
+    blob = table_blob(rows | {"part": parts}, {"settings": asdict(settings), "shards": files})
     write_atomically(folder / INDEX, blob)

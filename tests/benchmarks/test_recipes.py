@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -25,12 +24,11 @@ from diffnet.benchmarks import tables
 from diffnet.benchmarks.harness.results import COLUMNS, read_csv, write_csv
 from diffnet.benchmarks.markdown import BLOCK, updated
 from diffnet.benchmarks.tables import RESULTS
-from diffnet.benchmarks.tasks import recipes, regression
+from diffnet.benchmarks.tasks import recipes
 from diffnet.benchmarks.tasks.configurations import BASE, ORDER, SETS, differs_from_base, options_of
-from diffnet.benchmarks.tasks.recipes import main, split, with_standardized_targets
+from diffnet.benchmarks.tasks.recipes import main, split
 from diffnet.benchmarks.tasks.recipes_table import summary
-from diffnet.benchmarks.tasks.regression import TARGETS, target_set
-from diffnet.data import LabeledMesh, Preprocessing, figures, fill_cache, make_sample, target_statistics
+from diffnet.data import LabeledMesh, fill_cache
 from diffnet.geometry import make_mesh
 from diffnet.train.inference.mesh_changes import CHANGES
 from diffnet.train.options import TrainOptions, recipe
@@ -74,7 +72,6 @@ def test_an_ablation_continues_where_it_stopped(tmp_path: Path, capsys: pytest.C
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is done in threads, because processes load PyTorch first. `test_ctrl_c_keeps_the_rows` starts processes."""
     context = SimpleNamespace(Pool=ThreadPool)
-    monkeypatch.setattr(regression, "WorkerPool", lambda jobs, threads: ThreadPoolExecutor(1))
     in_process = lambda meshes, options, cache, *_: fill_cache(meshes, options, cache, 1)  # noqa: E731
     monkeypatch.setattr(recipes, "fill_cache_with_bar", in_process)
     monkeypatch.setattr(recipes, "multiprocessing", SimpleNamespace(get_context=lambda method: context))
@@ -99,22 +96,15 @@ def test_ctrl_c_keeps_the_rows(tmp_path: Path) -> None:
 
 
 def test_an_unknown_change_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    volume = ["--data", "volume", "--out", str(tmp_path), "--configurations", "smoothing-0.1"]
     for arguments, message in (
         (command(tmp_path, "cosine+momentum"), "unknown change 'momentum' in the configuration 'cosine+momentum'"),
-        (volume, "'smoothing-0.1' does not fit --data volume: label_smoothing is for tasks"),
         (command(tmp_path, "width-0.5"), "the configuration 'width-0.5' does not fit --data balls="),
     ):
         with pytest.raises(SystemExit):
             main(arguments)
         assert message in capsys.readouterr().err
-    kinds = "NAME=DIR, figures, shapes, figures:shifts, shapes:shifts, curvature or volume"
-    for data, message in (
-        ("rna", f"--data should be {kinds}, got 'rna'"),
-        ("volume=there", "--data volume is generated and takes no folder, got 'volume=there'"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            main(["--data", data, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="--data should be NAME=DIR, bodies or shapes, got 'rna'"):
+        main(["--data", "rna", "--out", str(tmp_path)])
 
 
 def test_every_configuration_can_be_trained() -> None:
@@ -124,73 +114,17 @@ def test_every_configuration_can_be_trained() -> None:
         assert configurations[0] == BASE
         assert len(set(configurations)) == len(configurations)
     published = read_csv(RESULTS / "recipes-h200" / "recipes.csv")
-    for name in ("rna", "figures", "shapes", *TARGETS):
-        assert set(ORDER[name]) == {row["configuration"] for row in published if row["data"] == name}
-
-
-def test_the_default_recipe_was_compared_on_all_sets() -> None:
-    seeds: dict[str, set[str]] = {}
-    for row in read_csv(RESULTS / "recipes-candidates-h200" / "recipes.csv"):
-        if row["configuration"] == "default" and row["held_out_score"]:
-            seeds.setdefault(row["data"].partition(":")[0], set()).add(row["seed"])
-    assert seeds == {name: set("01234") for name in ("rna", "figures", "shapes", *TARGETS)}
+    for name, before in (("rna", "rna"), ("bodies", "figures"), ("shapes", "shapes")):
+        assert set(ORDER[name]) == {row["configuration"] for row in published if row["data"] == before}
 
 
 @pytest.mark.parametrize("name", ["default", "original"])
 def test_a_configuration_begins_with_a_recipe(name: RecipeName) -> None:
-    for data, task in (("rna", "segmentation"), ("shapes:shifts", "classification")):
+    for data, task in (("rna", "segmentation"), ("shapes", "classification")):
         expected = TrainOptions(**{"task": task, **recipe(name, task)})  # type: ignore[arg-type]
         found = options_of(data, name)
         assert replace(found, eval_every=expected.eval_every) == expected
         assert replace(options_of(data, f"{name}+k-32"), k=expected.k) == found
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("threads")
-def test_a_run_is_judged_on_every_shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(recipes.SHIFTED, "figures:shifts", (("builds", "mesher"), figures, {"train": 2, "test": 1}))
-    monkeypatch.setattr(recipes, "WorkerPool", lambda jobs, threads: ThreadPoolExecutor(1))
-    options = ["--processes", "1", "--device", "cpu", "--seeds", "0", "--out", str(tmp_path / "out")]
-    command = ["--data", "figures:shifts", *options, "--configurations", "epochs-1+k-8+decimate-0.5"]
-    main(command)
-    found = rows(tmp_path)
-    assert [row["data"] for row in found] == ["figures:source", "figures:builds", "figures:mesher"]
-    assert all(0 < float(row["held_out_score"]) < 1 for row in found)
-    text = (tmp_path / "out" / "overview.md").read_text("utf-8")
-    assert text.startswith("| configuration | mean | figures:source | figures:builds | figures:mesher |")
-    main(command)
-    assert rows(tmp_path) == found
-
-
-@pytest.fixture
-def small_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression on eight figures with about 350 vertices. Two are held out."""
-    monkeypatch.setattr(recipes, "target_set", lambda target, meshes: target_set(target, 8, (300, 400)))
-
-
-@pytest.mark.usefixtures("small_figures", "threads")
-def test_regression_is_scored_by_r2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = [word for target in TARGETS for word in ("--data", target)]
-    options = ["--processes", "1", "--device", "cpu", "--seeds", "0", "--out", str(tmp_path / "out")]
-    main([*data, *options, "--configurations", "epochs-1"])
-    found = rows(tmp_path)
-    assert [(row["data"], row["error"]) for row in found] == [("curvature", ""), ("volume", "")]
-    assert all(float(row["held_out_score"]) < 1 for row in found)
-    out = capsys.readouterr().out
-    assert f"curvature epochs-1 seed 0: {float(found[0]['held_out_score']):.4f} in" in out
-    assert out.count("| held-out R² |") == 2
-
-
-@pytest.mark.usefixtures("threads")
-def test_targets_are_standardized_over_the_meshes_to_train_on() -> None:
-    items = target_set("volume", 8, (300, 400)).train
-    samples = [make_sample(item, Preprocessing(k=0, features="xyz")) for item in items]
-    found = with_standardized_targets(samples, items, target_statistics(items[2:], ["volume"]))
-    values = np.concatenate([sample.labels.numpy() for sample in found])
-    assert (values.shape, values.dtype) == ((8, 1), np.float32)
-    assert values[2:].mean() == pytest.approx(0, abs=1e-5)
-    assert values[2:].std() == pytest.approx(1, abs=1e-5)
-    assert [sample.operators for sample in found] == [sample.operators for sample in samples]
 
 
 def test_a_fifth_is_held_out() -> None:
@@ -223,14 +157,6 @@ def test_differences_are_paired_by_seed() -> None:
     assert "| `lr-3e-3` | 1 failed |" in text
 
 
-def test_r2_has_four_digits() -> None:
-    found = [row("base", seed, 0.9 + 0.01 * seed, data="volume") for seed in range(2)]
-    found += [row("cosine", seed, 0.91 + 0.012 * seed, data="volume") for seed in range(2)]
-    text = summary(found, "volume")
-    assert text.startswith("| configuration | runs | held-out R² | difference to the base |")
-    assert "| `cosine` | 2 | 0.9160 ± 0.0060 | +0.0110 ± 0.0010 | yes | 1.0 s |" in text
-
-
 # ---- tables of wall-clock times on the pages ----
 
 
@@ -251,8 +177,6 @@ def test_every_table_is_on_a_page() -> None:
         text = (tables.CHECKOUT / page).read_text(encoding="utf-8")
         found.setdefault(make, []).extend(match[2] for match in BLOCK.finditer(text))
     assert sorted(found[tables.measured]) == sorted(tables.TABLES)
-    measured_sets = {row["data"] for row in read_csv(tables.RESULTS / "recipes-h200" / "recipes.csv")}
-    assert set(found[tables.of_recipes]) == measured_sets <= set(ORDER)
     results = sorted(tables.RESULTS.glob("robustness-*/results.json"))
     assert sorted(found[tables.of_robustness]) == [f"../{file.relative_to(tables.CHECKOUT)}" for file in results]
     for file in results:

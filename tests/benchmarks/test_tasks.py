@@ -21,14 +21,13 @@ from diffnet import __main__ as program
 from diffnet.benchmarks import Options
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.loops.pair_step import pair_step
-from diffnet.benchmarks.tasks import classification, correspondence, cut_figures, scaling
+from diffnet.benchmarks.tasks import classification, correspondence, scaling
 from diffnet.benchmarks.tasks.classification import COPIED, write_classes
 from diffnet.benchmarks.tasks.curvature_stability import FEATURES, compare
-from diffnet.benchmarks.tasks.regression import volume_of, write_figure
 from diffnet.benchmarks.tasks.scaling import WARM, Host, training_row, with_shares
 from diffnet.benchmarks.tasks.timed_rank import Times
-from diffnet.data import MeshPairs, PairShape, figure, load_classes, load_dataset, load_pairs, load_targets, shapes
-from diffnet.geometry import closest_points, load_mesh, make_mesh, normalize_positions
+from diffnet.data import load_classes, shapes
+from diffnet.geometry import make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,38 +45,12 @@ def test_peers_of_a_step_have_the_same_loss() -> None:
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-2)
 
 
-def small_set() -> MeshPairs:
-    """Two stretched balls with points of a template in their faces, for training and for testing."""
-    ball = trimesh.creation.icosphere(1)
-    shapes = []
-    for i in range(4):
-        mesh = make_mesh(ball.vertices * [1, 1 + 0.1 * i, 1.5], ball.faces)
-        shapes.append(PairShape(f"m{i}", mesh, closest_points(mesh, mesh.verts)))
-    return MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)], template_faces=shapes[0].mesh.faces)
-
-
-def test_figures_are_written_upright_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = small_set()
-    monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: data)
-    upright, turned = (load_pairs(folder) for folder in correspondence.write_figures(tmp_path, 2, 2))
-    for one, other in ((a.mesh.verts, b.mesh.verts) for a, b in zip(upright.test, turned.test, strict=True)):
-        assert np.abs(one - other).max() > 0.1
-        distances = (np.linalg.norm(verts - verts[0], axis=1) for verts in (one, other))
-        np.testing.assert_allclose(*distances, atol=1e-6)
-    places = []
-    for data in (upright, turned):
-        mesh, truth = data.test[1].mesh, data.truth(*data.test)
-        places.append(truth.points.interpolate(mesh.faces, mesh.verts))
-    np.testing.assert_allclose(np.linalg.norm(places[0], axis=1), np.linalg.norm(places[1], axis=1), atol=1e-3)
-
-
 def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: small_set())
-    asked = []
+    commands = []
 
     def run(command: list[str], check: bool) -> None:
         assert check
-        asked.append(command)
+        commands.append(command)
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
         content = {"mean_error_x100": 1.5, "floor": 0.006, "unflipped_mean_error": 0.01, "flipped_pairs": 2, "auc": 0.9}
@@ -87,32 +60,14 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("subprocess.run", run)
     correspondence.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
     rows = read_csv(tmp_path / "correspondence.csv")
-    assert [(row["row"], row["seed"]) for row in rows] == [*itertools.product(correspondence.ROWS, "01")]
+    assert [(row["row"], row["seed"]) for row in rows] == [*itertools.product(correspondence.METHODS, "01")]
     assert all(row["floor_x100"] == "0.6" and row["zoomout_x100"] == "1.5" and row["epochs"] == "3" for row in rows)
-    turned = [any(word.endswith("turned") for word in command) for command in asked]
-    assert turned == [False] * 8 + [True] * 4
-    for trained, evaluated in zip(asked[0::2], asked[1::2], strict=True):
+    assert all(command[command.index("--data") + 1] == "bodies" for command in commands)
+    for trained, evaluated in zip(commands[0::2], commands[1::2], strict=True):
         assert trained[3:5] == ["train", "correspondence"]
         assert trained[-2:] == ["--epochs", "3"]
         assert evaluated[3] == "evaluate"
         assert evaluated[-1] == "--zoomout"
-
-
-# ---- regression ----
-
-
-def test_a_figure_and_its_targets_are_read_back(tmp_path: Path) -> None:
-    name, volume, targets = write_figure(tmp_path, 4, (300, 400))
-    np.save(tmp_path / f"{name}.curvature.npy", targets)
-    data = load_targets(tmp_path, "file:curvature", needs_train=False)
-    (item,) = data.test
-    assert (item.name, data.labels_at, data.label_names) == (name, "vertices", ["curvature"])
-    np.testing.assert_array_equal(item.labels[:, 0], targets)
-    mesh = load_mesh(tmp_path / f"{name}.ply")
-    found = trimesh.Trimesh(normalize_positions(mesh.verts), mesh.faces, process=False)
-    assert found.is_watertight
-    assert volume == pytest.approx(found.volume, rel=1e-6)
-    assert volume_of(make_mesh(7 + 2.5 * mesh.verts, mesh.faces)) == pytest.approx(volume, rel=1e-6)
 
 
 # ---- classification ----
@@ -144,48 +99,6 @@ def test_a_seed_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     rows = read_csv(tmp_path / "classification.csv")
     assert [row["seed"] for row in rows] == ["3"]
     assert all(float(row[name]) >= 0 for row in rows for name in ("seconds", *COPIED))
-
-
-# ---- cut figures ----
-
-
-def test_sets_hold_the_figures_without_their_bottom(tmp_path: Path) -> None:
-    whole = figure(cut_figures.FIRST)
-    cut = cut_figures.without_bottom(whole)
-    folder = cut_figures.write_set(tmp_path / "bottom", [cut])
-    (read,) = load_dataset(folder, needs_train=False).test
-    np.testing.assert_allclose(read.mesh.verts, cut.mesh.verts, rtol=1e-7)
-    assert np.array_equal(read.mesh.faces, cut.mesh.faces)
-    assert np.array_equal(read.labels, cut.labels)
-    assert 0.6 < len(cut.mesh.verts) / len(whole.mesh.verts) < 0.71
-    height = whole.mesh.verts[:, 2]
-    assert cut.mesh.verts[:, 2].min() > np.quantile(height, cut_figures.SHARE)
-    place = {tuple(x): label for x, label in zip(whole.mesh.verts, whole.labels, strict=True)}
-    assert all(place[tuple(x)] == label for x, label in zip(cut.mesh.verts, cut.labels, strict=True))
-
-
-def test_the_table_has_a_row_for_each_seed_and_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[tuple[str, ...]] = []
-
-    def diffnet(command: str, *more: str, out: Path, **options: Any) -> None:
-        out.mkdir()
-        if command == "train segmentation":
-            trained.append(more)
-        accuracy = 0.9 if "with-cuts-1" in out.name else 0.5
-        content = {"test_accuracy": accuracy, "preprocessing_seconds": 1.0, "training_seconds": 2.0}
-        (out / "results.json").write_text(json.dumps(content))
-
-    def write_figures(out: Path, seeds: list[int]) -> tuple[list[Path], dict[str, Path]]:
-        tests = {name: out / name for name in ("whole", "bottom_cut_off", "random_side_cut_off")}
-        return [out / str(seed) for seed in seeds], tests
-
-    monkeypatch.setattr(cut_figures, "diffnet", diffnet)
-    monkeypatch.setattr(cut_figures, "write_figures", write_figures)
-    cut_figures.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
-    rows = read_csv(tmp_path / "cut_figures.csv")
-    assert [(row["seed"], row["recipe"]) for row in rows] == [*itertools.product("01", ("without cuts", "with cuts"))]
-    assert [row["bottom_cut_off"] for row in rows] == ["0.5", "0.5", "0.5", "0.9"]
-    assert trained == [("--epochs", "3"), ("--cut", "0.5", "--epochs", "3")] * 2
 
 
 # ---- features of curvature ----

@@ -14,7 +14,7 @@ import trimesh
 from set_files import names
 
 from diffnet.data import DataError, LabeledMesh, load_classes, shapes
-from diffnet.data.synthetic.classes import LIMBS
+from diffnet.data.shapes import LIMBS
 
 
 def write(path: Path, suffix: str = ".obj") -> Path:
@@ -147,33 +147,20 @@ def test_meshes_beside_folders_are_named(tmp_path: Path) -> None:
         stray.unlink()
 
 
-def test_generated_classes_with_a_shift() -> None:
-    found = {shift: shapes(3, 1, 2, shift=shift) for shift in ("builds", "mesher", "missing")}
-    for data in found.values():
-        np.testing.assert_array_equal(data.train[0].mesh.verts, found["builds"].train[0].mesh.verts)
-        assert labels(data.test) == [0, 0, 1, 1, 2, 2]
-    assert len({len(data.test[0].mesh.verts) for data in found.values()}) == 3
-    counts = {shift: [edge_counts(item) for item in data.test] for shift, data in found.items()}
-    assert all((own == 2).all() for own in counts["builds"])
-    # A hole leaves the body whole, and those of a scan leave the limbs.
-    assert all(3 <= (own == 1).sum() <= 20 for own in counts["missing"])
-    scan = 5  # test meshes of a class take the four meshers in turns, from the number of the class on
-    assert [bool((own == 1).any()) for own in counts["mesher"]] == [i == scan for i in range(6)]
-    assert (counts["mesher"][scan] == 1).mean() < 0.02
-
-
-def edge_counts(item: LabeledMesh) -> np.ndarray:
-    """How many triangles each edge has."""
-    edges = np.sort(item.mesh.faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    return np.unique(edges, axis=0, return_counts=True)[1]
-
-
 def test_the_generated_classes() -> None:
     data = shapes(classes=4, train=2, test=1, seed=5)
     assert data.label_names == [f"plain+club+bead+{kind}" for kind in ("fork", "thick", "cone", "twin")]
     assert (labels(data.train), labels(data.test)) == ([0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3])
+    holes = []
     for item in data.train:
+        surface = trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False)
         assert 600 < len(item.mesh.verts) < 2000
+        assert surface.body_count == 1
+        assert surface.is_winding_consistent
+        holes.append(2 - surface.euler_number)
+        assert surface.is_watertight == (not holes[-1])
+        assert holes[-1] or surface.volume > 0
+    assert set(holes) == {0, 1, 2}
     again = shapes(classes=2, train=1, test=1, seed=5).train[1]
     np.testing.assert_array_equal(again.mesh.verts, data.train[2].mesh.verts)
     other = shapes(classes=2, train=1, test=1, seed=6).train[1]

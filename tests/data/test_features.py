@@ -19,6 +19,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import (
+    BODIES,
     FEATURE_CHANNELS,
     DataError,
     LabeledMesh,
@@ -29,8 +30,6 @@ from diffnet.data import (
     check_statistics,
     feature_channels,
     feature_parts,
-    figure,
-    figures,
     input_features,
     load_classes,
     load_dataset,
@@ -38,6 +37,7 @@ from diffnet.data import (
     own_arrays,
     prepare,
     rotate_vectors,
+    shapes,
     vector_channels,
 )
 from diffnet.data.feature_names import KINDS
@@ -129,7 +129,7 @@ def test_some_parts_need_eigenpairs() -> None:
 
 @pytest.fixture(scope="module")
 def prepared() -> tuple[Mesh, Operators]:
-    return prepare(figures(1, 1).train[0].mesh, Preprocessing(k=32))
+    return prepare(load_dataset(BODIES).train[0].mesh, Preprocessing(k=32))
 
 
 @pytest.mark.parametrize("kind", list(FEATURE_CHANNELS))
@@ -210,7 +210,7 @@ def test_diffused_curvature_is_that_of_the_packed_meshes() -> None:
 
 def test_diffused_curvature_survives_decimation() -> None:
     """Of the mean curvature, which `curvature` changes more."""
-    fine = figure(3).mesh
+    fine = shapes(classes=2, train=1, test=1).train[0].mesh
     coarse = decimate(fine, len(fine.faces) // 2)
     near = cKDTree(fine.verts).query(coarse.verts)[1]
     options = Preprocessing(k=64)

@@ -15,10 +15,10 @@ from jaws import jaw, write_jaws
 from set_files import FAN, by_name, write, write_ply
 
 from diffnet.data import (
+    BODIES,
     UNLABELED,
     DataError,
     LabelsAt,
-    figure,
     labels_at,
     load_dataset,
     load_pairs,
@@ -399,9 +399,9 @@ def test_shuffled_labels_are_named_once(at: LabelsAt, suffix: str, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def good() -> list[tuple[Mesh, np.ndarray]]:
-    """A figure and two jaws, with labels at vertices."""
+    """A body and two jaws, with labels at vertices."""
     jaws = [(make_mesh(one.verts, one.faces), one.labels) for one in (jaw(0), jaw(1, lower=True))]
-    whole = figure(0)
+    whole = load_dataset(BODIES, labels_at="vertices").train[0]
     return [(whole.mesh, whole.labels), *jaws]
 
 

@@ -20,7 +20,7 @@ from torch_geometric.nn import Sequential, SimpleConv, global_mean_pool
 from torch_geometric.utils import get_mesh_laplacian, to_dense_adj
 
 from diffnet import DiffusionNet, DiffusionNetBlock, MeshError, collate, gradient, precompute
-from diffnet.data import LabeledMesh, Preprocessing, figure, make_sample
+from diffnet.data import BODIES, LabeledMesh, Preprocessing, load_dataset, make_sample
 from diffnet.data.pyg import AddOperators, DataWithOperators, from_data, to_data
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -191,7 +191,7 @@ def test_normals_of_data() -> None:
 
 
 def test_round_trip() -> None:
-    mesh = figure(3)
+    mesh = load_dataset(BODIES, labels_at="vertices").train[3]
     labeled = LabeledMesh("mesh", mesh.mesh, mesh.labels, {"x": np.random.default_rng(0).random((len(mesh.labels), 2))})
     data = to_data(labeled)
     assert (data.pos.dtype, data.face.shape, data.y.dtype) == (torch.float32, mesh.mesh.faces.T.shape, torch.int64)

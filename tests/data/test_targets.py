@@ -1,4 +1,4 @@
-"""`load_targets`, the statistics of targets, and the generated figures with their curvature."""
+"""`load_targets` and the statistics of targets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     check_target_statistics,
-    curved_figure,
     load_targets,
     original_targets,
     standardized_targets,
     target_statistics,
     with_columns,
 )
-from diffnet.data.synthetic.dataset import skin_curvature
-from diffnet.data.synthetic.shape import Shape, sample_shape, skin_gradient
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.viz import write_ply
@@ -224,32 +221,3 @@ def test_statistics_leave_missing_targets_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.test[0].labels, columns[:, [2, 0]])
     with pytest.raises(DataError, match=r"the set has no column 'x'; its columns are u, v, w"):
         with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["x"])
-
-
-def test_curvature_of_a_ball_and_a_cylinder() -> None:
-    along = np.array([[0.0, 0, 0.5], [0, 0, -0.5]])
-    shape = Shape(along[1:], along[:1], np.full((1, 2), 0.1), np.zeros(1), np.zeros(1, np.int64))
-    points = np.array([[0.1, 0, 0.2], [0, -0.1, 0], [0, 0.06, 0.58]])  # two at the side, one at the round end
-    np.testing.assert_allclose(skin_curvature(shape, points), [5, 5, 10], rtol=1e-12)
-
-
-def test_curvature_agrees_with_differences_of_normals() -> None:
-    rng = np.random.default_rng(0)
-    shape = sample_shape(rng)
-    item = curved_figure(3, upright=True)
-    points = shape.starts + rng.normal(scale=0.05, size=shape.starts.shape)
-
-    def normals(at: np.ndarray) -> np.ndarray:
-        slope = skin_gradient(shape, at, 1e-5)
-        return slope / np.linalg.norm(slope, axis=1, keepdims=True)
-
-    steps = 1e-5 * np.eye(3)
-    expected = sum((normals(points + s) - normals(points - s))[:, i] for i, s in enumerate(steps)) / 2e-5 / 2
-    found = skin_curvature(shape, points)
-    # Differences are wrong where they reach over the border between the side and the end of a bone.
-    assert np.median(np.abs(found - expected) / (1 + np.abs(expected))) < 1e-4
-    verts, turned = item.mesh.verts, curved_figure(3)
-    assert item.labels.shape == (len(verts), 1)
-    assert 1 < np.median(item.labels) < 20
-    np.testing.assert_array_equal(turned.labels, item.labels)
-    assert not np.allclose(turned.mesh.verts, verts)

@@ -27,12 +27,13 @@ from copies import ends_of_copies
 from PIL import Image
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
-from diffnet.data import DataError, Preprocessing, figures, load_dataset, prepare
+from diffnet.data import BODIES, DataError, LabeledMeshes, Preprocessing, load_dataset, prepare, shapes
 from diffnet.geometry import load_mesh
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.geometry.folder_lock import locked
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
+from diffnet.train.commands.training import find_data
 from diffnet.train.epoch import TrainingError
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.run_folder import Row, as_csv
@@ -256,8 +257,8 @@ def test_bad_input_to_training(room: Path, tmp_path: Path, monkeypatch: pytest.M
 
     good, out = room / "data", tmp_path / "out"
     line = train(tmp_path / "nowhere", out)
-    assert "nowhere: no such file or folder; figures is the generated set of segmentation" in line
-    assert "shift should be one or several of builds, mesher, " in train(Path("figures:fish"), out)
+    assert "nowhere: no such file or folder; bodies is the built-in set of segmentation" in line
+    assert "figures: no such file or folder; bodies is the built-in set" in train(Path("figures"), out)
     (tmp_path / "empty").mkdir()
     assert "no data set found" in train(tmp_path / "empty", out)
     if not torch.cuda.is_available():
@@ -650,36 +651,51 @@ def test_info(tmp_path: Path) -> None:
     assert complaint("info", tmp_path / "missing.off") == f"{tmp_path / 'missing.off'}: no such file"
 
 
-# ---- the generated set ----
+# ---- built-in sets ----
 
 
-def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = figures(train=1, test=1), []
-    monkeypatch.setattr("diffnet.train.tasks.segmentation.figures", lambda seed, shift: asked.append(seed) or made)
+def test_the_built_in_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "run"
-    where = ["--data", "figures", "--out", out, "--cache", tmp_path / "c"]
-    text = output("train", "segmentation", *where, *SMALL, "--epochs", 1, "--seed", 3)
-    assert asked == [3]
+    shared = ["--data", "bodies", "--cache", tmp_path / "c", "--jobs", 1, "--device", "cpu"]
+    text = output("train", "segmentation", "--out", out, *shared, *SMALL, "--epochs", 1, "--outputs-at", "vertices")
+    assert "meshes: 24 to train on, 8 to test on" in text
     assert "classes: 8 at the vertices" in text
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
-    # An evaluation takes the same seed. A network that doesn't record it is scored on the set of seed 0.
-    monkeypatch.setattr(
-        "diffnet.train.tasks.segmentation.figures", lambda train, seed, shift: asked.append(seed) or made
-    )
-    network = DiffusionNet.load(out / "last.pt")
+    text = output("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", "scores")
+    assert "8 meshes to score" in text
+    first, second = (json.loads((folder / "results.json").read_text()) for folder in (out, tmp_path / "scores"))
+    assert first["test_accuracy"] == pytest.approx(second["test_accuracy"], abs=0.002)
+    line = complaint("evaluate", "--checkpoint", out / "last.pt", "--data", "shapes", "--out", "b")
+    assert "shapes: no such file or folder; bodies is the built-in set of segmentation" in line
+    output("precompute", "bodies", "--task", "segmentation", "--write-shards", "shards", "--k", 8, "--cache", "c")
+    assert len(load_dataset("shards").train) == 24
+    # A folder of the same name isn't taken for the set, nor the set for the folder.
+    shutil.copytree(BODIES, "bodies")
+    line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", "b")
+    assert "bodies is the built-in set of segmentation, and also a folder here; for the folder, give ./bodies" in line
+    assert find_data("./bodies", "segmentation") == "./bodies"
+
+
+def test_the_generated_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation takes the seed of the training. A network that doesn't record it is scored on the set of seed 0."""
+    seeds: list[int] = []
+
+    def few(*, train: int = 1, seed: int) -> LabeledMeshes:
+        seeds.append(seed)
+        return shapes(classes=2, train=train, test=1, seed=seed)
+
+    monkeypatch.setattr("diffnet.train.tasks.classification.shapes", few)
+    run, unknown = tmp_path / "run" / "last.pt", tmp_path / "no_seed.safetensors"
+    shared = ["--data", "shapes", "--cache", tmp_path / "c", "--jobs", 1, "--device", "cpu"]
+    output("train", "classification", "--out", run.parent, *shared, *SMALL, "--epochs", 1, "--seed", 3)
+    network = DiffusionNet.load(run)
     del network.metadata["seed"]
-    network.save(tmp_path / "no_seed.safetensors")
-    shared = ["--data", "figures", "--cache", tmp_path / "c", "--jobs", 1, "--device", "cpu"]
-    text = output("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", tmp_path / "a")
-    assert "does not record" not in text
-    assert "1 mesh to score" in text
-    scores = [json.loads((folder / "results.json").read_text())["test_accuracy"] for folder in (out, tmp_path / "a")]
-    assert scores[0] == pytest.approx(scores[1], abs=0.002)
-    line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared[2:], "--data", "shapes", "--out", "b")
-    assert "shapes: no such file or folder; figures is the generated set of segmentation" in line
-    text = diffnet("evaluate", "--checkpoint", tmp_path / "no_seed.safetensors", *shared, "--out", tmp_path / "b")[1]
+    network.save(unknown)
+    assert "does not record" not in output("evaluate", "--checkpoint", run, *shared, "--out", tmp_path / "a")
+    text = diffnet("evaluate", "--checkpoint", unknown, *shared, "--out", tmp_path / "b")[1]
     assert "does not record the seed of its training" in text
-    assert asked == [3, 3, 0]
+    assert seeds == [3, 3, 0]
 
 
 def test_the_seed_decides_the_split(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ from diffnet.data import (
     LabeledMesh,
     Preprocessing,
     collate_samples,
-    computed_for_all,
     decimated,
     decimated_to_score,
     interpolation_weights,
     make_sample,
     transferred_labels,
 )
+from diffnet.data.stored import computed
 from diffnet.geometry import decimate, element_points, load_mesh
 from diffnet.train.inference.predict import predict_labels
 
@@ -100,14 +100,14 @@ def test_a_sample_with_labels_of_the_full_mesh() -> None:
 
 
 def test_processes_decimate(tmp_path: Path) -> None:
-    """In the order of the meshes, and with the results of a single process."""
+    """With the results of a single process."""
     items = [LabeledMesh(mesh.name, mesh, np.zeros(len(mesh.faces), np.int64)) for mesh in (MESH, SMALL, MESH)]
-    done: list[int] = []
     work = partial(decimated_to_score, at="faces", max_faces=310, features="xyz", cache_dir=tmp_path)
-    found = computed_for_all(work, items, lambda item: len(item.mesh.faces) > 310, 2, lambda: done.append(1))
-    assert [len(item.mesh.faces) for item, _ in found] == [310, 300, 310]
-    assert len(done) == 3
-    assert found[1] == (items[1], None)
+    found = dict(computed(work, items, 2, 1))
+    assert {i: len(item.mesh.faces) for i, (item, _) in found.items()} == {0: 310, 1: 300, 2: 310}
+    small, unchanged = found[1]
+    np.testing.assert_array_equal(small.mesh.faces, SMALL.faces)
+    assert unchanged is None
     (item, back), (expected, weights) = found[2], work(items[2])
     np.testing.assert_array_equal(item.mesh.verts, expected.mesh.verts)
     np.testing.assert_array_equal(back[0], weights[0])

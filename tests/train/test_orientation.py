@@ -18,7 +18,7 @@ from jaws import jaw, write_bodies
 from shapes import ellipsoid
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, figures, load_targets
+from diffnet.data import LabeledMesh, LabeledMeshes, load_targets
 from diffnet.data.feature_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
@@ -31,7 +31,6 @@ from diffnet.train.tasks.regression import TASK as REGRESSION
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 UPRIGHT = [make_mesh(one.verts, one.faces) for one in (jaw(seed, lower=seed % 2 == 1) for seed in range(9))]
-FIGURES = figures(8, 5)
 SHORT = ["--epochs", 1, "--k", 8, "--width", 8, "--blocks", 1, "--device", "cpu", "--jobs", 1]
 EYE, LYING = np.eye(3), np.eye(3)[[1, 2, 0]]
 TILTED = "a principal axis is more than 60° from that of the training meshes. The network expects"
@@ -54,8 +53,6 @@ def stand_alike(meshes: list[Mesh]) -> bool:
         (turned(UPRIGHT, 2), True),  # they face any direction, but their z is the same
         (turned(UPRIGHT, None), False),
         (UPRIGHT[:3], False),  # too few to tell
-        ([item.mesh for item in FIGURES.train], True),
-        ([item.mesh for item in FIGURES.test], False),
     ],
 )
 def test_shapes_that_stand_alike(meshes: list[Mesh], expected: bool) -> None:

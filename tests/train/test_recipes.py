@@ -32,13 +32,13 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
         raise Stop
 
     monkeypatch.setattr("diffnet.train.run.run_training", run)
-    for loader in ("segmentation.figures", "classification.shapes", "regression.index_targets"):
+    for loader in ("segmentation.index_dataset", "classification.shapes", "regression.index_targets"):
         data = LabeledMeshes([], [], ["a"], "vertices")
         monkeypatch.setattr(f"diffnet.train.tasks.{loader}", lambda *_, data=data, **__: data)
     shape = PairShape("a", make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     pairs = MeshPairs([shape, shape], [], [(0, 1)] * 100, [])  # as many as give the default number of epochs
-    monkeypatch.setattr("diffnet.train.tasks.correspondence.figure_pairs", lambda *_, **__: pairs)
-    data = "shapes" if task == "classification" else "figures"
+    monkeypatch.setattr("diffnet.train.tasks.correspondence.load_pairs", lambda *_, **__: pairs)
+    data = "shapes" if task == "classification" else "bodies"
     result = CliRunner().invoke(train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments])
     assert isinstance(result.exception, Stop), result.output
     return found[-1]
@@ -102,8 +102,8 @@ def test_many_classes_on_fine_meshes_are_told_of_less_dropout(monkeypatch: pytes
 
     def shown(classes: int, *arguments: str) -> str:
         data = LabeledMeshes(Meshes(), [], [str(i) for i in range(classes)], "vertices")
-        monkeypatch.setattr("diffnet.train.tasks.segmentation.figures", lambda *_, **__: data)
-        command = ["segmentation", "--data", "figures", "--out", "nowhere", "--cache", ".", *arguments]
+        monkeypatch.setattr("diffnet.train.tasks.segmentation.index_dataset", lambda *_, **__: data)
+        command = ["segmentation", "--data", "bodies", "--out", "nowhere", "--cache", ".", *arguments]
         return CliRunner().invoke(train_app, command).output
 
     monkeypatch.setattr("diffnet.train.run.run_training", stop)

@@ -169,7 +169,7 @@ def test_ctrl_c_while_a_command_starts(tmp_path: Path, how: str) -> None:
     script = tmp_path / "diffnet"
     script.write_text("from diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n")
     start = [str(script)] if how == "script" else ["-m", "diffnet"]
-    command = [sys.executable, "-v", *start, "train", "segmentation", "--data", "figures", "--out", tmp_path / "run"]
+    command = [sys.executable, "-v", *start, "train", "segmentation", "--data", "bodies", "--out", tmp_path / "run"]
     command += ["--cache", tmp_path / "cache", "--device", "cpu", "--jobs", "1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # Python's own start is not the command's: it ends when the package's first module is opened.

@@ -237,10 +237,3 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
     assert scores
     assert all(0 <= score <= 1 for score in scores)
     assert np.load(tmp_path / "m0.npy").shape == (42, 1)
-
-
-def test_variants_of_generated_sets_have_names() -> None:
-    options = TASK_OPTIONS["segmentation"]
-    given = {"figures": "", "figures:builds+mesher": "builds+mesher", Path("figures"): "", "shapes:mesher": None}
-    assert {data: options.variant(data) for data in given} == given
-    assert TASK_OPTIONS["regression"].variant("None") is None

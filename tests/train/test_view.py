@@ -16,9 +16,9 @@ from command import complaint, output
 from PIL import Image
 
 from diffnet import DiffusionNet
-from diffnet.data import figures
-from diffnet.train import predict_labels
-from diffnet.train.commands.demo import WEIGHTS
+from diffnet.data import BODIES, BODY_MAPS, load_dataset, load_pairs
+from diffnet.train import load_matching_network, match_meshes, predict_labels
+from diffnet.train.commands.demo import BODY, MAPS, PARTS
 from diffnet.train.commands.view import open_page
 
 
@@ -143,22 +143,26 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert output("demo") == told  # the folder is written again
     out = tmp_path / "diffnet-demo"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("figure.html", "figure.ply", "figure.png", "network.safetensors")
+        *("a.ply", "b.ply", MAPS.name, PARTS.name, "map.html", "map.png", "parts.html", "parts.ply", "parts.png")
     ]
     right = float(re.search(r"([\d.]+) % of its ", told)[1])
-    assert right > 92
-    html = (out / "figure.html").read_text(encoding="utf-8")
+    assert right > 80
+    html = (out / "parts.html").read_text(encoding="utf-8")
     assert '"name":"prediction"' in html
     assert '"name":"truth"' in html
-    assert np.asarray(Image.open(out / "figure.png")).std() > 10
-    # The first command of "Next" works as it is printed.
-    command = re.search(r"diffnet (view .*?) +#", told)[1]
-    assert output(*command.split(), "--out", "view.html") == "wrote view.html\n"
-    assert '"name":"prediction"' in Path("view.html").read_text(encoding="utf-8")
+    for name in ("parts", "map"):
+        assert np.asarray(Image.open(out / f"{name}.png")).std() > 10
+    # The first two commands of "Next" work as they are printed.
+    for command in re.findall(r"diffnet ((?:predict|match) .*)", told):
+        output(*command.split())
+    body = load_dataset(BODIES).test[BODY]
+    labels = np.loadtxt("labels.txt", np.int64)
+    assert 100 * (labels == body.labels).mean() == pytest.approx(right, abs=0.1)
+    assert len(np.loadtxt("map.txt")) == len(trimesh.load(out / "b.ply", process=False).vertices)
 
 
 def test_demo_keeps_files_of_others(tmp_path: Path) -> None:
-    (tmp_path / "figure.png").write_text("mine")
+    (tmp_path / "parts.png").write_text("mine")
     assert "this folder holds other files" in complaint("demo", "--out", tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
@@ -179,13 +183,17 @@ def test_demo_opens_its_page_on_a_desktop(
     assert opened == [f"{tmp_path.as_uri()}/a%20b.html"] * bool(display and terminal)
 
 
-def test_network_of_the_demo() -> None:
-    assert WEIGHTS.stat().st_size < 2e6
-    network = DiffusionNet.load(WEIGHTS)
-    assert network.metadata["training_command"].startswith("diffnet train segmentation --data figures ")
-    assert network.metadata["license"] == "MIT"
-    items = figures(train=1, test=3).test
+def test_networks_of_the_demo() -> None:
+    assert PARTS.stat().st_size + MAPS.stat().st_size < 2e6
+    for file, task in ((PARTS, "segmentation"), (MAPS, "correspondence")):
+        metadata = DiffusionNet.load(file).metadata
+        assert metadata["training_command"].startswith(f"diffnet train {task} --data bodies ")
+        assert metadata["license"] == "MIT"
+    network, items = DiffusionNet.load(PARTS), load_dataset(BODIES).test
     predicted = predict_labels([item.mesh for item in items], network, "cpu")
-    pairs = zip(predicted, items, strict=True)
-    accuracy = np.concatenate([labels == item.labels for (_, labels), item in pairs]).mean()
-    assert accuracy == pytest.approx(network.metadata["test_accuracy"], abs=0.03)
+    shares = [labels == item.labels for (_, labels), item in zip(predicted, items, strict=True)]
+    assert np.concatenate(shares).mean() == pytest.approx(network.metadata["test_accuracy"], abs=0.005)
+    a, b = load_pairs(BODY_MAPS).test[:2]
+    matches = match_meshes(a.mesh, b.mesh, load_matching_network(MAPS)).matches
+    away = np.linalg.norm(a.mesh.verts[matches[b.template]] - a.mesh.verts[a.template], axis=1)
+    assert np.median(away) < 0.05  # meters

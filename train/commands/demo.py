@@ -1,6 +1,6 @@
-"""`diffnet demo`. The network beside this file was trained by the command in its metadata, and then written by
+"""`diffnet demo`. The networks beside this file were trained by the commands in their metadata, and then written by
 
-DiffusionNet.load("run/last.pt").save("figures.safetensors", training_command=…, test_accuracy=…, license="MIT")
+DiffusionNet.load("run/last.pt").save("body-parts.safetensors", training_command=…, test_accuracy=…, license="MIT")
 """
 
 from __future__ import annotations
@@ -17,48 +17,76 @@ from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.view import open_page
 from diffnet.train.console import console
 
-WEIGHTS = Path(__file__).with_name("figures.safetensors")
-SEED = 1000  # of a figure that is in no data set
-FRONT = (160, 10)  # azimuth and elevation in degrees
+PARTS, MAPS = (Path(__file__).with_name(f"body-{name}.safetensors") for name in ("parts", "maps"))
+BODY = 2  # the number of the labeled body, which faces the viewer
 
 
 def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("diffnet-demo")) -> None:
-    """Predict the parts of a generated figure with a trained network that is part of diffnet.
+    """Label the parts of a body, and map one body to another, with trained networks that are part of diffnet.
 
-    Writes figure.html (a page, which opens in the browser), figure.png, figure.ply (the mesh with its labels) and
-    network.safetensors (the network, for --checkpoint of other commands).
+    Writes parts.html (a page, which opens in the browser), parts.png and parts.ply (the mesh with its labels),
+    map.html, map.png, a.ply and b.ply (the two bodies), and the networks body-parts.safetensors and
+    body-maps.safetensors, for --checkpoint of other commands.
     """
-    html, png, ply = (out / f"figure.{suffix}" for suffix in ("html", "png", "ply"))
-    network_file = out / "network.safetensors"
     check_folder_path(out)
-    if out.is_dir() and any(out.iterdir()) and not network_file.exists():
+    if out.is_dir() and any(out.iterdir()) and not (out / PARTS.name).exists():
         raise OptionError(f"{out}: this folder holds other files; choose another one with --out")
     with ExitAtCtrlC():
-        import numpy as np
+        import diffnet.data
+        import diffnet.train
+        import diffnet.viz  # noqa: F401, what both functions use
 
-        from diffnet import DiffusionNet
-        from diffnet.data import figure
-        from diffnet.train.inference.predict import predict_labels
-        from diffnet.train.tasks.task import write_views
-        from diffnet.viz import write_ply
-
-    network, truth = DiffusionNet.load(WEIGHTS), figure(SEED)
-    names = network.metadata["label_names"]
-    ((mesh, labels),) = predict_labels([truth.mesh], network, "cpu")
-    right = float(np.mean(labels == truth.labels))
     make_folder(out)
-    write_atomically(network_file, WEIGHTS.read_bytes())  # first, because it marks the folder as one of the demo
-    fields = [{"prediction": labels, "truth": truth.labels}]
-    write_views([mesh], html, png, "Parts of a figure", fields, kind="labels", label_names=names, view=FRONT)
-    write_ply(ply, mesh, labels=labels, label_names=names)
+    for file in (PARTS, MAPS):  # first, because they mark the folder as one of the demo
+        write_atomically(out / file.name, file.read_bytes())
+    for result in (label_a_body(out), map_bodies(out)):
+        console.print(result, soft_wrap=True)
+    names = ("parts.ply", PARTS.name, "a.ply", "b.ply", MAPS.name)
+    scan, parts, a, b, maps = (quote(str(out / name)) for name in names)
     console.print(
-        f"A figure that the network has not seen: {100 * right:.1f} % of its {len(labels):,} vertices get the right "
-        f"part ({100 * network.metadata['test_accuracy']:.1f} % on the generated test figures).\n"
-        f"  page: {html}\n  picture: {png}\n"
-        "Next:\n"
-        f"  diffnet view {quote(str(ply))} --checkpoint {quote(str(network_file))}   # or a mesh of yours, without "
-        "--checkpoint\n"
+        "Next, or with meshes of yours:\n"
+        f"  diffnet predict {scan} --checkpoint {parts} --out labels.txt\n"
+        f"  diffnet match {a} {b} --checkpoint {maps} --out map.txt\n"
         "  diffnet train segmentation --data FOLDER --out run   # a folder of meshes and labels; see --help",
         soft_wrap=True,
     )
-    open_page(html)
+    open_page(out / "parts.html")
+
+
+def label_a_body(out: Path) -> str:
+    """Write the parts of a test body, as the network predicts them. Returns what to print."""
+    from diffnet import DiffusionNet, viz
+    from diffnet.data import BODIES, load_dataset
+    from diffnet.train import predict_labels
+    from diffnet.train.tasks.task import write_views
+
+    body, network = load_dataset(BODIES, needs_train=False).test[BODY], DiffusionNet.load(PARTS)
+    names = network.metadata["label_names"]
+    ((mesh, labels),) = predict_labels([body.mesh], network, "cpu")
+    html, png = out / "parts.html", out / "parts.png"
+    fields = [{"prediction": labels, "truth": body.labels}]
+    write_views([mesh], html, png, "Parts of a body", fields, kind="labels", at="faces", label_names=names)
+    viz.write_ply(out / "parts.ply", mesh, labels=labels, label_names=names, at="faces")
+    return (
+        f"A body that the network has not seen: {100 * (labels == body.labels).mean():.1f} % of its {len(labels):,} "
+        f"faces get the right part ({100 * network.metadata['test_accuracy']:.1f} % on all test bodies).\n"
+        f"  page: {html}\n  picture: {png}"
+    )
+
+
+def map_bodies(out: Path) -> str:
+    """Write a map between two test bodies, where the second one gets the colors of the first. Returns what to print."""
+    from diffnet import viz
+    from diffnet.data import BODY_MAPS, load_pairs
+    from diffnet.train import load_matching_network, match_meshes
+    from diffnet.train.report.transfer import pair_page, position_colors
+
+    a, b = load_pairs(BODY_MAPS, needs_train=False).test[:2]
+    matches = match_meshes(a.mesh, b.mesh, load_matching_network(MAPS)).matches
+    colors, titles = position_colors(a.mesh), ("a body", "its colors on another one")
+    html, png = out / "map.html", out / "map.png"
+    pair_page(b.mesh, a.mesh, matches, titles[::-1]).save(html)
+    viz.picture([a.mesh, b.mesh], colors=[colors, colors[matches]], titles=titles).save(png)
+    for name, shape in (("a", a), ("b", b)):
+        viz.write_ply(out / f"{name}.ply", shape.mesh)
+    return f"A map between two other bodies, by colors:\n  page: {html}\n  picture: {png}"

@@ -26,7 +26,7 @@ from diffnet.train.commands.options import (
     parameters,
     with_parameters,
 )
-from diffnet.train.commands.training import check_data, print_results
+from diffnet.train.commands.training import find_data, print_results
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.task_options import SetOptions
@@ -381,7 +381,7 @@ def evaluate(
         str,
         typer.Option(
             help="Folder of labeled meshes, of shards or of meshes in pairs, a table (.csv) for a network with outputs "
-            "for whole meshes, or the name of the generated set of the network's task: figures or shapes."
+            "for whole meshes, or the name of the built-in set of the network's task: bodies or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
@@ -389,10 +389,10 @@ def evaluate(
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
-    The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of a
-    generated set, it is the test part with the seed of the training. Labels, and columns of targets, match by name.
-    Labels at other elements than the network's are converted. --targets is for regression; the default is that of the
-    training. --pairs, --base and --zoomout are for correspondence.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of the
+    generated set shapes, it is the test part with the seed of the training. Labels, and columns of targets, match by
+    name. Labels at other elements than the network's are converted. --targets is for regression; the default is that of
+    the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
@@ -416,11 +416,11 @@ def evaluate(
         if targets is not None and "targets" not in own_names:
             raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
         make_folder(cache)
-        generated = check_data(data, task.name)
+        place = find_data(data, task.name)
         seed = network.metadata.get("seed")
         if not isinstance(seed, int) or seed < 0:
             seed = 0
-            if generated is not None:
+            if data == place == TASK_OPTIONS[task.name].builtin:
                 unknown = f"{checkpoint} does not record the seed of its training"
                 console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
         how = SetOptions(
@@ -428,12 +428,11 @@ def evaluate(
             cache=cache,
             targets=targets or expected.options.targets,
             seed=seed,
-            generated=generated,
             channels=len(expected.label_names),
             needs_train=False,
             jobs=jobs,
         )
-        dataset = ranks.after_first(lambda: task.load([data], how, expected.options))
+        dataset = ranks.after_first(lambda: task.load([place], how, expected.options))
         console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)

@@ -9,13 +9,14 @@ import typer
 
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.options import RunOptions, parameters, with_parameters
+from diffnet.train.commands.training import find_data
 from diffnet.train.console import console
 
 
 @with_parameters(*parameters(RunOptions, ["device"], panel=None))
 def robustness(
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run of diffnet train segmentation.")],
-    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or figures.")],
+    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or bodies.")],
     out: Annotated[Path, typer.Option(help="Folder for results.json.")],
     **options: Any,
 ) -> None:
@@ -28,4 +29,4 @@ def robustness(
         from diffnet.train.device import pick_device
         from diffnet.train.inference.robustness import run_robustness
 
-    run_robustness(checkpoint, data, out, pick_device(options["device"]), console)
+    run_robustness(checkpoint, find_data(data, "segmentation"), out, pick_device(options["device"]), console)

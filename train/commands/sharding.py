@@ -12,6 +12,7 @@ from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.train.commands.mesh_files import find_meshes, part_numbers
+from diffnet.train.commands.training import find_data
 from diffnet.train.console import complain, console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.shared import TaskName
@@ -53,7 +54,8 @@ def write_into_shards(
         own, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
         if own.meshes_of_sample > 1:
             raise OptionError(f"sets for {task} can't be written into shards")
-        data = own.load([str(paths[0])], how, TrainOptions(task=task))
+        place = str(paths[0]) if paths[0].exists() else find_data(str(paths[0]), task)
+        data = own.load([place], how, TrainOptions(task=task))
     count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
     with progress_bar(console) as bar:
         shown = bar.add_task("preprocessing", total=count)

@@ -57,19 +57,23 @@ def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> 
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
-def check_data(path: str | Path, task: TaskName) -> str | None:
-    """The variant of the generated set of this name, or None if a data set is at the path. Raises DataError if neither.
+def find_data(path: str, task: TaskName) -> str:
+    """The data set at a path, or the folder of the built-in set of this name. The name of a generated set stays.
 
-    See `TaskOptions.variant`.
+    Raises DataError if there is none, and for a name that a folder has, too.
     """
     from diffnet.data import DataError
     from diffnet.data.shards.archives import is_url
 
-    options = TASK_OPTIONS[task]
-    variant = options.variant(path)
-    if options.generated is not None and variant is None and not is_url(path) and not Path(path).exists():
-        raise DataError(f"{path}: no such file or folder; {options.generated} is the generated set of {task}")
-    return variant
+    name, folder = TASK_OPTIONS[task].builtin, TASK_OPTIONS[task].folder
+    is_there = is_url(path) or Path(path).exists()
+    if name is None or (is_there and path != name):
+        return path
+    if is_there:
+        raise DataError(f"{path} is the built-in set of {task}, and also a folder here; for the folder, give ./{path}")
+    if path != name:
+        raise DataError(f"{path}: no such file or folder; {name} is the built-in set of {task}")
+    return path if folder is None else str(folder)
 
 
 def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str, Any]) -> None:
@@ -144,7 +148,7 @@ def _loaded(
     chosen: the options on the command line
     before: checkpoint of the run to resume, or None
     """
-    *_, generated = [check_data(path, task.name) for path in data]
+    data = [find_data(path, task.name) for path in data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
     sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
     how = SetOptions(
@@ -153,14 +157,13 @@ def _loaded(
         targets=options.targets,
         group_by=options.group_by,
         seed=options.seed,
-        generated=generated if len(data) == 1 else None,
         jobs=arguments["jobs"],
     )
     dataset = task.load(data, how, options)
     notes: list[str] = []
     if before is None:
         options, notes = task.adapted(dataset, options, chosen)
-    counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes
+    counts = getattr(dataset.train, "vertex_counts", None)  # the generated set has none, and few classes
     if counts is not None and len(counts):
         hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
         notes += [] if hint is None else [hint]

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from diffnet import __version__
 from diffnet.checkpoints.safetensors_file import is_safetensors
-from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
+from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder, write_atomically
@@ -52,7 +52,7 @@ class Row:
 def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device, console: Console) -> None:
     """`diffnet robustness`: measure, print each row, and write results.json into the folder `out`.
 
-    data: the folder of the network's data set, or "figures"
+    data: the folder of the network's data set. Its labels are converted to the vertices.
 
     Raises CheckpointError, DataError or OptionError for a file or folder that can't be used.
     """
@@ -63,7 +63,7 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
     loaded = load_checkpoint(checkpoint)
     seed = loaded["options"]["seed"]  # it decides which meshes of some data sets are test meshes
     make_folder(out)
-    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, seed=seed)
+    dataset = load_dataset(data, seed=seed, labels_at="vertices")
     results = measure_robustness(loaded, dataset, device, console)
     write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
@@ -103,10 +103,10 @@ def measure_robustness(
 def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledMesh]) -> None:
     if checkpoint["labels_at"] != "vertices":
         raise OptionError(f"the network should label vertices, this one labels {checkpoint['labels_at']}")
-    if checkpoint["label_names"] != data.label_names or data.labels_at != "vertices":
+    if checkpoint["label_names"] != data.label_names:
         raise OptionError(
             f"the network was trained on another data set: it has {len(checkpoint['label_names'])} classes at the "
-            f"vertices, and the data set has {len(data.label_names)} at the {data.labels_at}, or other names"
+            f"vertices, and the data set has {len(data.label_names)}, or other names"
         )
     if not items:
         raise OptionError("the data set has no test mesh with faces")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from diffnet.data.folders.layouts import BODY_MAPS
 from diffnet.geometry.errors import OptionError
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
@@ -86,14 +87,15 @@ OPTIONS = TaskOptions(
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
     Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
     """,
-    data="Folder of meshes in pairs, also several times, or [bold]figures[/], the generated set of pairs.",
+    data="Folder of meshes in pairs, also several times, or [bold]bodies[/], the built-in set of pairs.",
     takes_several=True,
     sets=("pairs", "base", "channels"),
     changes=_CHANGES,
     own=CorrespondenceOptions,
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"),
-    generated="figures",
+    builtin="bodies",
+    folder=BODY_MAPS,
     prediction=("method", "map_k", "feature_scale"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     recipe={

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from diffnet.data.folders.layouts import BODIES
 from diffnet.geometry.errors import OptionError
 from diffnet.options import option
 from diffnet.train.options.shared import LABELS, SharedOptions
@@ -156,12 +157,13 @@ SEGMENTATION = TaskOptions(
 
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """,
-    data="Folder of labeled meshes or of shards, or [bold]figures[/], the generated set.",
+    data="Folder of labeled meshes or of shards, or [bold]bodies[/], the built-in set.",
     sets=("layout", "outputs_at"),
     own=LabelOptions,
     owners="tasks with labels",
     unavailable=("align",),
-    generated="figures",
+    builtin="bodies",
+    folder=BODIES,
     prediction=("ignore",),
     original={"label_smoothing": 0.0},
     adapted=_adapted,
@@ -178,7 +180,8 @@ CLASSIFICATION = replace(
     """,
     data="Folder of classes or of shards, a table file,label (.csv), or [bold]shapes[/], the generated set of classes.",
     sets=(),
-    generated="shapes",
+    builtin="shapes",
+    folder=None,
     recipe={"width": 128, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
     original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
     advice=lambda options, classes, vertices: None,

@@ -22,7 +22,6 @@ class SetOptions(Checked):
 
     cache: the folder of preprocessed meshes and of indices
     targets, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
-    generated: the variant of the generated set, see `TaskOptions.variant`; None for another set
     needs_train: whether the training part is read
     jobs: see `index_dataset`
     """
@@ -45,7 +44,6 @@ class SetOptions(Checked):
     targets: str | None = None
     group_by: str | None = None
     seed: int = 0
-    generated: str | None = None
     needs_train: bool = True
     jobs: int | None = None
 
@@ -66,8 +64,8 @@ class TaskOptions:
     own: the shared options, and those that only this task and other tasks with the same class have
     owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
-    generated: the name of the generated data set of this task on the command line; None if there is none. NAME:VARIANT
-        is a variant of it, see `variant`.
+    builtin: the name of the data set on the command line that comes with diffnet; None if there is none
+    folder: the folder of this set; None if it is generated
     prediction: names of the own options that are read from the metadata of a network, see `network_input`
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe`
@@ -84,7 +82,8 @@ class TaskOptions:
     own: type[SharedOptions] = SharedOptions
     owners: str | None = None
     unavailable: tuple[str, ...] = ()
-    generated: str | None = None
+    builtin: str | None = None
+    folder: Path | None = None
     prediction: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     original: Mapping[str, Any] = field(default_factory=dict)
@@ -92,11 +91,6 @@ class TaskOptions:
         lambda name, options, chosen: options
     )
     advice: Callable[[SharedOptions, int, float], str | None] = lambda options, classes, vertices: None
-
-    def variant(self, data: object) -> str | None:
-        """VARIANT of "NAME:VARIANT", the name of a generated set; "" for NAME alone, and None for other data sets."""
-        name, _, variant = str(data).partition(":")
-        return variant if name == self.generated else None
 
     @property
     def own_names(self) -> tuple[str, ...]:

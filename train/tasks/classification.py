@@ -11,6 +11,7 @@ from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
 from diffnet.data.stored import StoredMeshes
 from diffnet.train.metrics import spread_over
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.labels import CLASSIFICATION
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import LabelTask
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, titles_of
@@ -26,8 +27,8 @@ class Classification(LabelTask):
     targets_at = ("meshes",)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        if how.generated is not None:  # the smallest training part where it isn't read
-            return shapes(**({} if how.needs_train else {"train": 1}), seed=how.seed, shift=how.generated or None)
+        if data[0] == CLASSIFICATION.builtin:  # with the smallest training part where it isn't read
+            return shapes(**({} if how.needs_train else {"train": 1}), seed=how.seed)
         return index_classes(data[0], how.cache, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from diffnet.data import (
     PairShape,
     Sample,
     TargetsAt,
-    figure_pairs,
     load_pairs,
     paired_meshes,
 )
@@ -105,17 +104,15 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
-        bodies = how.generated
-        where: dict[str, Any] = {"seed": how.seed, "cache_dir": how.cache}
-        if bodies is None:
-            path = data[0] if len(data) == 1 else list(data)
-            pairs = load_pairs(
-                path, how.pairs, base=how.base, group_by=how.group_by, needs_train=how.needs_train, **where
-            )
-        elif how.needs_train:
-            pairs = figure_pairs(bodies=bodies or "figures", jobs=how.jobs, **where)
-        else:  # with the smallest training part
-            pairs = replace(figure_pairs(2, bodies=bodies or "figures", **where), train=[], train_pairs=[])
+        pairs = load_pairs(
+            data[0] if len(data) == 1 else list(data),
+            how.pairs,
+            base=how.base,
+            seed=how.seed,
+            group_by=how.group_by,
+            cache_dir=how.cache,
+            needs_train=how.needs_train,
+        )
         if options.stretch and how.needs_train:
             pairs = with_stretched(pairs, options.stretch)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])

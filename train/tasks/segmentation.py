@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, figures, index_dataset, with_labels_at
+from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, index_dataset, with_labels_at
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
@@ -71,11 +71,7 @@ class Segmentation(LabelTask):
     targets_at = ("vertices", "faces", "edges")
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        if how.generated is not None:  # the smallest training part where it isn't read
-            parts = {} if how.needs_train else {"train": 1}
-            meshes = figures(**parts, seed=how.seed, shift=how.generated or None)
-        else:
-            meshes = index_dataset(data[0], how.cache, how.layout, **how.for_index())
+        meshes = index_dataset(data[0], how.cache, how.layout, **how.for_index())
         return meshes if how.outputs_at is None else with_labels_at(meshes, how.outputs_at)
 
     def predict(self, outputs: Tensor) -> Tensor:

@@ -197,7 +197,7 @@ class Task(ABC, Generic[D, S]):
 
     @abstractmethod
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> D:
-        """The data set in a folder, in a table or with the name of the generated one, whose meshes may be read later.
+        """The data set in a folder, in a table or with the name of a generated one, whose meshes may be read later.
 
         data: the arguments of --data. Only some tasks take several, see `TaskOptions`.
         """

@@ -1,1 +1,0 @@
-"""The generated data sets: posed figures, pairs of them, and classes of bodies with four limbs."""
