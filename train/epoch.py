@@ -78,6 +78,7 @@ class Epoch:
         begun, losses = self._begin(position)
         step, samples, world = self._step, self._samples, self._ranks.place.world_size
         step.model.train()
+        step.model.blocks.train(self._options.freeze is None)  # frozen ones have no dropout
         order = [i for batch in self._batches for i in batch]
         todo = [[order[n] for n in part] for parts in self._parts[begun:] for part in parts]
         loaded = packed(samples, todo, self._device)

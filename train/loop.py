@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from diffnet import WeightAverage
+from diffnet import DiffusionNet, WeightAverage
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, PairSample, Sample, Statistics
 from diffnet.geometry.files import write_atomically
@@ -25,6 +25,7 @@ from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, s
 from diffnet.train.epoch import Epoch
 from diffnet.train.evaluate import evaluate
 from diffnet.train.event_file import EventFile
+from diffnet.train.fine_tuning import copy_weights, start_network
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import DeviceSamples, counts_of, taken
@@ -110,7 +111,7 @@ def train(
     held_out = taken(samples, data.held_out)
     check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
-    model = build_model(options, meshes.label_names, meshes.labels_at, data.statistics).to(device)
+    model = _first_network(data, options, resume, ranks).to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
     parts = ranks.place.world_size * options.accumulate
@@ -227,6 +228,27 @@ def train(
     if predictions is not None and len(judged["history"]) != options.epochs:
         predictions.clear()
     return judged
+
+
+def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ranks) -> DiffusionNet:
+    """The network before the first step, on the CPU. Only rank 0 reads the network that a new run starts from."""
+    names = data.meshes.label_names
+    model = build_model(options, names, data.meshes.labels_at, data.statistics)
+
+    def started() -> dict[str, Any] | None:
+        network = None if resume else start_network(options)
+        if network is None:
+            return None
+        copy_weights(network, model, options, names, data.statistics, data.target_statistics)
+        return model.state_dict()
+
+    weights = ranks.shared(started)
+    if weights is not None:
+        model.load_state_dict(weights)
+    if options.freeze == "blocks":
+        model.first.requires_grad_(False)
+        model.blocks.requires_grad_(False)
+    return model
 
 
 def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:

@@ -26,6 +26,7 @@ from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.console import progress_bar
 from diffnet.train.evaluate import evaluate
+from diffnet.train.fine_tuning import start_note
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
@@ -84,6 +85,7 @@ def run_training(
         task.check(data, options)
         check_own_arrays(data.train, options)
         warn_of_rotations(data.train, options)
+        notes = [*notes, *ranks.shared(lambda: start_note(options, data.label_names))]
     parts = part_names(data, held_out)
     for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
         console.print(line, soft_wrap=True)

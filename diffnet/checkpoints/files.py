@@ -14,8 +14,7 @@ from torch import Tensor
 
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.options import chosen_scale
-
-NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
+from diffnet.pretrained import NETWORK_FILE, names_text
 
 # "original": segmentation and classification of the original implementation.
 # "original correspondence": its functional maps, whose weights have the prefix "feature_extractor.".
@@ -52,11 +51,11 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
     refused.
     """
     if Path(path).is_dir():
-        held = [name for name in ("last.pt", "best.pt", NETWORK_FILE) if (Path(path) / name).is_file()]
-        hint = f"; it holds {' and '.join(held)}" if held else ""
+        networks = [name for name in ("last.pt", "best.pt", NETWORK_FILE) if (Path(path) / name).is_file()]
+        hint = f"; it holds {' and '.join(networks)}" if networks else ""
         raise CheckpointError(f"{path}: this is a folder, expected a checkpoint{hint}")
     if not Path(path).exists():
-        raise CheckpointError(f"{path}: no such checkpoint")
+        raise CheckpointError(f"{path}: no such checkpoint{names_text()}")
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: this is a pipe, a socket or a device, expected a checkpoint")
     try:

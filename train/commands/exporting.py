@@ -13,8 +13,8 @@ from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, work_through
 from diffnet.train.commands.mesh_files import find_meshes, output_files, part_of
-from diffnet.train.commands.options import CheckpointOption, LabelsAtOption
-from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.commands.options import CheckpointOption, LabelsAtOption, described_input
+from diffnet.train.commands.predicting import check_outputs, check_suffix
 from diffnet.train.console import console
 
 
@@ -31,7 +31,7 @@ def export(
     check_outputs([out], [checkpoint])
     with ExitAtCtrlC():
         from diffnet.train.export import export_network
-        from diffnet.train.inference.network_input import load_any_network
+        from diffnet.train.fine_tuning import load_any_network
 
     network = load_any_network(checkpoint, labels_at)
     make_folder(out.parent)
@@ -58,7 +58,7 @@ def write_inputs(
 
         from diffnet.geometry import load_mesh
         from diffnet.train.export import exported_inputs
-        from diffnet.train.inference.network_input import load_any_network
+        from diffnet.train.fine_tuning import load_any_network
         from diffnet.train.inference.predict import input_sample
         from diffnet.train.ranks import connected
 

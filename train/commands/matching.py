@@ -19,8 +19,17 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
-from diffnet.train.commands.options import MESH_FILES, NO_CACHE, RESUME_MANY, RunOptions, parameters, with_parameters
-from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.commands.options import (
+    MESH_FILES,
+    NO_CACHE,
+    RESUME_MANY,
+    CheckpointOption,
+    RunOptions,
+    described_input,
+    parameters,
+    with_parameters,
+)
+from diffnet.train.commands.predicting import check_outputs, check_suffix
 from diffnet.train.console import console
 from diffnet.train.options import TrainOptions
 
@@ -41,12 +50,7 @@ COLUMNS = ("first", "second")  # of the report
     ),
 )
 def match(
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of `diffnet train correspondence`, or a published checkpoint of correspondence."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     out: Annotated[
         Path,
         typer.Option(

@@ -15,7 +15,7 @@ from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.mesh_files import find_meshes, part_of
-from diffnet.train.commands.options import MESH_FILES, RunOptions, parameters, with_parameters
+from diffnet.train.commands.options import MESH_FILES, RunOptions, checkpoint_option, parameters, with_parameters
 from diffnet.train.commands.sharding import write_into_shards
 from diffnet.train.console import complain, console
 from diffnet.train.options import TrainOptions
@@ -77,8 +77,8 @@ def precompute(
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="The network that was exported. Features and preprocessing are those of its training.",
+        checkpoint_option(
+            "The network that was exported. Features and preprocessing are those of its training.",
             rich_help_panel=EXPORT_PANEL,
         ),
     ] = None,

@@ -23,6 +23,7 @@ from diffnet.train.commands.options import (
     CheckpointOption,
     LabelsAtOption,
     RunOptions,
+    described_input,
     parameters,
     with_parameters,
 )
@@ -32,14 +33,7 @@ from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
-    from diffnet import DiffusionNet
     from diffnet.train.tasks.task import NetworkInput, Predicted, Task
-
-_KINDS = {
-    "original": "a checkpoint of the original implementation",
-    "original correspondence": "a correspondence checkpoint of the original implementation",
-    "unsupervised correspondence": "a checkpoint of unsupervised correspondence (Cao et al. 2023)",
-}
 
 
 @with_parameters(
@@ -311,28 +305,6 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
     write_atomically(path, content.getvalue())
 
 
-def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
-    """The input of a network. For a checkpoint of another program, say what it is and what its network gets.
-
-    Raises MetadataError, which names the file, see `network_input`.
-    """
-    from diffnet.train.inference.network_input import is_original, network_input
-    from diffnet.train.tasks.task import MetadataError
-
-    try:
-        expected = network_input(network)
-    except MetadataError as e:
-        raise MetadataError(f"{checkpoint}: {e}") from e
-    if is_original(checkpoint):
-        options = expected.options
-        console.print(
-            f"{checkpoint}: {_KINDS[network.metadata['kind']]}. It doesn't record its input, which is taken to be "
-            f"{options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's operators.",
-            soft_wrap=True,
-        )
-    return expected
-
-
 def check_outputs(written: Sequence[Path], read: Sequence[Path]) -> None:
     """Raises OptionError if a file would be written twice, or would overwrite an input."""
     sources = {(status.st_dev, status.st_ino): source for source in read if (status := _status(source))}
@@ -370,13 +342,7 @@ _SET_OPTIONS = "layout", "pairs", "base"
     *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
 )
 def evaluate(
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a published checkpoint of "
-            "correspondence."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     data: Annotated[
         str,
         typer.Option(

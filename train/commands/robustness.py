@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.options import RunOptions, parameters, with_parameters
+from diffnet.train.commands.options import RunOptions, checkpoint_option, parameters, with_parameters
 from diffnet.train.console import console
 
 
 @with_parameters(*parameters(RunOptions, ["device"], panel=None))
 def robustness(
-    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run of diffnet train segmentation.")],
+    checkpoint: Annotated[Path, checkpoint_option("A run of diffnet train segmentation, its best.pt or last.pt.")],
     data: Annotated[str, typer.Option(help="The data set of the run: its folder, or figures.")],
     out: Annotated[Path, typer.Option(help="Folder for results.json.")],
     **options: Any,

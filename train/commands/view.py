@@ -16,8 +16,8 @@ import typer
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.options import MESH_FILES
-from diffnet.train.commands.predicting import check_suffix, described_input
+from diffnet.train.commands.options import MESH_FILES, checkpoint_option, described_input
+from diffnet.train.commands.predicting import check_suffix
 from diffnet.train.console import console
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def view(
     mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="A network whose predictions are shown, too: any file that diffnet predict takes."),
+        checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")

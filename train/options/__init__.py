@@ -22,6 +22,8 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
     "correspondence": correspondence.OPTIONS,
 }
 
+RATE_FROM_NETWORK = 5e-4  # a higher one forgets what the network has learned
+
 # The options of the experiments of the original implementation: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
 _ORIGINAL: dict[str, Any] = {
     "features": "hks",
@@ -79,6 +81,9 @@ def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = 
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    own = TASK_OPTIONS[task]
+    own, chosen = TASK_OPTIONS[task], chosen or {}
     options = {**_ORIGINAL, **own.original} if name == "original" else own.recipe
-    return dict(own.adapted(name, options, chosen or {}))
+    options = dict(own.adapted(name, options, chosen))
+    if chosen.get("start") is not None:
+        options["learning_rate"] = min(options.get("learning_rate", TrainOptions.learning_rate), RATE_FROM_NETWORK)
+    return options
