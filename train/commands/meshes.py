@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,12 +15,15 @@ from diffnet.geometry.files import make_folder
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
-from diffnet.train.commands.mesh_files import find_meshes, part_of
+from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
 from diffnet.train.commands.options import MESH_FILES, RunOptions, checkpoint_option, parameters, with_parameters
-from diffnet.train.commands.sharding import write_into_shards
 from diffnet.train.console import complain, console
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.shared import TaskName
+from diffnet.train.options.task_options import SetOptions
+
+if TYPE_CHECKING:
+    import torch
 
 SHARDS_PANEL = "Shards"  # of --help
 EXPORT_PANEL = "Exported networks"
@@ -109,7 +113,7 @@ def precompute(
     chosen = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
-        write_into_shards(paths, write_shards, chosen, cache, jobs, where, task, targets, part, group_by)
+        _write_shards(paths, write_shards, chosen, cache, jobs, where, task, targets, part, group_by)
         return
     if task or targets or group_by or features:
         raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
@@ -136,6 +140,54 @@ def precompute(
                     complain(reason)
     except RankError as e:
         raise RankError(f"{e}. The cache keeps complete meshes, and the same command computes the others") from e
+    if failed:
+        raise typer.Exit(1)
+
+
+def _write_shards(
+    paths: list[Path],
+    folder: Path,
+    options: Preprocessing,
+    cache: Path,
+    jobs: int | None,
+    device: torch.device,
+    task: TaskName | None,
+    targets: str | None,
+    part: str | None,
+    group_by: str | None,
+) -> None:
+    """Write a set, or meshes without labels, into shards. Raises Exit with code 1 if meshes can't be used."""
+    from diffnet.data import LabeledMeshes, write_shards
+    from diffnet.data.shards.writing import MeshFiles
+    from diffnet.train.console import progress_bar
+    from diffnet.train.tasks.task import task_named
+
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise OptionError("--write-shards takes one process for each --part, and torchrun has started several")
+    if targets is not None and (task is None or "targets" not in TASK_OPTIONS[task].own_names):
+        raise OptionError("--targets is for --task regression")
+    number, parts = (1, 1) if part is None else part_numbers(part)
+    make_folder(cache)
+    if task is None:
+        data = LabeledMeshes(MeshFiles(find_meshes(paths, folder), cache), [], [], "meshes")
+    elif len(paths) > 1:
+        raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
+    else:
+        own, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
+        if own.meshes_of_sample > 1:
+            raise OptionError(f"sets for {task} can't be written into shards")
+        data = own.load([str(paths[0])], how, TrainOptions(task=task))
+    count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
+    with progress_bar(console) as bar:
+        shown = bar.add_task("preprocessing", total=count)
+        failed = write_shards(
+            data, folder, options, cache, jobs, lambda: bar.advance(shown), device, part=(number, parts)
+        )
+    of_part = "" if part is None else f" of part {part}"
+    hint = "" if parts == 1 else ". When all parts are done, repeat the call without --part, which writes the index"
+    console.print(f"{count - len(failed)} of {count} meshes{of_part} are in {folder}{hint}", soft_wrap=True)
+    for reason in failed.values():
+        complain(reason)
     if failed:
         raise typer.Exit(1)
 

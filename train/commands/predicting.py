@@ -1,4 +1,4 @@
-"""`diffnet predict` and `diffnet evaluate`."""
+"""`diffnet predict`, `diffnet evaluate` and `diffnet robustness`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from diffnet.train.commands.options import (
     CheckpointOption,
     LabelsAtOption,
     RunOptions,
+    checkpoint_option,
     described_input,
     parameters,
     with_parameters,
@@ -416,3 +417,22 @@ def evaluate(
         )
     if ranks.is_first:
         print_results(task, results, out)
+
+
+@with_parameters(*parameters(RunOptions, ["device"], panel=None))
+def robustness(
+    checkpoint: Annotated[Path, checkpoint_option("A run of diffnet train segmentation, its best.pt or last.pt.")],
+    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or figures.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    **options: Any,
+) -> None:
+    """Measure how many predicted labels stay the same when the test meshes change.
+
+    The changes are scaling, rotation, renumbering, mirroring, subdivision, decimation, point clouds, noise, missing
+    faces, a cut-off part and triangle soup.
+    """
+    with ExitAtCtrlC():
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.robustness import run_robustness
+
+    run_robustness(checkpoint, data, out, pick_device(options["device"]), console)

@@ -23,7 +23,6 @@ from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, inde
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
 from diffnet.geometry import Mesh
-from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, scores_a_test, spread_over
@@ -203,23 +202,14 @@ class Regression(MeshTask):
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.regression import scatter_png, write_values_report
-        from diffnet.train.report.report import Prediction
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
         shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
-        def row(i: int) -> Prediction:
-            item = scored.meshes[i]
-            truth, mesh = np.asarray(item.labels, np.float64), item.mesh
-            shown = scored.predictions[i].numpy()
-            if scored.labels_at != "meshes":
-                shown = on_triangles(mesh, shown, scored.labels_at)
-            return Prediction(item.name, mesh.verts, mesh.faces, shown, truth)
-
         write_values_report(
             out / "predictions.html",
-            (row(i) for i in shown),
+            self.reported(scored, shown),
             {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
             columns=results["columns"],
             at=scored.labels_at,

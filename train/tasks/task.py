@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from diffnet.data import (
 from diffnet.data.conversion import labels_on_surface
 from diffnet.data.labeled import counted
 from diffnet.geometry import Mesh, Operators
-from diffnet.geometry.elements.elements import on_polygons
+from diffnet.geometry.elements.elements import on_polygons, on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -42,6 +42,9 @@ from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import SetOptions
+
+if TYPE_CHECKING:
+    from diffnet.train.report.report import Prediction
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
@@ -355,6 +358,17 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 
     def on_meshes(self) -> MeshTask:
         return self
+
+    def reported(self, scored: Scored, numbers: Iterable[int]) -> Iterator[Prediction]:
+        """Some predictions as a page shows them. Meshes are read one after another."""
+        from diffnet.train.report.report import Prediction  # loads Matplotlib, which takes half a second
+
+        for i in numbers:
+            item, values = scored.meshes[i], scored.predictions[i].numpy()
+            if scored.labels_at != "meshes":
+                values = on_triangles(item.mesh, values, scored.labels_at)
+            truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
+            yield Prediction(item.name, item.mesh.verts, item.mesh.faces, values, truth)
 
     @abstractmethod
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
