@@ -82,8 +82,8 @@ def checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
         return None
     fine = isinstance(position, dict) and position.keys() - {"sums"} == {"steps", "losses", "tally", "random"}
     fine = fine and fits(position["steps"], int) and 0 < position["steps"] < MAX_INTEGER
-    fine = fine and isinstance(position["random"], list) and all(fits(own, list) for own in position["random"])
-    fine = fine and all(fits(text, str) for own in position["random"] for text in own)
+    fine = fine and isinstance(position["random"], list) and all(fits(states, list) for states in position["random"])
+    fine = fine and all(fits(text, str) for states in position["random"] for text in states)
     losses, tally = (position["losses"], position["tally"]) if fine else (None, None)
     if not (isinstance(losses, Tensor) and isinstance(tally, Tensor) and losses.shape == (position["steps"],)):
         raise CheckpointError(f"{path}: position should be one in an epoch, got {shown(position)}")

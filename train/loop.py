@@ -194,8 +194,8 @@ def train(
             due = (epoch + 1) % options.eval_every == 0 or last
             tested = validated = None
             if due:
-                kept = predictions if last else None
-                tested = score_of(evaluate(task, scored, data.test, options, device, kept, ranks))
+                sink = predictions if last else None
+                tested = score_of(evaluate(task, scored, data.test, options, device, sink, ranks))
             if len(held_out):
                 validated = score_of(evaluate(task, scored, held_out, options, device, None, ranks))
             row: Row = {
@@ -255,11 +255,11 @@ def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
     """All training samples and then their variants, and the numbers of each sample and its variants among these."""
     variants = data.variants or [()] * len(data.train)
     if isinstance(data.train, DeviceSamples):
-        samples: Sequence[Any] = data.train.joined(own for own in variants if isinstance(own, DeviceSamples))
+        samples: Sequence[Any] = data.train.joined(group for group in variants if isinstance(group, DeviceSamples))
     else:
         samples = [*data.train, *chain.from_iterable(variants)]
     firsts = accumulate(map(len, variants), initial=len(data.train))
     groups = [
-        [i, *range(first, first + len(own))] for i, (own, first) in enumerate(zip(variants, firsts, strict=False))
+        [i, *range(first, first + len(group))] for i, (group, first) in enumerate(zip(variants, firsts, strict=False))
     ]
     return samples, groups

@@ -223,6 +223,6 @@ def _check_content(out: Path, resume: bool) -> None:
 
 def _line(row: Row, score: str) -> str:
     values = {name: row[f"{name}_{score}"] for name in ("train", "validation", "test")}
-    known = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
-    scores = f"{SCORE_NAMES.get(score, score)}: {', '.join(known)}" if known else ""
+    texts = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
+    scores = f"{SCORE_NAMES.get(score, score)}: {', '.join(texts)}" if texts else ""
     return f"epoch {row['epoch']:>4}  loss {row['train_loss']:.4f}  {scores}".rstrip()

@@ -75,7 +75,7 @@ def part_names(data: LabeledMeshes, held_out: Sequence[int]) -> dict[str, list[s
 def meshes_text(parts: dict[str, list[str]]) -> str:
     """How many meshes each part has."""
     verbs = {"train": "train on", "validation": "validate on", "test": "test on"}
-    return ", ".join(f"{len(own)} to {verbs[part]}" for part, own in parts.items() if own)
+    return ", ".join(f"{len(names)} to {verbs[part]}" for part, names in parts.items() if names)
 
 
 def set_summary(

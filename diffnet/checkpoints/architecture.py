@@ -36,8 +36,8 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
     # The name of a layer counts the ReLU before it, and the dropout layer if there is one.
-    found = (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in shapes)
-    layers = sorted(int(m[1]) for m in found if m)
+    matches = (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in shapes)
+    layers = sorted(int(m[1]) for m in matches if m)
     if layers and all(len(shapes[f"blocks.0.mlp.{i}.weight"]) == 2 for i in layers):
         options["mlp_hidden"] = [shapes[f"blocks.0.mlp.{i}.weight"][0] for i in layers[:-1]]
         if len(layers) > 1:
@@ -58,18 +58,18 @@ def agrees(value: Any, visible: Any) -> bool:
     return value > 0 if visible == ABOVE_0 else value == visible
 
 
-def check_state_dict(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+def check_state_dict(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
     """Raises RuntimeError, as PyTorch does, if a state dict is of another network, and names the options that differ.
 
     Differences that no option explains are left to PyTorch.
     """
-    if kind_of(found) is not None:
+    if kind_of(state) is not None:
         raise RuntimeError(
             "the state dict is of the original implementation; write DiffusionNet.from_original_state_dict(state_dict)"
         )
-    if "options" in found and "model" in found:
+    if "options" in state and "model" in state:
         raise RuntimeError("this is a checkpoint of `diffnet train`, not a state dict; write DiffusionNet.load(path)")
-    theirs, ours = visible_options(found), visible_options(expected)
+    theirs, ours = visible_options(state), visible_options(expected)
     if not theirs.keys() >= set(SIZES):
         return
     differences = [

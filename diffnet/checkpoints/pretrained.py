@@ -24,11 +24,11 @@ from diffnet.pretrained import NETWORK_FILE, names_text, network_path
 
 def check_license(metadata: Mapping[str, Any]) -> None:
     """Raises ValueError for metadata without the license of the training data."""
-    found = metadata.get("data_license")
-    if not isinstance(found, str) or not found:
+    text = metadata.get("data_license")
+    if not isinstance(text, str) or not text:
         raise ValueError(
             "save_pretrained needs the license of the training data, because it can restrict the use of the weights, "
-            f'got data_license={found!r}; write for example data_license="CC-BY-4.0" or data_license="unknown"'
+            f'got data_license={text!r}; write for example data_license="CC-BY-4.0" or data_license="unknown"'
         )
 
 

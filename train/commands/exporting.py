@@ -48,10 +48,10 @@ def write_inputs(
     """
     if checkpoint is None:
         raise OptionError("--npz needs --checkpoint, the network that takes the arrays")
-    taken = ("paths", "npz", "checkpoint", "cache", "part")
+    names = ("paths", "npz", "checkpoint", "cache", "part")
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if source is not None and source.name != "DEFAULT" and option.name not in taken:
+        if source is not None and source.name != "DEFAULT" and option.name not in names:
             raise OptionError(f"--npz preprocesses as the network of --checkpoint needs it; leave out {option.opts[0]}")
     with ExitAtCtrlC():
         import numpy as np
@@ -66,8 +66,8 @@ def write_inputs(
     expected = described_input(checkpoint, network)
     sources = find_meshes(paths, without=npz)
     files = output_files(paths, sources, npz, [".npz"], None, expected.labels_at)
-    chosen = sources if part is None else part_of(sources, part)
-    items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in chosen]
+    meshes = sources if part is None else part_of(sources, part)
+    items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in meshes]
     check_outputs(files, [*sources, checkpoint])
 
     def work(i: int) -> None:

@@ -186,13 +186,13 @@ def read_pairs(path: Path) -> list[tuple[Path, Path]]:
 
     Raises DataError for a line of another form, which the message names, and for an empty file.
     """
-    found: dict[tuple[Path, Path], None] = {}
+    pairs: dict[tuple[Path, Path], None] = {}
     for number, line in enumerate(read_lines(path), 1):
         names = line.replace(",", " ").split()
         if len(names) != 2:
             raise DataError(f"{path}, line {number}: expected two paths, got {line[:60]!r}")
-        found[path.parent / names[0], path.parent / names[1]] = None
-    return list(found)
+        pairs[path.parent / names[0], path.parent / names[1]] = None
+    return list(pairs)
 
 
 def pair_files(pairs: Sequence[tuple[Path, Path]], out: Path) -> list[Path]:

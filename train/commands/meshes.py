@@ -110,10 +110,10 @@ def precompute(
     if checkpoint is not None:
         raise OptionError("--checkpoint is for --npz")
     targets, group_by, features = (options[name] for name in ("targets", "group_by", "features"))
-    chosen = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
+    preprocessing = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
-        _write_shards(paths, write_shards, chosen, cache, jobs, where, task, targets, part, group_by)
+        _write_shards(paths, write_shards, preprocessing, cache, jobs, where, task, targets, part, group_by)
         return
     if task or targets or group_by or features:
         raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
@@ -127,14 +127,14 @@ def precompute(
             # A network file system may not list the same files on all machines yet.
             files = [Path(name) for name in ranks.shared(names)]
             make_folder(cache)
-            failed = fill_cache_with_bar(files, chosen, cache, jobs, console, pick_device(device), ranks=ranks)
+            failed = fill_cache_with_bar(files, preprocessing, cache, jobs, console, pick_device(device), ranks=ranks)
             if ranks.is_first:
                 of_part = "" if part is None else f" of part {part}"
                 console.print(
                     f"{len(files) - len(failed)} of {len(files)} meshes{of_part} are in {cache}", soft_wrap=True
                 )
                 if verbose:
-                    seconds = ", ".join(f"{name} {taken:.1f} s" for name, taken in take_phases().items())
+                    seconds = ", ".join(f"{name} {duration:.1f} s" for name, duration in take_phases().items())
                     console.print(f"added up over processes and threads: {seconds}", highlight=False)
                 for reason in failed.values():
                     complain(reason)
@@ -173,10 +173,10 @@ def _write_shards(
     elif len(paths) > 1:
         raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
     else:
-        own, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
-        if own.meshes_of_sample > 1:
+        reader, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
+        if reader.meshes_of_sample > 1:
             raise OptionError(f"sets for {task} can't be written into shards")
-        data = own.load([str(paths[0])], how, TrainOptions(task=task))
+        data = reader.load([str(paths[0])], how, TrainOptions(task=task))
     count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
     with progress_bar(console) as bar:
         shown = bar.add_task("preprocessing", total=count)
@@ -200,33 +200,33 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
         from diffnet.geometry.mesh.attributes import mesh_arrays
 
     loaded = load_mesh(mesh)
-    found = diagnose(loaded)
+    diagnosis = diagnose(loaded)
     table = Table(show_header=False, box=None)
     low, high = loaded.verts.min(axis=0), loaded.verts.max(axis=0)
     table.add_row("kind", "point cloud" if loaded.is_point_cloud else "triangle mesh")
-    table.add_row("vertices", str(found.vertices))
+    table.add_row("vertices", str(diagnosis.vertices))
     if not loaded.is_point_cloud:
-        cut = f"{loaded.polygon_count}, cut into {found.faces} triangles"
-        table.add_row("faces", cut if loaded.has_polygons else str(found.faces))
-        edges = len(file_edges(loaded)) if loaded.has_polygons else found.edges
-        table.add_row("edges", f"{edges}, {found.boundary_edges} of them on the boundary")
-        table.add_row("components", str(found.components))
-        table.add_row("Euler characteristic", str(found.euler))
-        table.add_row("area", f"{found.area:.6g}")
-    if found.coincident_vertices:
-        table.add_row("coincident vertices", f"{found.coincident_vertices}, {_joined(found.joined_by_default)}")
+        cut = f"{loaded.polygon_count}, cut into {diagnosis.faces} triangles"
+        table.add_row("faces", cut if loaded.has_polygons else str(diagnosis.faces))
+        edges = len(file_edges(loaded)) if loaded.has_polygons else diagnosis.edges
+        table.add_row("edges", f"{edges}, {diagnosis.boundary_edges} of them on the boundary")
+        table.add_row("components", str(diagnosis.components))
+        table.add_row("Euler characteristic", str(diagnosis.euler))
+        table.add_row("area", f"{diagnosis.area:.6g}")
+    if diagnosis.coincident_vertices:
+        table.add_row("coincident vertices", f"{diagnosis.coincident_vertices}, {_joined(diagnosis.joined_by_default)}")
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
     arrays = Table(show_header=False, box=None)
-    for own in (*mesh_arrays(mesh), *labels_beside(loaded)):
-        arrays.add_row("", own.name, f"{own.kind} at the {own.at}", own.summary)
+    for array in (*mesh_arrays(mesh), *labels_beside(loaded)):
+        arrays.add_row("", array.name, f"{array.kind} at the {array.at}", array.summary)
     if arrays.rows:
         console.print("arrays:")
         console.print(arrays)
-    if found.faults:
+    if diagnosis.faults:
         console.print("faults:")
-        for fault in found.faults:
+        for fault in diagnosis.faults:
             console.print(f"  {fault}")
     else:
         console.print("no faults found")

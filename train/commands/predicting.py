@@ -142,8 +142,8 @@ def predict(
         ]
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         report = report_file(out) if is_batch(meshes) else None
-        given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
-        _check_classes(given, task, expected)
+        requests = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
+        _check_classes(requests, task, expected)
         _check_instances(instances, files[0], least_area, background)
         least = least_area if instances else None
         behind = None if background is None else _class_of(background, expected)
@@ -160,13 +160,13 @@ def predict(
         check_suffix("--probabilities", probabilities, ".npz", ".csv")
         for folder in {path.parent for path in all_files}:
             check_folder_path(folder)
-        chosen = expected.options
+        settings = expected.options
         one_table = not task.formats(expected.labels_at)
         items = [
             Item(
                 (source,),
                 result,
-                tuple(place for name in array_names(chosen.features) for place in array_files(source, name)),
+                tuple(place for name in array_names(settings.features) for place in array_files(source, name)),
             )
             for source, result in zip(sources, files * len(sources) if one_table else files, strict=True)
         ]
@@ -197,12 +197,12 @@ def predict(
             if not one_table:
                 make_folder(files[i].parent)
                 task.write_file(files[i], predicted, expected)
-            tilt = is_tilted(predicted.mesh, chosen.upright)
+            tilt = is_tilted(predicted.mesh, settings.upright)
             shown = None if not views else predicted if ranks.is_alone else predicted[1:]  # a mesh is large
             return row, tilt, shown
 
-        def keep(i: int, made: Any) -> None:
-            row, tilt, shown = made
+        def keep(i: int, value: Any) -> None:
+            row, tilt, shown = value
             if tilt:
                 tilted.append(str(sources[i]))
             if table is not None:
@@ -213,8 +213,8 @@ def predict(
                 predictions[i] = shown if ranks.is_alone else Predicted(load_mesh(sources[i]), *shown)
 
         ahead = None
-        if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
-            ahead = chosen.preprocessing, cache, jobs
+        if cache is not None and len(sources) > 1 and expected.normalize and settings.max_faces is None:
+            ahead = settings.preprocessing, cache, jobs
         failed = work_through(
             items,
             work,
@@ -251,9 +251,9 @@ def predict(
     end(written, report, failed, ranks)
 
 
-def _check_classes(given: dict[str, bool], task: Task[Any, Any], network: NetworkInput) -> None:
-    """Raises OptionError for options that the outputs of a network don't have. given: whether it is, by flag"""
-    for name, is_given in given.items():
+def _check_classes(requests: dict[str, bool], task: Task[Any, Any], network: NetworkInput) -> None:
+    """Raises OptionError for requests, by flag, that the outputs of a network don't have."""
+    for name, is_given in requests.items():
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
         if is_given and name != "--probabilities" and network.labels_at == "meshes":
@@ -274,9 +274,9 @@ def _check_instances(instances: bool, file: Path, least_area: float, background:
 
 def _class_of(text: str, network: NetworkInput) -> int:
     """The output channel of a class, which is given by its name or its number. Raises OptionError."""
-    for given in (network.label_names, [str(number) for number in network.label_numbers]):
-        if text in given:
-            return given.index(text)
+    for names in (network.label_names, [str(number) for number in network.label_numbers]):
+        if text in names:
+            return names.index(text)
     raise OptionError(
         f"--background is {text}, which is no class of the network; it has {listing(network.label_names)}"
     )
@@ -370,7 +370,7 @@ def evaluate(
 
     targets, zoomout, cache, jobs = (options[name] for name in ("targets", "zoomout", "cache", "jobs"))
     with connected() as ranks:
-        chosen = pick_device(options["device"])
+        device = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
         network = load_scored_network(checkpoint)
         expected = described_input(checkpoint, network)
@@ -409,7 +409,7 @@ def evaluate(
             network,
             out,
             zoomout=zoomout,
-            device=chosen,
+            device=device,
             cache_dir=cache,
             jobs=jobs,
             ranks=ranks,

@@ -123,13 +123,13 @@ class LabelTask(MeshTask):
 
     def matrix_of(self, scored: Scored) -> NDArray[np.int64]:
         """The confusion matrix (C, C) of all meshes, which are read one after another, once."""
-        if "matrix" not in scored.found:
+        if "matrix" not in scored.memo:
             classes = len(scored.label_names)
             matrix = torch.zeros(classes, classes, dtype=torch.int64)
             for truth, predicted in zip(scored.truths(), scored.predictions, strict=True):
                 matrix += self.tally(predicted, torch.as_tensor(truth).reshape(-1), classes)
-            scored.found["matrix"] = matrix.numpy()
-        return scored.found["matrix"]  # type: ignore[no-any-return]
+            scored.memo["matrix"] = matrix.numpy()
+        return scored.memo["matrix"]  # type: ignore[no-any-return]
 
     def results(self, scored: Scored) -> dict[str, Any]:
         """The accuracy over all elements, the mean over the classes that occur in the truth, and scores of these.

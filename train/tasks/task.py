@@ -104,7 +104,7 @@ class Scored:
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
-    found: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
     def truths(self) -> Iterator[NDArray[Any]]:
         """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
@@ -162,7 +162,7 @@ def write_views(
         page(list(meshes), titles=titles or titles_of(meshes), heading=heading, **options).save(html)
     if png is not None:
         first = next(iter(fields[0]))
-        options[kind] = [{first: own[first]} for own in fields]
+        options[kind] = [{first: each[first]} for each in fields]
         several = titles_of(meshes) if len(meshes) > 1 else None
         drawn = picture(list(meshes), titles=titles or several, size=PICTURE_SIZE, **options)
         write_atomically(png, png_bytes(drawn.pixels))
@@ -404,7 +404,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             html,
             png,
             self.heading,
-            [own.values for own in fields],
+            [each.values for each in fields],
             kind=fields[0].kind,
             at=fields[0].at,
             titles=self.titles(predictions, network),
