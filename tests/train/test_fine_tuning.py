@@ -11,7 +11,7 @@ import torch
 import trimesh
 from command import complaint, output
 
-from diffnet import DiffusionNet, WeightAverage, pretrained
+from diffnet import DiffusionNet, pretrained
 from diffnet.train import predict_values
 from diffnet.train.options import recipe
 
@@ -158,16 +158,6 @@ def test_a_resumed_run_keeps_its_start(room: Path, tmp_path: Path) -> None:
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert DiffusionNet.from_pretrained(tmp_path / "run").metadata["start"] == str(start)
-
-
-def test_averages_copy_frozen_weights() -> None:
-    model = torch.nn.Linear(3, 3)
-    average = WeightAverage(model, 0.9)
-    model.weight.requires_grad_(False)
-    for _ in range(3):
-        average.update()
-    average.write()
-    assert torch.equal(average.network.weight, model.weight)
 
 
 def test_the_rate_is_lower_with_a_start() -> None:
