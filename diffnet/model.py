@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffnet.arguments import check_features, is_plain, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
-from diffnet.checkpoints.activations import Activation, log_softmax
+from diffnet.checkpoints.files import Activation, log_softmax
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.device import existing_device

@@ -24,8 +24,8 @@ def packed(
 ) -> Iterator[Sample]:
     """Batches of samples, or of pairs of them, on the device.
 
-    If samples must be moved to a GPU, threads read them. While the GPU works on a batch, the next AHEAD ones are packed
-    and moved. A batch may be used until the next one is asked for. The GPU may still work on it then.
+    While a GPU works on a batch, the next AHEAD ones are packed and moved. A batch may be used until the next one is
+    asked for. The GPU may still work on it then.
 
     samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
     """

@@ -47,10 +47,9 @@ from diffnet.train.tasks.task import Task
 class RunData:
     """The data set of a run, as samples.
 
-    statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
-    target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
-    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
-        if there are none.
+    statistics: of the own arrays among the features, see `array_statistics`
+    target_statistics: of the targets of a regression, which are standardized in the samples
+    variants: of each training sample, see `make_variants`, or none. An epoch trains on one of a group.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
     """
 
@@ -78,30 +77,24 @@ def train(
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | Spool | None = None,
 ) -> Checkpoint:
-    """Train a network and write its checkpoints into the folder `out`.
+    """Train a network and write last.pt, best.pt, metrics.csv and the files of TensorBoard into the folder `out`.
 
-    Returns the checkpoint to judge. With meshes that are held out, that is the one with the highest score on them.
-    Without, it is the last one. The test set is evaluated, but never used to choose.
-
-    `out` gets last.pt after every epoch, best.pt (by validation score, else by training loss), metrics.csv, and the
-    event files of TensorBoard.
+    Returns the checkpoint to judge: with meshes that are held out, the one with the highest score on them, else the
+    last one. The test set is evaluated, but never used to choose. best.pt has the lowest loss if none are held out.
 
     A seed gives the same weights in every run on the same machine with the same number of threads and of ranks. An
     epoch depends only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one. The
     order of the meshes and their augmentation are the same for any number of ranks, except `jitter`.
 
-    capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
-    checkpoint_every: write last.pt also after every so many steps of an epoch. A resumed run goes on there.
-    ranks: those that train together, with a `process_group`. Each has all data, and takes a part of each batch. Rank 0
-        writes all files.
+    capture: on a GPU, replay CUDA graphs of steps and evaluations
+    checkpoint_every: write last.pt also after every so many steps of an epoch
+    ranks: those that train together, with a `process_group`. Each has all data. Rank 0 writes all files.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
-    predictions: an empty list or `Spool` that gets the predictions of each test sample by the checkpoint to judge, on
-        the CPU, see `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to
-        judge.
+    predictions: an empty list or `Spool` that gets `Task.predict` of each test sample, on the CPU, if this call trains
+        the last epoch and that epoch is the one to judge
 
-    Raises TrainingError if a loss or a weight is not finite. last.pt then holds the last checkpoint before. Raises
-    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, if there are more
-    ranks than meshes, and if ranks have other data or versions.
+    Raises TrainingError if a loss or a weight is not finite, CheckpointError if a run can't be resumed, and OptionError
+    if it was started with other options, if there are more ranks than meshes, and if ranks have other data or versions.
     """
     task, meshes = data.task, data.meshes
     score_name, score_of = task.scoring(options)

@@ -204,8 +204,7 @@ def fill_cache_with_bar(
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar.
 
-    ranks: those that divide the meshes among them. Each stores the meshes that it takes, and calls `ready` for these.
-        All get the reasons of all ranks, and the seconds of their phases.
+    ranks: those that divide the meshes. Each calls `ready` for its own. All get the reasons and the seconds of all.
     """
     with progress_bar(console, disable=not ranks.is_first) as bar:
         task = bar.add_task("preprocessing", total=len(sources))

@@ -71,14 +71,12 @@ def on_device(
 ) -> DeviceSamples:
     """Samples on a device, each with its gradients on the basis if this is a GPU.
 
-    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there once they
-    have been asked for. The others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever
-    fits.
+    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
+    others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever fits.
 
     samples: in memory, or `PreparedSamples`, which are read
     basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
-    memory: GiB of the host for samples that stay on the CPU or wait for the GPU in pinned memory. Samples that are in
-        memory already don't count.
+    memory: GiB of the host for samples that are read
     """
     store = _Store(samples, device, basis_dtype, int(memory * 2**30), gpu_share)
     return DeviceSamples(store, np.arange(len(samples)))

@@ -66,7 +66,7 @@ def run_training(
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
     notes: lines for the summary of the set, which is printed before preprocessing
 
-    The folder is locked until the run ends. See `locked` for what holds on network file systems.
+    The folder is locked until the run ends, see `locked`.
 
     Raises OptionError, see `check_folder`, and for data that don't fit the task; DataError for a mesh that can't be
     used; and the errors of `train`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias
@@ -23,6 +23,18 @@ from diffnet.pretrained import NETWORK_FILE, names_text
 Kind: TypeAlias = Literal["original", "original correspondence", "unsupervised correspondence"]
 
 PREFIX = "feature_extractor."
+
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """Log-probabilities over the last dimension."""
+    return torch.nn.functional.log_softmax(x, dim=-1)
+
+
+# The functions that a file can name. All others are code, which a file doesn't hold.
+NAMED_ACTIVATIONS: dict[str, Activation] = {"log_softmax": log_softmax, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
 class CheckpointError(DiffnetError, ValueError):

@@ -24,8 +24,13 @@ import torch
 from torch import Tensor
 
 from diffnet import __version__
-from diffnet.checkpoints.activations import NAMED_ACTIVATIONS
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, with_older_scale
+from diffnet.checkpoints.files import (
+    NAMED_ACTIVATIONS,
+    CheckpointError,
+    check_format,
+    check_named_tensors,
+    with_older_scale,
+)
 from diffnet.geometry.files import write_atomically
 
 FORMAT = 2  # increase when older versions would misread a file

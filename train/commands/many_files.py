@@ -126,13 +126,12 @@ def work_through(
     """Call work(i) for each item, with a progress bar. One that can't be used does not stop the others.
 
     work: writes the result, and leaves a complete file or none
-    ranks: those that share the items. Rank 0 writes the report.
-    report: the file that gets a row for each item when its result is complete
+    ranks: those that share the items
+    report: the file in which rank 0 writes a row for each item when its result is complete
     settings: see `settings_of`
     columns: the names of the columns for `Item.read`
     resume: whether the results of an earlier call stay that `has_result` and the report have, see `_complete`
-    keep: called in rank 0 with the number of each item that `work` has done and with what it returned, a value of
-        `Ranks`
+    keep: called in rank 0 with the number of each item and with what `work` returned, a value of `Ranks`
     again: called instead with the number of each item of an earlier call
     ahead: (options, cache, jobs): the cores preprocess the next meshes in `Item.read` into the cache meanwhile. If
         there are several ranks, each item has only one.

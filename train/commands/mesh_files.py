@@ -51,8 +51,7 @@ def part_numbers(part: str) -> tuple[int, int]:
 def part_of(files: Sequence[Path], part: str) -> list[Path]:
     """The files of part I of N, for `part` "I/N", in their order. The parts have about the same number of bytes.
 
-    The largest files are placed first, each in the smallest part so far. So the parts follow from names and sizes, not
-    from the order of the files, and are the same on all machines. A file that is missing counts as empty.
+    They follow from names and sizes, so they are the same on all machines. A file that is missing counts as empty.
 
     Raises OptionError, see `part_numbers`.
     """
@@ -82,11 +81,9 @@ def output_files(
 ) -> list[Path]:
     """The file to write for each mesh, or one table for all meshes.
 
-    paths: as given on the command line
-    meshes: the result of `find_meshes` for them
-    out: the option --out
+    meshes: the result of `find_meshes` for the paths
+    out, form: the options --out and --format
     formats: the possible extensions, the default first; none for a table
-    form: the option --format
 
     In a folder, a file keeps its path below the folder that all paths have in common. Meshes whose results would have
     the same name, such as a.ply and a.obj, keep their extensions: a.ply.txt and a.obj.txt.

@@ -117,8 +117,8 @@ def parameters(
     changes: further entries by name, which replace those of the field. `default` is a default.
     common: further entries of all
 
-    Each entry of `about` becomes a part of the option: `help`, the range (`least`, `below` and `most`), `flag`,
-    `metavar`, `panel` and `check`. The command line takes decimal numbers of two digits below `below`.
+    Each entry of `about` becomes a part of the option. The command line takes decimal numbers of two digits below
+    `below`.
     """
     every = declared(options)
     values = {field.name: field.default for field in fields(options)} | dict(defaults or {})
@@ -182,8 +182,7 @@ def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], 
 def flags_in_errors(context: typer.Context) -> Iterator[None]:
     """Make errors name flags: "--lr should be above 0" instead of "learning_rate should be above 0".
 
-    Only the first word changes, and only if it is the name of an option of the command. The messages of `TrainOptions`
-    begin with the name of the option.
+    Only the first word changes: the messages of `TrainOptions` begin with the name of the option.
     """
     try:
         yield
