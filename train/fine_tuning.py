@@ -98,8 +98,8 @@ def copy_weights(
             f"features have {model.in_channels} channels in this set, and {network.in_channels} in the network of "
             f"{options.start}"
         )
-    for weight, other in zip(model.blocks.parameters(), network.blocks.parameters(), strict=True):
-        weight.copy_(other)
+    for parameter, other in zip(model.blocks.parameters(), network.blocks.parameters(), strict=True):
+        parameter.copy_(other)
     before = _moments(options.features, check_statistics(options.features, network.metadata.get("statistics", {})))
     (mean, std), (new_mean, new_std) = before, _moments(options.features, statistics or {})
     weight, bias = network.first.weight.double(), network.first.bias.double()

@@ -20,8 +20,7 @@ from rich.console import Console
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, labels_at, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
-from diffnet.train.checkpoint import build_model, load_checkpoint, save_checkpoint
-from diffnet.train.checkpoint_checks import Checkpoint
+from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import found_sides
 from diffnet.train.run import run_training

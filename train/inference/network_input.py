@@ -13,7 +13,7 @@ from diffnet.data import TargetsAt, check_statistics, check_target_statistics, f
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.train.checkpoint_checks import fits
+from diffnet.train.checkpoint import fits
 from diffnet.train.fine_tuning import is_original, load_any_network
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
