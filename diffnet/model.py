@@ -394,7 +394,7 @@ class DiffusionNet(nn.Module):
     ) -> None:
         """`load_state_dict` of PyTorch calls this, also if the network is a part of another module."""
         if strict:
-            from diffnet.checkpoints.architecture import check_state_dict
+            from diffnet.checkpoints.network import check_state_dict
 
             own = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
             check_state_dict(own, self.state_dict())

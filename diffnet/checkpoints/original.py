@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.architecture import visible_options
 from diffnet.checkpoints.files import PREFIX, CheckpointError, Kind, check_named_tensors, kind_of
+from diffnet.checkpoints.network import visible_options
 
 _RENAMED = (
     (r"^first_lin(ear)?\.", "first."),

@@ -98,7 +98,8 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
 
     def trained(ranks: Ranks) -> dict[str, Any]:
         device = pick_device(arguments["device"])
-        ranks.shared(lambda: check_folder(out, resume))
+        if resume:
+            ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
         start = arguments["start"]
         network = {} if resume or start is None else ranks.shared(lambda: _options_of_network(start))
@@ -109,6 +110,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         check_divided(options, ranks)  # before the data are read, which can take long
         if ranks.is_first and not resume:
             start_network(options)  # raises
+        ranks.shared(lambda: check_folder(out, resume))
         make_folder(arguments["cache"])
         dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
         return run_training(
