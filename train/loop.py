@@ -104,7 +104,8 @@ def train(
     held_out = taken(samples, data.held_out)
     check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
-    model = _first_network(data, options, resume, ranks).to(device)
+    model, hashes = _first_network(data, options, resume, ranks)
+    model = model.to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
     parts = ranks.place.world_size * options.accumulate
@@ -121,7 +122,7 @@ def train(
     best = -math.inf
     content = ranks.after_first(lambda: [contents_of(part) for part in (meshes.train, meshes.test)])
     fingerprint = fingerprint_of(meshes, content, task.pairs(meshes))
-    train_meshes = [mesh[:DIGITS] for mesh, *_ in content[0]]
+    train_meshes = [*(mesh[:DIGITS] for mesh, *_ in content[0]), *hashes]
     position: dict[str, Any] | None = None  # in an epoch
 
     def checkpoint() -> Checkpoint:
@@ -151,6 +152,7 @@ def train(
             average.load_state_dict(stored["averaging"])
         restore_optimizer(step.optimizer, stored["optimizer"])
         history, best, position = stored["history"], stored["best"], stored["position"]
+        train_meshes = stored.get("train_meshes") or train_meshes  # older checkpoints have none
     check_alike(ranks, meshes, content, fingerprint, options, len(history), (position or {}).get("steps"))
     if ranks.is_first and resume:
         # The run may have stopped after it wrote last.pt and before it wrote the table.
@@ -223,8 +225,11 @@ def train(
     return judged
 
 
-def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ranks) -> DiffusionNet:
-    """The network before the first step, on the CPU. Only rank 0 reads the network that a new run starts from."""
+def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ranks) -> tuple[DiffusionNet, list[str]]:
+    """The network before the first step, on the CPU, and hashes of the meshes that it was trained on before.
+
+    Only rank 0 reads the network that a new run starts from.
+    """
     names = data.meshes.label_names
     model = build_model(options, names, data.meshes.labels_at, data.statistics)
 
@@ -233,15 +238,14 @@ def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ra
         if network is None:
             return None
         copy_weights(network, model, options, names, data.statistics, data.target_statistics)
-        return model.state_dict()
+        return {"weights": model.state_dict(), "meshes": network.metadata.get("train_meshes") or []}
 
-    weights = ranks.shared(started)
-    if weights is not None:
-        model.load_state_dict(weights)
+    start = ranks.shared(started) or {"weights": model.state_dict(), "meshes": []}
+    model.load_state_dict(start["weights"])
     if options.freeze == "blocks":
         model.first.requires_grad_(False)
         model.blocks.requires_grad_(False)
-    return model
+    return model, start["meshes"]
 
 
 def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:

@@ -145,7 +145,8 @@ def test_options_of_the_user_win_or_name_what_does_not_fit(room: Path, tmp_path:
 def test_a_resumed_run_keeps_its_start(room: Path, tmp_path: Path) -> None:
     """Its first network is no longer needed."""
     start = tmp_path / "start.safetensors"
-    DiffusionNet.from_pretrained(room / "segmentation").save(start)
+    network = DiffusionNet.from_pretrained(room / "segmentation")
+    network.save(start, train_meshes=["0" * 16])
     common = ["--from", start, "--freeze", "blocks", "--schedule", "step"]
     run(room, "segmentation", tmp_path / "whole", *common, *QUICK, "--epochs", 2)
     run(room, "segmentation", tmp_path / "run", *common, *QUICK)
@@ -157,7 +158,12 @@ def test_a_resumed_run_keeps_its_start(room: Path, tmp_path: Path) -> None:
     output(*again, "--epochs", 2, "--recipe", "default")
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert DiffusionNet.from_pretrained(tmp_path / "run").metadata["start"] == str(start)
+    network = DiffusionNet.from_pretrained(tmp_path / "run")
+    assert network.metadata["start"] == str(start)
+    assert len(network.metadata["train_meshes"]) == 5  # four, and those that the first network has seen
+    assert network.metadata["train_meshes"][4] == "0" * 16
+    network.save_pretrained(tmp_path / "shared", data_license="CC0-1.0")
+    assert f"| trained from | {start} |" in (tmp_path / "shared" / "README.md").read_text()
 
 
 def test_the_rate_is_lower_with_a_start() -> None:
