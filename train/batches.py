@@ -98,10 +98,7 @@ def own_parts(
 
 
 def largest_part(lengths: Sequence[int], options: TrainOptions, parts: int) -> tuple[int | None, int | None]:
-    """Limits of the meshes and the vertices of the parts of batches. A mesh with more vertices is a part of its own.
-
-    lengths: number of vertices of each sample
-    """
+    """Limits of the meshes and the vertices of the parts of batches. A larger mesh is a part of its own."""
     meshes, vertices = options.batch_meshes, options.batch_vertices
     if parts == 1 or not lengths:
         return meshes, vertices

@@ -40,10 +40,7 @@ Checkpoint = dict[str, Any]
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, *more: Path) -> None:
-    """Write a checkpoint. The file is complete at any time: the old one stays until the new one is written.
-
-    more: further files that get the same content, after the first one
-    """
+    """Write a checkpoint, and more files with the same content. Old files stay until the new ones are complete."""
     buffer = io.BytesIO()
     torch.save({**checkpoint, "format": FORMAT, "version": __version__}, buffer)
     for file in (path, *more):
@@ -76,10 +73,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 def build_model(
     options: TrainOptions, label_names: list[str], labels_at: TargetsAt, statistics: Statistics | None = None
 ) -> DiffusionNet:
-    """A network with random weights, as the options describe it.
-
-    statistics: of the own arrays among the features, which tell their numbers of channels
-    """
+    """A network with random weights. statistics: of the own arrays, which tell their numbers of channels"""
     return DiffusionNet(
         feature_channels(options.features, statistics),
         len(label_names),
@@ -90,10 +84,7 @@ def build_model(
 
 
 def restore_model(checkpoint: Checkpoint) -> tuple[DiffusionNet, TrainOptions]:
-    """The trained network of a checkpoint, in eval mode, and the options of its run.
-
-    The network is the one of `DiffusionNet.load`: it has the same metadata.
-    """
+    """The network of a checkpoint in eval mode, which is that of `DiffusionNet.load`, and the options of its run."""
     options = TrainOptions(**checkpoint["options"])
     model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     model.load_state_dict(checkpoint["model"])
@@ -168,10 +159,7 @@ def _checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def _check_all_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions, task: Task[Any, Any]) -> None:
-    """Check those of the own arrays among the features, and of the targets of a regression, which others don't have.
-
-    Checkpoints of older versions have neither.
-    """
+    """Check the statistics of own arrays, and of targets. Checkpoints of older versions have neither."""
     try:
         checkpoint["statistics"] = check_statistics(options.features, checkpoint.get("statistics", {}))
         targets, columns = checkpoint.get("target_statistics"), len(checkpoint["label_names"])

@@ -145,10 +145,7 @@ class Epoch:
         return total.cpu()
 
     def _check(self, losses: Sequence[Tensor], names: Sequence[tuple[str, ...]]) -> None:
-        """Raises TrainingError for a loss or weights that aren't finite.
-
-        They are read rarely, so steps don't wait for the GPU.
-        """
+        """Raises TrainingError for a loss or weights that aren't finite. Reading them rarely keeps the GPU busy."""
         values: list[float] = torch.stack([*losses]).tolist()
         broken = [
             (f"loss became {v}", members) for v, members in zip(values, names, strict=True) if not math.isfinite(v)

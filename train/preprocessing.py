@@ -55,10 +55,7 @@ def run_data(
     jobs: int | None,
     console: Console,
 ) -> RunData:
-    """Standardize the targets, decimate the meshes, make their variants and preprocess all of them.
-
-    stored: the checkpoint of a run in `out` that is resumed, or None
-    """
+    """Standardize targets, decimate, make variants and preprocess. stored: the checkpoint to resume, or None"""
 
     def read() -> tuple[Any, ...]:
         fitted, tested, targets = data.train, data.test, None

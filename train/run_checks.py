@@ -95,10 +95,7 @@ def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
 
 
 def fingerprint_of(data: LabeledMeshes, content: Sequence[Sequence[Sequence[str]]], pairs: bytes) -> str:
-    """A hash of the meshes of a data set, their labels or pairs, and their order.
-
-    content: `contents_of` both parts
-    """
+    """A hash of the meshes of a data set, their labels or pairs, and their order. content: `contents_of` the parts"""
     digest = hashlib.sha256(pairs)
     for part, entries in zip((data.train, data.test), content, strict=True):
         meaning = part.meaning if isinstance(part, StoredMeshes) else ""

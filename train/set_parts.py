@@ -86,11 +86,7 @@ def set_summary(
     jobs: int | None,
     notes: Sequence[str] = (),
 ) -> list[str]:
-    """The lines about a set: its parts and what divides them, its labels or targets, features, and what is left out.
-
-    parts: `part_names`
-    notes: more lines
-    """
+    """The lines about a set: its parts, labels or targets, features, what is left out, and notes."""
     held, variants, rotated = options.validation, options.mesh_variants.count, rotations_of(options)
     by = "" if options.group_by is None else f" by groups of {options.group_by!r}"
     rows = [

@@ -114,10 +114,7 @@ def check_named_tensors(path: str | os.PathLike[str], weights: Any, *, in_memory
 
 
 def check_format(path: str | os.PathLike[str], number: Any, current: int, version: Any) -> None:
-    """Raises CheckpointError unless a file has the known format or an older one, from 1 on.
-
-    The message says if the file is of a newer version.
-    """
+    """Raises CheckpointError, which names newer versions, unless a file has the known format or an older one."""
     if type(number) is int and number > current:
         written_by = f"diffnet {version!s:.20}".strip()
         raise CheckpointError(

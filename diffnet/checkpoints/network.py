@@ -20,10 +20,7 @@ ABOVE_0 = "above 0"  # the value of an option of which weights show only this
 
 
 def read_network(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Read weights, arguments of `DiffusionNet` and metadata that `DiffusionNet.save` or `diffnet train` wrote.
-
-    Raises CheckpointError for any other file.
-    """
+    """Read weights, arguments of `DiffusionNet` and metadata. Raises CheckpointError if a file doesn't hold them."""
     if is_safetensors(path):
         return read_network_file(path)
     return network_in_checkpoint(path, read_checkpoint_file(path))
@@ -68,10 +65,7 @@ def restore(
 
 
 def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `DiffusionNet` that can be read off the names and shapes of its weights.
-
-    An argument is left out if the weights don't show it. Any dictionary is allowed.
-    """
+    """The arguments of `DiffusionNet` that the names and shapes of its weights show, which may be any dictionary."""
     shapes = {name: tuple(w.shape) for name, w in weights.items() if isinstance(name, str) and isinstance(w, Tensor)}
     options: dict[str, Any] = {}
     if len(shapes.get("first.weight", ())) == 2:

@@ -33,10 +33,7 @@ def check_license(metadata: Mapping[str, Any]) -> None:
 
 
 def write_description(folder: Path, parameters: int) -> None:
-    """Write config.json and, unless there is one, README.md beside the file of a network.
-
-    parameters: the number of parameters of the network
-    """
+    """Write config.json and, unless there is one, README.md beside the file of a network."""
     with safe_open(folder / NETWORK_FILE, "pt") as file:
         texts = file.metadata()
     config = {name: json.loads(texts[name]) for name in ("architecture", "metadata")}

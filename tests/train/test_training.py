@@ -39,7 +39,6 @@ from diffnet.train.run_folder import columns
 from diffnet.train.set_parts import held_out
 from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels
-from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import TASK
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -127,19 +126,6 @@ def test_confusion_ignores_unlabeled_elements() -> None:
     assert accuracy(matrix) == pytest.approx(3 / 5)
     assert np.isnan(accuracy(confusion_matrix(prediction, torch.full((7,), -1), 4)))
     assert confusion_matrix(prediction[:0], truth[:0], 2).tolist() == [[0, 0], [0, 0]]
-
-
-def test_loss_is_the_mean_over_labeled_elements() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([2, -1, 0, -1, 1])
-    kept = labels >= 0
-    expected = -torch.log_softmax(logits[kept], 1).gather(1, labels[kept, None]).mean()
-    torch.testing.assert_close(mean_cross_entropy(logits, labels), expected)
-    loss = mean_cross_entropy(logits, torch.full((5,), -1))
-    loss.backward()
-    assert loss.item() == 0
-    assert logits.grad.tolist() == [[0.0] * 3] * 5
 
 
 def test_bad_options_are_named() -> None:

@@ -42,10 +42,7 @@ def export(
 def write_inputs(
     context: typer.Context, paths: list[Path], npz: Path, checkpoint: Path | None, cache: Path, part: str | None
 ) -> None:
-    """Write the inputs of an exported network for each mesh. Raises Exit with code 1 if meshes can't be used.
-
-    Raises OptionError for options of `diffnet precompute` that the checkpoint decides.
-    """
+    """Write the inputs of an exported network for each mesh. Raises OptionError for options that it decides."""
     if checkpoint is None:
         raise OptionError("--npz needs --checkpoint, the network that takes the arrays")
     names = ("paths", "npz", "checkpoint", "cache", "part")

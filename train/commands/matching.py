@@ -182,10 +182,7 @@ def _match_pairs(pairs: Path, checkpoint: Path, out: Path, fine_tune: int, optio
 
 
 def read_pairs(path: Path) -> list[tuple[Path, Path]]:
-    """The pairs in a file, each once: two paths in each line, separated by blanks or a comma, from the file's folder.
-
-    Raises DataError for a line of another form, which the message names, and for an empty file.
-    """
+    """The pairs of paths in the lines of a file, each once. Raises DataError for other lines and an empty file."""
     pairs: dict[tuple[Path, Path], None] = {}
     for number, line in enumerate(read_lines(path), 1):
         names = line.replace(",", " ").split()

@@ -63,10 +63,7 @@ def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> 
 
 
 def check_data(path: str | Path, task: TaskName) -> str | None:
-    """The variant of the generated set of this name, or None if a data set is at the path. Raises DataError if neither.
-
-    See `TaskOptions.variant`.
-    """
+    """See `TaskOptions.variant`. Raises DataError if it is None and there is no data set at the path."""
     from diffnet.data import DataError
     from diffnet.data.shards.archives import is_url
 

@@ -91,10 +91,7 @@ def view(
 
 
 def _show_window(name: str, mesh: Mesh, fields: Sequence[Fields], vectors: Mapping[str, NDArray[Any]]) -> None:
-    """Show a mesh or a point cloud with its values and with vectors (V, 3) at its vertices.
-
-    Returns when the window is closed. Raises OptionError for values at edges, and if no window can be opened.
-    """
+    """Show values and vectors until the window is closed. Raises OptionError for values at edges."""
     import polyscope  # an extra
 
     from diffnet.geometry.elements.elements import on_triangles

@@ -161,8 +161,5 @@ def mirrored_on(device: torch.device, text: str) -> Tensor:
 
 @cache
 def weights_on(device: torch.device, text: str) -> Tensor:
-    """The weights (C,) float32 that an option holds as numbers, on a device.
-
-    They stay there, because a CUDA graph can't copy them from the host.
-    """
+    """The weights (C,) float32 of an option, on a device. They stay there: a CUDA graph can't copy from the host."""
     return torch.tensor([weight for _, weight in class_weight_entries(text)], dtype=torch.float32, device=device)

@@ -36,10 +36,7 @@ SHOWN_CLASSES = 12  # in the summary of a set
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
-    """The loss () over labeled elements, as the options say.
-
-    0 if there are none. logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
-    """
+    """The loss () over labeled elements, 0 if there are none. logits: (N, C), labels: (N,) int64"""
     loss, backend = options.label_loss, options.backend
     weights = None if options.class_weights is None else weights_on(logits.device, options.class_weights)
     if loss == "focal":
