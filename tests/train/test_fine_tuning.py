@@ -19,7 +19,13 @@ pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
 SMALL = ["--k", 8, "--width", 8, "--blocks", 2, "--jobs", 1, "--device", "cpu", "--epochs", 2]
 QUICK = ["--jobs", 1, "--device", "cpu", "--epochs", 1]
-OWN = {"segmentation": [], "classification": [], "regression": ["--targets", "file:x"], "correspondence": []}
+TASKS: dict[str, list[str]] = {
+    "segmentation": [],
+    "classification": [],
+    "regression": ["--targets", "file:x"],
+    "correspondence": [],
+}
+PAIRS = [(task, source) for i, task in enumerate(TASKS) for source in (task, [*TASKS][i - 1])]
 
 
 def write_set(root: Path, names: str = "low\nhigh\n", factor: float = 1.0) -> Path:
@@ -46,7 +52,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
     """A set, a cache, and a run of each task."""
     root = tmp_path_factory.mktemp("room")
     write_set(root / "data")
-    for task in OWN:
+    for task in TASKS:
         run(root, task, root / task, *SMALL, "--features", "xyz", *(["--map-k", 6] if task == "correspondence" else []))
     return root
 
@@ -54,15 +60,14 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
 def run(room: Path, task: str, out: Path, *options: object, data: Path | None = None) -> str:
     folder = data or room / "data"
     where = ["--data", folder / "classes.csv" if task == "classification" else folder, "--cache", room / "cache"]
-    return output("train", task, *where, "--out", out, *OWN[task], *options)
+    return output("train", task, *where, "--out", out, *TASKS[task], *options)
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return DiffusionNet.from_pretrained(path).state_dict()
 
 
-@pytest.mark.parametrize("task", OWN)
-@pytest.mark.parametrize("source", OWN)
+@pytest.mark.parametrize(("task", "source"), PAIRS)
 def test_blocks_serve_all_tasks(room: Path, tmp_path: Path, task: str, source: str) -> None:
     """Frozen blocks keep their bits, also in an average. Only a network of the same task brings its last layer."""
     more = ["--map-k", 6] if task == "correspondence" else []
@@ -135,8 +140,8 @@ def test_options_of_the_user_win_or_name_what_does_not_fit(room: Path, tmp_path:
         (["--from", tmp_path / "none.pt"], "none.pt: no such checkpoint"),
         (["--from", room], "this is a folder, expected a checkpoint"),
     ):
-        own = ["--from", tmp_path / "a.safetensors", *options]
-        assert message in complaint("train", "segmentation", *where, *own)
+        tuned = ["--from", tmp_path / "a.safetensors", *options]
+        assert message in complaint("train", "segmentation", *where, *tuned)
     alone = complaint("train", "segmentation", *where, "--freeze", "blocks")
     assert alone == "--freeze is blocks, but there is no network to start from; add --from"
     assert not (tmp_path / "b").exists()
