@@ -13,7 +13,6 @@ from command import complaint, output
 
 from diffnet import DiffusionNet, pretrained
 from diffnet.train import predict_values
-from diffnet.train.options import recipe
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -169,11 +168,6 @@ def test_a_resumed_run_keeps_its_start(room: Path, tmp_path: Path) -> None:
     assert network.metadata["train_meshes"][4] == "0" * 16
     network.save_pretrained(tmp_path / "shared", data_license="CC0-1.0")
     assert f"| trained from | {start} |" in (tmp_path / "shared" / "README.md").read_text()
-
-
-def test_the_rate_is_lower_with_a_start() -> None:
-    assert recipe("default", "segmentation", {"start": "a"})["learning_rate"] == 5e-4
-    assert recipe("original", "segmentation", {"start": "a"})["learning_rate"] == 5e-4
 
 
 # ---- the names of networks ----
