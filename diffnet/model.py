@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffnet.arguments import check_features, is_plain, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
-from diffnet.checkpoints.activations import Activation, log_softmax
+from diffnet.checkpoints.files import Activation, log_softmax
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.device import existing_device
@@ -290,9 +290,9 @@ class DiffusionNet(nn.Module):
         >>> DiffusionNet.from_pretrained("parts").metadata["data_license"]
         'CC0-1.0'
         """
-        from diffnet.checkpoints.files import NETWORK_FILE
         from diffnet.checkpoints.pretrained import check_license, write_description
         from diffnet.geometry.files import make_folder
+        from diffnet.pretrained import NETWORK_FILE
 
         check_license(self.metadata | metadata)
         make_folder(folder)
@@ -308,15 +308,15 @@ class DiffusionNet(nn.Module):
         device: torch.device | str = "cpu",
         **options: Any,
     ) -> DiffusionNet:
-        """Load a network that `save_pretrained` wrote, from a folder or from the Hugging Face Hub, in eval mode.
+        """Load a trained network in eval mode: a built-in one, or one that `save_pretrained` or a run wrote.
 
-        name_or_folder: a folder, or the name of a repository on the Hub, such as "user/name". A folder needs neither
-            network nor huggingface_hub. The Hub needs ``pip install 'diffnet[hub]'``; a downloaded file stays in its
-            cache.
+        name_or_folder: a folder, the name of a built-in network, or the name of a repository on the Hugging Face Hub,
+            such as "user/name". Of the folder of a run, last.pt is read. Only the Hub needs a connection and
+            ``pip install 'diffnet[hub]'``; a downloaded file stays in its cache.
         revision: a branch, tag or commit of the repository
         device, options: see `load`
 
-        Only model.safetensors is read, and no code is run. Raises CheckpointError if there is no such network,
+        Only one file is read, and no code is run. Raises CheckpointError if there is no such network,
         ImportError if huggingface_hub is needed and not installed, and the errors of `load`.
         """
         from diffnet.checkpoints.pretrained import network_file
@@ -394,7 +394,7 @@ class DiffusionNet(nn.Module):
     ) -> None:
         """`load_state_dict` of PyTorch calls this, also if the network is a part of another module."""
         if strict:
-            from diffnet.checkpoints.architecture import check_state_dict
+            from diffnet.checkpoints.network import check_state_dict
 
             weights = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
             check_state_dict(weights, self.state_dict())

@@ -61,11 +61,17 @@ class WeightAverage(Generic[M]):
 
     @torch.no_grad()
     def write(self) -> None:
-        """Give `network` the average, and the buffers of the trained network. There has to be a step."""
+        """Give `network` the average, and the buffers of the trained network. There has to be a step.
+
+        Parameters without a gradient are copied, because an average would round them.
+        """
         self._check_parameters()
-        *averages, total = self.averages.values()
-        for parameter, average in zip(self.network.parameters(), averages, strict=True):
-            torch.div(average, total, out=parameter)
+        *averages, total = self.averages.items()
+        for parameter, (trained, average) in zip(self.network.parameters(), averages, strict=True):
+            if trained.requires_grad:
+                torch.div(average, total[1], out=parameter)
+            else:
+                parameter.copy_(trained)
         for buffer, trained in zip(self.network.buffers(), self._model.buffers(), strict=True):
             buffer.copy_(trained)
 

@@ -24,21 +24,21 @@ def packed(
 ) -> Iterator[Sample]:
     """Batches of samples, or of pairs of them, on the device.
 
-    If samples must be moved to a GPU, threads read them. While the GPU works on a batch, the next AHEAD ones are packed
-    and moved. A batch may be used until the next one is asked for. The GPU may still work on it then.
+    While a GPU works on a batch, the next AHEAD ones are packed and moved. A batch may be used until the next one is
+    asked for. The GPU may still work on it then.
 
     samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
     """
     batches = read_ahead(samples, batches)
 
     def pack(batch: list[int]) -> tuple[Sequence[Sample | PairSample], Sample]:
-        chosen = [samples[i] for i in batch]
-        pairs = [sample for sample in chosen if isinstance(sample, PairSample)]
-        sample = collate_pairs(pairs) if pairs else collate_samples([s for s in chosen if isinstance(s, Sample)])
+        members = [samples[i] for i in batch]
+        pairs = [sample for sample in members if isinstance(sample, PairSample)]
+        sample = collate_pairs(pairs) if pairs else collate_samples([s for s in members if isinstance(s, Sample)])
         tensors = sample.features, sample.labels, sample.operators.mass
         if any(x.device.type != device.type for x in tensors):
             sample = sample.to(device, non_blocking=True)
-        return chosen, sample
+        return members, sample
 
     if device.type != "cuda" or _are_there(samples):
         yield from (pack(batch)[1] for batch in batches)
@@ -54,10 +54,10 @@ def packed(
             # The memory of this batch is used again. This also bounds the memory of waiting batches.
             steps.popleft()[0].synchronize()
         with torch.cuda.stream(copies):
-            chosen, sample = pack(batch)  # samples of `on_device` are moved when they are taken
+            members, sample = pack(batch)  # samples of `on_device` are moved when they are taken
         stream.wait_stream(copies)
         yield sample
-        steps.append((stream.record_event(), chosen, sample))
+        steps.append((stream.record_event(), members, sample))
 
 
 def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
@@ -88,20 +88,17 @@ def own_parts(
     [[[2], [1]], []]
     """
     firsts = accumulate(map(len, batches), initial=0)
-    found = []
+    result = []
     for first, batch in zip(firsts, batches, strict=False):
         sizes = [lengths[i] for i in batch]
         share = balanced_shares(sizes, place.world_size)[place.rank]
         parts = balanced_shares([sizes[p] for p in share], passes)
-        found.append([[first + share[p] for p in part] for part in parts if part])
-    return found
+        result.append([[first + share[p] for p in part] for part in parts if part])
+    return result
 
 
 def largest_part(lengths: Sequence[int], options: TrainOptions, parts: int) -> tuple[int | None, int | None]:
-    """Limits of the meshes and the vertices of the parts of batches. A mesh with more vertices is a part of its own.
-
-    lengths: number of vertices of each sample
-    """
+    """Limits of the meshes and the vertices of the parts of batches. A larger mesh is a part of its own."""
     meshes, vertices = options.batch_meshes, options.batch_vertices
     if parts == 1 or not lengths:
         return meshes, vertices

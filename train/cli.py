@@ -22,8 +22,7 @@ from diffnet.train.commands.demo import demo
 from diffnet.train.commands.exporting import export
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
-from diffnet.train.commands.predicting import evaluate, predict
-from diffnet.train.commands.robustness import robustness
+from diffnet.train.commands.predicting import evaluate, predict, robustness
 from diffnet.train.commands.training import train_command
 from diffnet.train.commands.view import view
 from diffnet.train.console import complain, show_warning, user_message

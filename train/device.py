@@ -36,10 +36,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """The autocast context of a run: bf16 or disabled, see `matmul_dtype`.
-
-    It caches no casts of weights. A CUDA graph of a step would read a cached cast forever.
-    """
+    """The autocast context of a run. It caches no casts of weights, which a CUDA graph would read forever."""
     enabled = matmul_dtype(precision, device) == torch.bfloat16
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 

@@ -78,12 +78,13 @@ class Epoch:
         begun, losses = self._begin(position)
         step, samples, world = self._step, self._samples, self._ranks.place.world_size
         step.model.train()
+        step.model.blocks.train(self._options.freeze is None)  # frozen ones have no dropout
         order = [i for batch in self._batches for i in batch]
         todo = [[order[n] for n in part] for parts in self._parts[begun:] for part in parts]
         loaded = packed(samples, todo, self._device)
         reduce = all_reduce if world > 1 else (lambda sums: None)
         first = sum(map(len, self._batches[:begun]))  # number of samples that all ranks have used
-        own = self._meshes * len(_all(self._parts[:begun]))  # meshes that this rank has used
+        number = self._meshes * len(_all(self._parts[:begun]))  # meshes that this rank has used
         names: list[tuple[str, ...]] = [()] * begun
         rate_before: float | None = None
         for n in range(begun, len(self._batches)):
@@ -93,13 +94,13 @@ class Epoch:
                 rate_before = rate
             names.append(())
             for sample in islice(loaded, len(self._parts[n])):
-                changed = self._changes.made(sample, own)
-                rotations = self._changes.rotations_of(own, len(sample.operators))
+                changed = self._changes.made(sample, number)
+                rotations = self._changes.rotations_of(number, len(sample.operators))
                 if self._divided:
                     step.add(changed, rotations)
                 else:
                     losses.append(step(changed, rotations))
-                own += len(sample.operators)
+                number += len(sample.operators)
                 names[-1] += sample.names
             if self._divided:
                 losses.append(step.update(reduce))
@@ -136,20 +137,19 @@ class Epoch:
         """Seed the global generators. Each stream draws other numbers."""
         torch.manual_seed((epoch_seed(self._options.seed, self._epoch) + stream * STREAM) % 2**63)
 
-    def _total(self, own: Tensor) -> Tensor:
+    def _total(self, part: Tensor) -> Tensor:
         """The sum over all ranks, on the CPU."""
-        total = own.clone()
+        total = part.clone()
         if not self._ranks.is_alone:
             all_reduce(total)
         return total.cpu()
 
     def _check(self, losses: Sequence[Tensor], names: Sequence[tuple[str, ...]]) -> None:
-        """Raises TrainingError for a loss or weights that aren't finite.
-
-        They are read rarely, so steps don't wait for the GPU.
-        """
+        """Raises TrainingError for a loss or weights that aren't finite. Reading them rarely keeps the GPU busy."""
         values: list[float] = torch.stack([*losses]).tolist()
-        broken = [(f"loss became {v}", own) for v, own in zip(values, names, strict=True) if not math.isfinite(v)]
+        broken = [
+            (f"loss became {v}", members) for v, members in zip(values, names, strict=True) if not math.isfinite(v)
+        ]
         # No loss has been computed yet with the weights of the last step, and an infinite moment only stops its weight.
         moments = [x for state in self._step.optimizer.state.values() for x in state.values() if x.ndim > 0]
         for what, tensors in (("weights", [*self._step.model.parameters()]), ("moments of Adam", moments)):
@@ -157,8 +157,8 @@ class Epoch:
             if not torch.stack(norms).isfinite().all():
                 broken.append((f"{what} became NaN or infinite", names[-1]))
         if broken:
-            fault, own = broken[0]
-            batch = [name for names in self._ranks.gathered(own) for name in names]
+            fault, members = broken[0]
+            batch = [name for names in self._ranks.gathered(members) for name in names]
             raise TrainingError(
                 f"the {fault} in epoch {self._epoch + 1}, on {', '.join(batch)}; last.pt holds {self._saved}. "
                 "A lower --lr or --precision fp32 may help"
@@ -166,7 +166,7 @@ class Epoch:
 
 
 def _all(parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
-    return [n for own in parts for part in own for n in part]
+    return [n for division in parts for part in division for n in part]
 
 
 def random_state(device: torch.device) -> list[str]:

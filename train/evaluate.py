@@ -39,9 +39,9 @@ def evaluate(
     channels = model.last.out_features
     tally = task.new_tally(channels, device)
     place = ranks.place
-    own: Sequence[int] = range(len(samples))
+    numbers: Sequence[int] = range(len(samples))
     if not ranks.is_alone:
-        own = balanced_shares([int(n) for n in counts_of(samples)], place.world_size)[place.rank]
+        numbers = balanced_shares([int(n) for n in counts_of(samples)], place.world_size)[place.rank]
 
     def keep(received: Sequence[Any]) -> None:
         number, tensor = received
@@ -51,7 +51,7 @@ def evaluate(
             predictions.append(tensor)
 
     post = ranks.mailbox(keep)
-    for number, sample in zip(own, packed(samples, [[i] for i in own], device), strict=True):
+    for number, sample in zip(numbers, packed(samples, [[i] for i in numbers], device), strict=True):
         with autocast(options.precision, device):
             features = task.inputs(model, sample.features, sample.operators, options)
         outputs = network_outputs(model, replace(sample, features=features), options, device)

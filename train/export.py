@@ -65,8 +65,8 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own code is deprecated
         expected = network(features, operators)
         program = _exported(network, inputs)
-        found = program.module()(**inputs)
-    error, largest = (float(x.abs().max()) for x in (found - expected, expected))
+        outputs = program.module()(**inputs)
+    error, largest = (float(x.abs().max()) for x in (outputs - expected, expected))
     if not error <= MAX_ERROR * largest:
         raise OptionError(
             f"outputs of the exported network differ by up to {error:.1g} from those of the network, whose largest is "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from diffnet import WeightAverage
+from diffnet import DiffusionNet, WeightAverage
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, PairSample, Sample, Statistics
 from diffnet.geometry.files import write_atomically
@@ -25,6 +25,7 @@ from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, s
 from diffnet.train.epoch import Epoch
 from diffnet.train.evaluate import evaluate
 from diffnet.train.event_file import EventFile
+from diffnet.train.fine_tuning import copy_weights, start_network
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import DeviceSamples, counts_of, taken
@@ -46,10 +47,9 @@ from diffnet.train.tasks.task import Task
 class RunData:
     """The data set of a run, as samples.
 
-    statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
-    target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
-    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
-        if there are none.
+    statistics: of the own arrays among the features, see `array_statistics`
+    target_statistics: of the targets of a regression, which are standardized in the samples
+    variants: of each training sample, see `make_variants`, or none. An epoch trains on one of a group.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
     """
 
@@ -77,30 +77,24 @@ def train(
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | Spool | None = None,
 ) -> Checkpoint:
-    """Train a network and write its checkpoints into the folder `out`.
+    """Train a network and write last.pt, best.pt, metrics.csv and the files of TensorBoard into the folder `out`.
 
-    Returns the checkpoint to judge. With meshes that are held out, that is the one with the highest score on them.
-    Without, it is the last one. The test set is evaluated, but never used to choose.
-
-    `out` gets last.pt after every epoch, best.pt (by validation score, else by training loss), metrics.csv, and the
-    event files of TensorBoard.
+    Returns the checkpoint to judge: with meshes that are held out, the one with the highest score on them, else the
+    last one. The test set is evaluated, but never used to choose. best.pt has the lowest loss if none are held out.
 
     A seed gives the same weights in every run on the same machine with the same number of threads and of ranks. An
     epoch depends only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one. The
     order of the meshes and their augmentation are the same for any number of ranks, except `jitter`.
 
-    capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
-    checkpoint_every: write last.pt also after every so many steps of an epoch. A resumed run goes on there.
-    ranks: those that train together, with a `process_group`. Each has all data, and takes a part of each batch. Rank 0
-        writes all files.
+    capture: on a GPU, replay CUDA graphs of steps and evaluations
+    checkpoint_every: write last.pt also after every so many steps of an epoch
+    ranks: those that train together, with a `process_group`. Each has all data. Rank 0 writes all files.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
-    predictions: an empty list or `Spool` that gets the predictions of each test sample by the checkpoint to judge, on
-        the CPU, see `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to
-        judge.
+    predictions: an empty list or `Spool` that gets `Task.predict` of each test sample, on the CPU, if this call trains
+        the last epoch and that epoch is the one to judge
 
-    Raises TrainingError if a loss or a weight is not finite. last.pt then holds the last checkpoint before. Raises
-    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, if there are more
-    ranks than meshes, and if ranks have other data or versions.
+    Raises TrainingError if a loss or a weight is not finite, CheckpointError if a run can't be resumed, and OptionError
+    if it was started with other options, if there are more ranks than meshes, and if ranks have other data or versions.
     """
     task, meshes = data.task, data.meshes
     score_name, score_of = task.scoring(options)
@@ -110,7 +104,8 @@ def train(
     held_out = taken(samples, data.held_out)
     check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
-    model = build_model(options, meshes.label_names, meshes.labels_at, data.statistics).to(device)
+    model, hashes = _first_network(data, options, resume, ranks)
+    model = model.to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
     parts = ranks.place.world_size * options.accumulate
@@ -127,7 +122,7 @@ def train(
     best = -math.inf
     content = ranks.after_first(lambda: [contents_of(part) for part in (meshes.train, meshes.test)])
     fingerprint = fingerprint_of(meshes, content, task.pairs(meshes))
-    train_meshes = [mesh[:DIGITS] for mesh, *_ in content[0]]
+    train_meshes = [*(mesh[:DIGITS] for mesh, *_ in content[0]), *hashes]
     position: dict[str, Any] | None = None  # in an epoch
 
     def checkpoint() -> Checkpoint:
@@ -157,6 +152,7 @@ def train(
             average.load_state_dict(stored["averaging"])
         restore_optimizer(step.optimizer, stored["optimizer"])
         history, best, position = stored["history"], stored["best"], stored["position"]
+        train_meshes = stored.get("train_meshes") or train_meshes  # older checkpoints have none
     check_alike(ranks, meshes, content, fingerprint, options, len(history), (position or {}).get("steps"))
     if ranks.is_first and resume:
         # The run may have stopped after it wrote last.pt and before it wrote the table.
@@ -193,8 +189,8 @@ def train(
             due = (epoch + 1) % options.eval_every == 0 or last
             tested = validated = None
             if due:
-                kept = predictions if last else None
-                tested = score_of(evaluate(task, scored, data.test, options, device, kept, ranks))
+                sink = predictions if last else None
+                tested = score_of(evaluate(task, scored, data.test, options, device, sink, ranks))
             if len(held_out):
                 validated = score_of(evaluate(task, scored, held_out, options, device, None, ranks))
             row: Row = {
@@ -229,15 +225,38 @@ def train(
     return judged
 
 
+def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ranks) -> tuple[DiffusionNet, list[str]]:
+    """The network before the first step, on the CPU, and hashes of the meshes that it was trained on before.
+
+    Only rank 0 reads the network that a new run starts from.
+    """
+    names = data.meshes.label_names
+    model = build_model(options, names, data.meshes.labels_at, data.statistics)
+
+    def started() -> dict[str, Any] | None:
+        network = None if resume else start_network(options)
+        if network is None:
+            return None
+        copy_weights(network, model, options, names, data.statistics, data.target_statistics)
+        return {"weights": model.state_dict(), "meshes": network.metadata.get("train_meshes") or []}
+
+    start = ranks.shared(started) or {"weights": model.state_dict(), "meshes": []}
+    model.load_state_dict(start["weights"])
+    if options.freeze == "blocks":
+        model.first.requires_grad_(False)
+        model.blocks.requires_grad_(False)
+    return model, start["meshes"]
+
+
 def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
     """All training samples and then their variants, and the numbers of each sample and its variants among these."""
     variants = data.variants or [()] * len(data.train)
     if isinstance(data.train, DeviceSamples):
-        samples: Sequence[Any] = data.train.joined(own for own in variants if isinstance(own, DeviceSamples))
+        samples: Sequence[Any] = data.train.joined(group for group in variants if isinstance(group, DeviceSamples))
     else:
         samples = [*data.train, *chain.from_iterable(variants)]
     firsts = accumulate(map(len, variants), initial=len(data.train))
     groups = [
-        [i, *range(first, first + len(own))] for i, (own, first) in enumerate(zip(variants, firsts, strict=False))
+        [i, *range(first, first + len(group))] for i, (group, first) in enumerate(zip(variants, firsts, strict=False))
     ]
     return samples, groups

@@ -91,8 +91,8 @@ def mean_iou(matrix: Any) -> float:
 
 def _mean(values: NDArray[np.float64]) -> float:
     """The mean of the values that are not NaN. NaN if there are none."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if len(numbers) else math.nan
 
 
 def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
@@ -134,12 +134,12 @@ def column_scores(tally: Any) -> list[dict[str, Any]]:
     >>> column_scores([[2, 4.0, 10.0, 1.0, 1.0]])  # the targets 1 and 3, of which one is missed by 1
     [{'count': 2, 'mae': 0.5, 'rmse': 0.7071067811865476, 'r2': 0.5}]
     """
-    found = []
+    rows = []
     for count, total, squares, absolute, errors in np.asarray(tally, np.float64).tolist():
         n = count or math.nan
         spread = squares - total * total / n
         defined = spread > 1e-12 * squares
-        found.append(
+        rows.append(
             {
                 "count": int(count),
                 "mae": absolute / n,
@@ -147,7 +147,7 @@ def column_scores(tally: Any) -> list[dict[str, Any]]:
                 "r2": 1 - errors / spread if defined else math.nan,
             }
         )
-    return found
+    return rows
 
 
 def mean_r2(tally: Any) -> float:

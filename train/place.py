@@ -24,14 +24,14 @@ def place() -> Place:
     """
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return Place()
-    found = Place(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK", "0"), _number("LOCAL_WORLD_SIZE", "1"))
+    here = Place(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK", "0"), _number("LOCAL_WORLD_SIZE", "1"))
     for name, number, count in (
-        ("WORLD_SIZE", found.rank, found.world_size),
-        ("LOCAL_WORLD_SIZE", found.local_rank, found.local_world_size),
+        ("WORLD_SIZE", here.rank, here.world_size),
+        ("LOCAL_WORLD_SIZE", here.local_rank, here.local_world_size),
     ):
         if number >= count:
             raise OptionError(f"{name} should be above the number of the rank, {number}, got {count}")
-    return found
+    return here
 
 
 def _number(name: str, default: str = "") -> int:

@@ -55,10 +55,7 @@ def run_data(
     jobs: int | None,
     console: Console,
 ) -> RunData:
-    """Standardize the targets, decimate the meshes, make their variants and preprocess all of them.
-
-    stored: the checkpoint of a run in `out` that is resumed, or None
-    """
+    """Standardize targets, decimate, make variants and preprocess. stored: the checkpoint to resume, or None"""
 
     def read() -> tuple[Any, ...]:
         fitted, tested, targets = data.train, data.test, None
@@ -99,12 +96,12 @@ def run_data(
     )
 
 
-def of_stored_run(stored: Checkpoint, name: str, found: Any, out: Path) -> Any:
+def of_stored_run(stored: Checkpoint, name: str, statistics: Any, out: Path) -> Any:
     """The statistics of a stored run, by which its samples were computed. Sums of other versions may round differently.
 
     Raises CheckpointError if those of the data are others.
     """
-    if not _is_close(stored[name], found):
+    if not _is_close(stored[name], statistics):
         what = "own arrays" if name == "statistics" else "targets"
         raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other {what}")
     return stored[name]
@@ -136,8 +133,8 @@ def with_max_faces(
     faces = items.face_counts if isinstance(items, StoredMeshes) else [len(item.mesh.faces) for item in items]
     if most is None or max(faces, default=0) <= most:
         return items
-    given = {"features": options.features, "cache_dir": where["cache_dir"], "to_score": to_score}
-    make = partial(make_decimated, at=at, max_faces=most, **given)
+    how = {"features": options.features, "cache_dir": where["cache_dir"], "to_score": to_score}
+    make = partial(make_decimated, at=at, max_faces=most, **how)
     about = ("decimated", at, most, options.features, to_score, array_states(items, options.features))
     return _derived_with_bar("decimation", items, make, *about, **where)
 
@@ -204,8 +201,7 @@ def fill_cache_with_bar(
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar.
 
-    ranks: those that divide the meshes among them. Each stores the meshes that it takes, and calls `ready` for these.
-        All get the reasons of all ranks, and the seconds of their phases.
+    ranks: those that divide the meshes. Each calls `ready` for its own. All get the reasons and the seconds of all.
     """
     with progress_bar(console, disable=not ranks.is_first) as bar:
         task = bar.add_task("preprocessing", total=len(sources))
@@ -217,8 +213,8 @@ def fill_cache_with_bar(
             bar.update(task, completed=done(more))
 
         failed = fill_cache(sources, options, cache_dir, jobs, advance, device, ready, positions)
-        found = ranks.gathered([list(failed.items()), take_phases()], meanwhile=partial(advance, 0))
+        answers = ranks.gathered([list(failed.items()), take_phases()], meanwhile=partial(advance, 0))
         bar.update(task, completed=len(sources))
-    for phases in (earlier, *(phases for _, phases in found)):
+    for phases in (earlier, *(phases for _, phases in answers)):
         add_phases(phases)
-    return dict(sorted((i, reason) for reasons, _ in found for i, reason in reasons))
+    return dict(sorted((i, reason) for reasons, _ in answers for i, reason in reasons))

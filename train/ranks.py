@@ -91,9 +91,9 @@ class Ranks:
 
     def after_first(self, work: Callable[[], T]) -> T:
         """Rank 0 calls a function, and then the others do so, which find in the cache what rank 0 has stored there."""
-        made = [work()] if self.is_first else []
+        values = [work()] if self.is_first else []
         self.shared(lambda: None)
-        return made[0] if made else work()
+        return values[0] if values else work()
 
     def gathered(self, value: Any, meanwhile: Callable[[], Any] = lambda: None) -> list[Any]:
         """The values of all ranks. Each waits for all others, and calls `meanwhile` some times a second."""
@@ -110,8 +110,8 @@ class Ranks:
 
     def handed_out(self, count: int) -> Iterator[int]:
         """The numbers from 0 to count - 1. Each goes to the rank that asks first, so idle ranks take more of them."""
-        taken = self.counter()
-        return iter(range(count)) if self.is_alone else iter(lambda: min(taken(1) - 1, count), count)
+        counter = self.counter()
+        return iter(range(count)) if self.is_alone else iter(lambda: min(counter(1) - 1, count), count)
 
     def mailbox(self, receive: Callable[[Any], Any]) -> Callable[..., None]:
         """A function that sends its argument to rank 0, which calls `receive` with it.
@@ -191,7 +191,7 @@ class Ranks:
             return None
         self._ending.set()
         ignore_sigterm()
-        lost, own, reason = isinstance(error, (DistNetworkError, DistStoreError)), False, _reason(error)
+        lost, is_cause, reason = isinstance(error, (DistNetworkError, DistStoreError)), False, _reason(error)
         # torchrun stops the ranks of a machine when one has died. A collective operation fails for the same reason.
         in_group = (
             distributed.is_initialized() and isinstance(error, RuntimeError) and not isinstance(error, DiffnetError)
@@ -201,23 +201,23 @@ class Ranks:
                 _wait_for(lambda: self.failure is not None, (5 if self.is_first else 8) * BEAT)  # rank 0 knows more
                 if self.failure is None:
                     self._publish_missing(3 * BEAT)
-            own = self.failure is None and not lost
-            if own:
+            is_cause = self.failure is None and not lost
+            if is_cause:
                 self._leave()  # before its thread finds the failure of this rank
                 self._publish(f"rank {self.place.rank}: {reason}")
                 if self.is_first and isinstance(error, Exception):
                     self._put("error of rank 0", reason)
             self._counted("told", 1)
             # torchrun stops the other ranks of a machine when one ends, and the store ends with rank 0.
-            if isinstance(error, Exception) if own else self.is_first:
-                _wait_for(lambda: self._counted("told") == self.place.world_size, (5 if own else 2) * BEAT)
-            alike = own and not self.is_first and self.store.check(["error of rank 0"])
+            if isinstance(error, Exception) if is_cause else self.is_first:
+                _wait_for(lambda: self._counted("told") == self.place.world_size, (5 if is_cause else 2) * BEAT)
+            alike = is_cause and not self.is_first and self.store.check(["error of rank 0"])
             if alike and self._get("error of rank 0") == reason:
-                own, self.failure = False, f"rank 0: {reason}"
-            if not self.is_first or (own and isinstance(error, Exception)):  # others look for this error
+                is_cause, self.failure = False, f"rank 0: {reason}"
+            if not self.is_first or (is_cause and isinstance(error, Exception)):  # others look for this error
                 self._leave_store(BEAT)
         self._leave()
-        return None if own else self.failure or self._lost()
+        return None if is_cause else self.failure or self._lost()
 
     def _leave(self) -> None:
         """Stop giving signs of life. From now on, torchrun may stop this process, because another one has ended."""
@@ -390,5 +390,5 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
 def _reason(error: BaseException) -> str:
     if isinstance(error, (KeyboardInterrupt, Terminated)):
         return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else "stopped by SIGTERM"
-    known = user_message(error) if isinstance(error, Exception) else None
-    return known or f"{type(error).__name__}: {error}"
+    message = user_message(error) if isinstance(error, Exception) else None
+    return message or f"{type(error).__name__}: {error}"

@@ -71,14 +71,12 @@ def on_device(
 ) -> DeviceSamples:
     """Samples on a device, each with its gradients on the basis if this is a GPU.
 
-    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there once they
-    have been asked for. The others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever
-    fits.
+    The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
+    others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever fits.
 
     samples: in memory, or `PreparedSamples`, which are read
     basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
-    memory: GiB of the host for samples that stay on the CPU or wait for the GPU in pinned memory. Samples that are in
-        memory already don't count.
+    memory: GiB of the host for samples that are read
     """
     store = _Store(samples, device, basis_dtype, int(memory * 2**30), gpu_share)
     return DeviceSamples(store, np.arange(len(samples)))
@@ -135,8 +133,8 @@ class DeviceSamples(ReadAhead[Sample]):
             # Edges are not always counted. There are at most three for each face.
             every = [{"faces": f.faces, "edges": f.edges or 3 * f.faces, "entries": f.entries} for f in facts]
             return [
-                BatchSize(1, f.vertices, **{name: own.get(name, f.entries) for name in names})
-                for f, own in zip(facts, every, strict=True)
+                BatchSize(1, f.vertices, **{name: entry.get(name, f.entries) for name in names})
+                for f, entry in zip(facts, every, strict=True)
             ]
 
         return MeshSizes(counted, source.k)
@@ -171,9 +169,9 @@ class _Store:
         self._readers, self._copiers = (ThreadPoolExecutor(min(n, available_cores())) for n in (READERS, COPIERS))
 
     def get(self, number: int) -> Sample:
-        kept = self._kept.get(number)
-        if kept is not None:
-            return kept
+        resident = self._kept.get(number)
+        if resident is not None:
+            return resident
         with self._lock:
             reading = self._reading.pop(number, None)
         sample = self._moved(self._read(number) if reading is None else reading.result())
@@ -188,7 +186,7 @@ class _Store:
     def prefetch(self, numbers: Sequence[int]) -> None:
         with self._lock:
             for number in numbers:
-                if not any(number in known for known in (self._kept, self._waiting, self._reading)):
+                if not any(number in group for group in (self._kept, self._waiting, self._reading)):
                     threads = self._copiers if self._is_copied(number) else self._readers
                     self._reading[number] = threads.submit(self._read, number)
 
@@ -240,12 +238,12 @@ def first_that_fit(sizes: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
     >>> first_that_fit(np.array([3, 4, 1, 2]), 6).tolist()
     [True, False, True, True]
     """
-    taken, total = np.zeros(len(sizes), bool), 0
+    mask, total = np.zeros(len(sizes), bool), 0
     for i, size in enumerate(sizes.tolist()):
         if total + size <= limit:
-            taken[i] = True
+            mask[i] = True
             total += size
-    return taken
+    return mask
 
 
 def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator[list[int]]:

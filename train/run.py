@@ -26,6 +26,7 @@ from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.console import progress_bar
 from diffnet.train.evaluate import evaluate
+from diffnet.train.fine_tuning import start_note
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
@@ -65,7 +66,7 @@ def run_training(
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
     notes: lines for the summary of the set, which is printed before preprocessing
 
-    The folder is locked until the run ends. See `locked` for what holds on network file systems.
+    The folder is locked until the run ends, see `locked`.
 
     Raises OptionError, see `check_folder`, and for data that don't fit the task; DataError for a mesh that can't be
     used; and the errors of `train`.
@@ -84,6 +85,7 @@ def run_training(
         task.check(data, options)
         check_own_arrays(data.train, options)
         warn_of_rotations(data.train, options)
+        notes = [*notes, *ranks.shared(lambda: start_note(options, data.label_names))]
     parts = part_names(data, held_out)
     for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
         console.print(line, soft_wrap=True)
@@ -221,6 +223,6 @@ def _check_content(out: Path, resume: bool) -> None:
 
 def _line(row: Row, score: str) -> str:
     values = {name: row[f"{name}_{score}"] for name in ("train", "validation", "test")}
-    known = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
-    scores = f"{SCORE_NAMES.get(score, score)}: {', '.join(known)}" if known else ""
+    texts = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
+    scores = f"{SCORE_NAMES.get(score, score)}: {', '.join(texts)}" if texts else ""
     return f"epoch {row['epoch']:>4}  loss {row['train_loss']:.4f}  {scores}".rstrip()

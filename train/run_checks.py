@@ -58,7 +58,7 @@ def check_alike(
         differences = [name for name in first if first[name] != other.get(name)]
         if differences == ["data"]:  # all ranks get here
             names = [name for part in (meshes.train, meshes.test) for name in names_of(part)]
-            hashes = [" ".join(own) for part in content for own in part]
+            hashes = [" ".join(entry) for part in content for entry in part]
             both = ranks.gathered(list(zip(names, hashes, strict=True)))
             pairs = zip_longest(both[0], both[rank])
             mesh = next((theirs or ours for ours, theirs in pairs if ours != theirs), None)
@@ -95,15 +95,12 @@ def check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
 
 
 def fingerprint_of(data: LabeledMeshes, content: Sequence[Sequence[Sequence[str]]], pairs: bytes) -> str:
-    """A hash of the meshes of a data set, their labels or pairs, and their order.
-
-    content: `contents_of` both parts
-    """
+    """A hash of the meshes of a data set, their labels or pairs, and their order. content: `contents_of` the parts"""
     digest = hashlib.sha256(pairs)
-    for part, own in zip((data.train, data.test), content, strict=True):
+    for part, entries in zip((data.train, data.test), content, strict=True):
         meaning = part.meaning if isinstance(part, StoredMeshes) else ""
         digest.update(f"{len(part)} meshes {meaning}".encode(errors="surrogatepass"))
-        for name, hashes in zip(names_of(part), own, strict=True):
+        for name, hashes in zip(names_of(part), entries, strict=True):
             digest.update(name.encode(errors="surrogatepass") + f" {hashes}".encode())  # a name need not be text
     return FINGERPRINT + digest.hexdigest()
 
@@ -127,8 +124,8 @@ def contents_of(items: Sequence[LabeledMesh], jobs: int | None = None) -> list[l
 
     They are known of indexed sets. Others are read, see `remembered`.
     """
-    known = items.contents if isinstance(items, StoredMeshes) else None
-    return remembered(_content_of, items, "content", jobs=jobs) if known is None else known
+    contents = items.contents if isinstance(items, StoredMeshes) else None
+    return remembered(_content_of, items, "content", jobs=jobs) if contents is None else contents
 
 
 def _content_of(item: LabeledMesh) -> list[str]:

@@ -18,10 +18,7 @@ from diffnet.train.tasks.task import npy_bytes
 
 
 class Spool(Sequence[Tensor]):
-    """Tensors on the CPU that are written to a file without a name. Each is read when it is asked for.
-
-    folder: an existing folder on a disk. The system frees the file when the process ends.
-    """
+    """Tensors on the CPU in a file without a name, which the system frees when the process ends. folder: on a disk"""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as this object exists

@@ -78,7 +78,7 @@ def part_names(data: LabeledMeshes, held_out: Sequence[int]) -> dict[str, list[s
 def meshes_text(parts: dict[str, list[str]]) -> str:
     """How many meshes each part has."""
     verbs = {"train": "train on", "validation": "validate on", "test": "test on"}
-    return ", ".join(f"{len(own)} to {verbs[part]}" for part, own in parts.items() if own)
+    return ", ".join(f"{len(names)} to {verbs[part]}" for part, names in parts.items() if names)
 
 
 def set_summary(
@@ -89,11 +89,7 @@ def set_summary(
     jobs: int | None,
     notes: Sequence[str] = (),
 ) -> list[str]:
-    """The lines about a set: its parts and what divides them, its labels or targets, features, and what is left out.
-
-    parts: `part_names`
-    notes: more lines
-    """
+    """The lines about a set: its parts, labels or targets, features, what is left out, and notes."""
     held, variants, rotated = options.validation, options.mesh_variants.count, rotations_of(options)
     by = "" if options.group_by is None else f" by groups of {options.group_by!r}"
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.options import chosen_scale
-
-NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrained`
+from diffnet.pretrained import NETWORK_FILE, names_text
 
 # "original": segmentation and classification of the original implementation.
 # "original correspondence": its functional maps, whose weights have the prefix "feature_extractor.".
@@ -24,6 +23,18 @@ NETWORK_FILE = "model.safetensors"  # in a folder of `DiffusionNet.save_pretrain
 Kind: TypeAlias = Literal["original", "original correspondence", "unsupervised correspondence"]
 
 PREFIX = "feature_extractor."
+
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """Log-probabilities over the last dimension."""
+    return torch.nn.functional.log_softmax(x, dim=-1)
+
+
+# The functions that a file can name. All others are code, which a file doesn't hold.
+NAMED_ACTIVATIONS: dict[str, Activation] = {"log_softmax": log_softmax, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
 class CheckpointError(DiffnetError, ValueError):
@@ -52,11 +63,11 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
     refused.
     """
     if Path(path).is_dir():
-        held = [name for name in ("last.pt", "best.pt", NETWORK_FILE) if (Path(path) / name).is_file()]
-        hint = f"; it holds {' and '.join(held)}" if held else ""
+        networks = [name for name in ("last.pt", "best.pt", NETWORK_FILE) if (Path(path) / name).is_file()]
+        hint = f"; it holds {' and '.join(networks)}" if networks else ""
         raise CheckpointError(f"{path}: this is a folder, expected a checkpoint{hint}")
     if not Path(path).exists():
-        raise CheckpointError(f"{path}: no such checkpoint")
+        raise CheckpointError(f"{path}: no such checkpoint{names_text()}")
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: this is a pipe, a socket or a device, expected a checkpoint")
     try:
@@ -76,16 +87,16 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
 
 
-def check_named_tensors(path: str | os.PathLike[str], found: Any, *, in_memory: bool = False) -> dict[str, Tensor]:
+def check_named_tensors(path: str | os.PathLike[str], weights: Any, *, in_memory: bool = False) -> dict[str, Tensor]:
     """Return a state dict whose tensors are dense, real and finite, and no larger than the file, if there is one.
 
     Raises CheckpointError for anything else. Nothing is allocated before the sizes are known to be real: a tensor can
     claim to be larger than its memory, which then holds one value for many elements.
     """
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: weights should be a dictionary of tensors, got {type(found).__name__}")
+    if not isinstance(weights, dict):
+        raise CheckpointError(f"{path}: weights should be a dictionary of tensors, got {type(weights).__name__}")
     size = 0
-    for name, tensor in found.items():
+    for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             entry = f"{name!s:.80}: {type(tensor).__name__}"
             raise CheckpointError(f"{path}: weights should be a dictionary of tensors by name, got {entry}")
@@ -94,27 +105,24 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any, *, in_memory: 
         size += tensor.numel() * tensor.element_size()
     if not in_memory and size > Path(path).stat().st_size:
         raise CheckpointError(f"{path}: the weights claim {size} bytes, more than the file has")
-    for name, tensor in found.items():
+    for name, tensor in weights.items():
         if not tensor.float().isfinite().all():
             raise CheckpointError(
                 f"{path}: {name:.80} has values that are not finite in single precision, as if a training diverged"
             )
-    return found
+    return weights
 
 
-def check_format(path: str | os.PathLike[str], found: Any, known: int, version: Any) -> None:
-    """Raises CheckpointError unless a file has the known format or an older one, from 1 on.
-
-    The message says if the file is of a newer version.
-    """
-    if type(found) is int and found > known:
+def check_format(path: str | os.PathLike[str], number: Any, current: int, version: Any) -> None:
+    """Raises CheckpointError, which names newer versions, unless a file has the known format or an older one."""
+    if type(number) is int and number > current:
         written_by = f"diffnet {version!s:.20}".strip()
         raise CheckpointError(
-            f"{path}: written by a newer version ({written_by}, checkpoint format {found}); this version reads format "
-            f"{known}. Update diffnet"
+            f"{path}: written by a newer version ({written_by}, checkpoint format {number}); this version reads format "
+            f"{current}. Update diffnet"
         )
-    if type(found) is not int or found < 1:
-        raise CheckpointError(f"{path}: checkpoint format {shown(found)}, this version reads {known}")
+    if type(number) is not int or number < 1:
+        raise CheckpointError(f"{path}: checkpoint format {shown(number)}, this version reads {current}")
 
 
 def with_older_scale(file_format: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,25 +132,25 @@ def with_older_scale(file_format: int, options: Mapping[str, Any]) -> dict[str, 
     return {**options, "normalize": chosen_scale(options["normalize"], "original")}
 
 
-def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+def difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
     """How the names and shapes of weights differ from those of a network, such as "lacks weights: a, b"."""
-    for what, names in (("lacks", expected.keys() - found.keys()), ("has unknown", found.keys() - expected.keys())):
+    for what, names in (("lacks", expected.keys() - weights.keys()), ("has unknown", weights.keys() - expected.keys())):
         if names:
             first = ", ".join(f"{name:.80}" for name in sorted(names)[:3])
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             return f"{what} weights: {first}{more}"
     for name, weight in expected.items():
-        shape = tuple(found[name].shape)
+        shape = tuple(weights[name].shape)
         if shape != tuple(weight.shape):
             return f"has another shape: {name} should have shape {tuple(weight.shape)}, its shape is {shape}"
     return None
 
 
 def check_names_and_shapes(
-    path: str | os.PathLike[str], found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+    path: str | os.PathLike[str], weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
     """Raises CheckpointError unless the names and shapes are those of a network, which may be on the meta device."""
-    text = difference(found, expected)
+    text = difference(weights, expected)
     if text is not None:
         raise CheckpointError(f"{path}: the checkpoint {text}")
 

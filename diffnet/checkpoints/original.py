@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.architecture import visible_options
 from diffnet.checkpoints.files import PREFIX, CheckpointError, Kind, check_named_tensors, kind_of
+from diffnet.checkpoints.network import visible_options
 
 _RENAMED = (
     (r"^first_lin(ear)?\.", "first."),
@@ -83,12 +83,12 @@ def converted_original(
 def original_metadata(kind: Kind, in_channels: int) -> dict[str, Any]:
     """The metadata of a network of one of the kinds: the kind, and the input of the published networks of this kind."""
     features = {"features": _FEATURES[in_channels]} if in_channels in _FEATURES else {}
-    known = {"kind": kind, **features, "k": 128, "operators": "original"}
+    metadata = {"kind": kind, **features, "k": 128, "operators": "original"}
     if kind == "original":
-        return {**known, "normalize": "radius"}
+        return {**metadata, "normalize": "radius"}
     supervised = kind == "original correspondence"
     maps = {"method": "supervised", "map_k": 30} if supervised else {"method": "unsupervised", "map_k": 128}
-    return {**known, "normalize": "area", "task": "correspondence", **maps}
+    return {**metadata, "normalize": "area", "task": "correspondence", **maps}
 
 
 def _weights(

@@ -17,25 +17,23 @@ from typing import Any
 
 from safetensors import safe_open
 
-from diffnet.checkpoints.files import NETWORK_FILE, CheckpointError
+from diffnet.checkpoints.files import CheckpointError
 from diffnet.geometry.files import write_atomically
+from diffnet.pretrained import NETWORK_FILE, names_text, network_path
 
 
 def check_license(metadata: Mapping[str, Any]) -> None:
     """Raises ValueError for metadata without the license of the training data."""
-    found = metadata.get("data_license")
-    if not isinstance(found, str) or not found:
+    text = metadata.get("data_license")
+    if not isinstance(text, str) or not text:
         raise ValueError(
             "save_pretrained needs the license of the training data, because it can restrict the use of the weights, "
-            f'got data_license={found!r}; write for example data_license="CC-BY-4.0" or data_license="unknown"'
+            f'got data_license={text!r}; write for example data_license="CC-BY-4.0" or data_license="unknown"'
         )
 
 
 def write_description(folder: Path, parameters: int) -> None:
-    """Write config.json and, unless there is one, README.md beside the file of a network.
-
-    parameters: the number of parameters of the network
-    """
+    """Write config.json and, unless there is one, README.md beside the file of a network."""
     with safe_open(folder / NETWORK_FILE, "pt") as file:
         texts = file.metadata()
     config = {name: json.loads(texts[name]) for name in ("architecture", "metadata")}
@@ -54,6 +52,7 @@ def _card(architecture: Mapping[str, Any], metadata: Mapping[str, Any], paramete
         "normalized positions": metadata.get("normalize"),
         "labels": ", ".join(map(str, metadata.get("label_names") or ())),
         "network": f"blocks {architecture['blocks']}, width {architecture['width']}, {parameters:,} parameters",
+        "trained from": metadata.get("start"),
         "training data": metadata.get("data"),
         "license of the training data": metadata["data_license"],
         "license of the weights": metadata.get("license"),
@@ -81,29 +80,33 @@ def _card(architecture: Mapping[str, Any], metadata: Mapping[str, Any], paramete
         'model = DiffusionNet.from_pretrained("path/to/this/folder")',
         "```",
         "",
-        "The commands of diffnet, such as `diffnet predict`, take `model.safetensors` as `--checkpoint`.",
+        "The commands of diffnet, such as `diffnet predict`, take this folder as `--checkpoint`.",
         "",
     ]
     return "\n".join(lines)
 
 
 def network_file(name: str | os.PathLike[str], revision: str | None) -> Path:
-    """The file of a network in a folder, or on the Hugging Face Hub, from which it is downloaded.
+    """The file of a network in a folder, of a built-in one, or on the Hugging Face Hub, from which it is downloaded.
 
     Raises CheckpointError if it is not there, ImportError if huggingface_hub is needed and not installed.
     """
-    if Path(name).is_dir():
-        return Path(name) / NETWORK_FILE
     if Path(name).is_file():
         raise CheckpointError(f"{name} is a file, and a folder is needed here; DiffusionNet.load reads files")
+    path = network_path(name)
+    if path.exists():
+        return path / NETWORK_FILE if path.is_dir() else path  # which may be missing
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as e:
         raise ImportError(
             f"{name} is no folder, and the Hugging Face Hub needs huggingface_hub: pip install 'diffnet[hub]'"
+            f"{names_text()}"
         ) from e
     try:
         return Path(hf_hub_download(os.fspath(name), NETWORK_FILE, revision=revision))
     except (OSError, ValueError) as e:  # the errors of huggingface_hub
         reason = str(e).strip().splitlines()[0]
-        raise CheckpointError(f"{name}: neither a folder nor a network on the Hugging Face Hub ({reason})") from e
+        raise CheckpointError(
+            f"{name}: neither a folder nor a network on the Hugging Face Hub ({reason}){names_text()}"
+        ) from e

@@ -24,8 +24,13 @@ import torch
 from torch import Tensor
 
 from diffnet import __version__
-from diffnet.checkpoints.activations import NAMED_ACTIVATIONS
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, with_older_scale
+from diffnet.checkpoints.files import (
+    NAMED_ACTIVATIONS,
+    CheckpointError,
+    check_format,
+    check_named_tensors,
+    with_older_scale,
+)
 from diffnet.geometry.files import write_atomically
 
 FORMAT = 2  # increase when older versions would misread a file
@@ -44,12 +49,12 @@ def write_network(
     check_named_tensors(path, dict(weights), in_memory=True)
     activation = architecture["last_activation"]
     names = [name for name, function in NAMED_ACTIVATIONS.items() if function is activation]
-    own = None if activation is None else {"own": getattr(activation, "__name__", type(activation).__name__)}
+    stand_in = None if activation is None else {"own": getattr(activation, "__name__", type(activation).__name__)}
     texts = {
         "format": "pt",
         "diffnet_format": str(FORMAT),
         "diffnet_version": __version__,
-        "architecture": json.dumps({**architecture, "last_activation": names[0] if names else own}),
+        "architecture": json.dumps({**architecture, "last_activation": names[0] if names else stand_in}),
         "metadata": "{" + ", ".join(f"{json.dumps(name)}: {_json(name, metadata[name])}" for name in metadata) + "}",
     }
     # A copy of each tensor: safetensors refuses tensors that share memory.
@@ -111,8 +116,8 @@ def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
             f"{path}: no network of DiffusionNet.save: it has weights, but no architecture. Build the network and "
             "load them with model.load_state_dict(safetensors.torch.load_file(path))"
         )
-    found = texts["diffnet_format"]
-    number = int(found) if found.isdecimal() and len(found) < 10 else found
+    text = texts["diffnet_format"]
+    number = int(text) if text.isdecimal() and len(text) < 10 else text
     check_format(path, number, FORMAT, texts.get("diffnet_version", ""))
     checksum = texts.pop("sha256", None)
     if checksum is not None and checksum != _checksum(weights, texts):
@@ -121,17 +126,17 @@ def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
     activation = architecture.get("last_activation")
     if isinstance(activation, str):
         if activation not in NAMED_ACTIVATIONS:
-            known = ", ".join(NAMED_ACTIVATIONS)
-            raise CheckpointError(f"{path}: last_activation should be one of {known}, got {activation[:80]!r}")
+            names = ", ".join(NAMED_ACTIVATIONS)
+            raise CheckpointError(f"{path}: last_activation should be one of {names}, got {activation[:80]!r}")
         architecture["last_activation"] = NAMED_ACTIVATIONS[activation]
     return check_named_tensors(path, weights), architecture, with_older_scale(number, metadata)
 
 
 def _object(path: str | os.PathLike[str], name: str, text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "")
+        value = json.loads(text or "")
     except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{path}: the {name} in the file is not JSON") from e
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: the {name} should be a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: the {name} should be a JSON object, got {type(value).__name__}")
+    return value

@@ -26,7 +26,7 @@ from refusals import refused
 from torch import Tensor, nn
 
 from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precompute
-from diffnet.checkpoints.activations import log_softmax
+from diffnet.checkpoints.files import log_softmax
 from diffnet.geometry.errors import OptionError
 
 MESH = trimesh.creation.icosphere(0)  # 12 vertices

@@ -53,8 +53,8 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
 TOWERS = {
     "diffnet.train": (
         "cli commands export inference run set_parts preprocessing loop event_file run_checks epoch checkpoint "
-        "checkpoint_checks evaluate run_folder ranks batches steps tasks orientation device place report "
-        "correspondence resident metrics options console"
+        "evaluate run_folder ranks batches steps tasks orientation device place report "
+        "correspondence resident metrics fine_tuning options console"
     ),
 }
 

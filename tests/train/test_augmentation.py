@@ -20,13 +20,12 @@ from rich.console import Console
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, labels_at, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
-from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.checkpoint_checks import Checkpoint
+from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import found_sides
 from diffnet.train.run import run_training
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.classes import check_sides, with_class_options
 from diffnet.train.tasks.task import task_named
 
@@ -53,26 +52,6 @@ def options(**given: Any) -> TrainOptions:
     return TrainOptions(**{**small, **given})
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rotate_about": "w"}, "rotate_about should be one of any, x, y, z, got 'w'"),
-        ({"rotate_about": "z", "features": "hks"}, "rotate_about needs features with xyz, normals or vector:NAME"),
-        ({"rotate_about": "z", "rotate": False}, "rotate_about should be any where nothing is rotated, got 'z'"),
-        ({"scale_range": 0.5}, "scale_range should be from 1 to 10, got 0.5"),
-        ({"scale_range": float("nan")}, "scale_range should be from 1"),
-        ({"jitter": -0.1}, "jitter should be at least 0 and below 1, got -0.1"),
-        ({"jitter": 0.1, "features": "normals"}, "jitter needs features with xyz, got 'normals'"),
-        ({"cut": 1.0}, "cut should be at least 0 and below 1, got 1.0"),
-        ({"decimate": -1.0}, "decimate should be at least 0 and below 1"),
-        ({"variants": 0}, "variants should be at least 1, got 0"),
-    ],
-)
-def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        options(**given)
-
-
 def test_nothing_is_changed_by_default() -> None:
     sample = make_sample(balls().train[0], options().preprocessing)
     changes = draw_changes(5, options(rotate=False), CPU)
@@ -80,16 +59,6 @@ def test_nothing_is_changed_by_default() -> None:
     assert changes.rotations_of(0, 2) is None
     assert options().mesh_variants.count == 0
     assert draw_variants([["a"], ["b"]]) == ["a", "b"]
-
-
-def test_older_checkpoints_have_no_augmentation(tmp_path: Path) -> None:
-    model = build_model(options(), ["low", "high"], "vertices")
-    optimizer = make_optimizer(model, options(), CPU)
-    stored = {name: value for name, value in options().as_dict().items() if name not in {*ALL, "decimate"}}
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "options": stored, "history": []}
-    content |= {"best": 0.0, "label_names": ["low", "high"], "labels_at": "vertices", "data": ""}
-    save_checkpoint(tmp_path / "last.pt", content)
-    assert restore_model(load_checkpoint(tmp_path / "last.pt"))[1] == options()
 
 
 def test_what_is_drawn() -> None:

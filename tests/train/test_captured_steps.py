@@ -255,6 +255,37 @@ def test_captured_steps_average_weights() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("given", [{}, {"accumulate": 2, "batch_meshes": 2}], ids=str)
+def test_frozen_blocks_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: torch.device, given: dict[str, Any]
+) -> None:
+    """Only the last layer is trained, and the blocks have no dropout."""
+    data, options = spheres("vertices", (2, 3, 2, 3)), chosen(**given, dropout=0.5)
+    torch.manual_seed(1)
+    network = build_model(options, data.label_names, "vertices")
+    network.save(tmp_path / "a.safetensors", features="xyz", k=6, normalize=True)
+    options = replace(options, start=str(tmp_path / "a.safetensors"), freeze="blocks", epochs=3)
+    samples = prepared(data, options, device)
+
+    def captured(*arguments: Any) -> TrainingStep:
+        step = TrainingStep(*arguments)
+        step.capture([s.operators for s in samples], EmulatedGraph)
+        return step
+
+    runs = {}
+    for capture in (False, True):
+        if capture and device == CPU:
+            monkeypatch.setattr("diffnet.train.loop.TrainingStep", captured)
+        (tmp_path / str(capture)).mkdir()
+        run_data, before = RunData(TASK, data, samples, samples[:2]), EmulatedGraph.replays
+        runs[capture] = train(run_data, options, tmp_path / str(capture), device=device, capture=capture)["model"]
+        assert (EmulatedGraph.replays > before) == (capture and device == CPU)
+    for name, weight in network.state_dict().items():
+        torch.testing.assert_close(runs[True][name], runs[False][name], rtol=1e-5, atol=1e-6)
+        assert torch.equal(runs[True][name].cpu(), weight) == (not name.startswith("last.")), name
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("task", "at", "given"),

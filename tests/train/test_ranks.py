@@ -349,6 +349,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         "labels": ["segmentation", "--data", labels, "--features", "xyz+normals", "--mirror", *weighted],
         "classes": ["classification", "--data", data, "--validation", 0.2],
         "pairs": ["correspondence", "--data", pairs, "--map-k", 5, "--channels", 8, "--batch-pairs", 5],
+        "tuned": ["segmentation", "--data", labels, "--from", tmp_path / "one" / "labels", "--freeze", "blocks"],
     }
 
     def commands(out: Path) -> list[list[object]]:
@@ -360,7 +361,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         return [*every, ["evaluate", "--data", labels, *scored, "--out", out / "scores"]]
 
     one = [diffnet(*command) for command in commands(tmp_path / "one")]
-    assert [(code, err) for code, _, err in one] == [(0, "")] * 4
+    assert [(code, err) for code, _, err in one] == [(0, "")] * 5
     train = ["train", *trainings["labels"], *same]
     more = [
         [*train, "--epochs", 1, "--out", tmp_path / "begun"],
@@ -369,18 +370,18 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         [*train, "--data", tmp_path / "missing", "--out", tmp_path / "refused"],
     ]
     first, second = commands_of_ranks(tmp_path, [*commands(tmp_path / "two"), *more])
-    assert [(code, err) for code, _, err in first[:5]] == [(0, "")] * 5, first
-    assert second[:5] == [(0, "", "")] * 5
+    assert [(code, err) for code, _, err in first[:6]] == [(0, "")] * 6, first
+    assert second[:6] == [(0, "", "")] * 6
     for name in trainings:
         np.testing.assert_allclose(metrics(tmp_path / "two" / name), metrics(tmp_path / "one" / name), rtol=1e-4)
         files = [{path.name for path in (tmp_path / out / name).iterdir()} for out in ("one", "two")]
         assert files[0] == files[1]
     assert results(tmp_path / "two" / "scores") == results(tmp_path / "one" / "scores")
-    assert "--batch-meshes should be at least 2, one mesh for each rank, got 1" in first[5][2]
-    assert first[5][1] == ""  # no data were read
-    assert "is dice, which is no mean over elements" in first[6][2]
-    assert "missing: no such file or folder" in first[7][2]
-    assert second[5:] == [(1, "", "")] * 3
+    assert "--batch-meshes should be at least 2, one mesh for each rank, got 1" in first[6][2]
+    assert first[6][1] == ""  # no data were read
+    assert "is dice, which is no mean over elements" in first[7][2]
+    assert "missing: no such file or folder" in first[8][2]
+    assert second[6:] == [(1, "", "")] * 3
     # One rank goes on.
     assert diffnet(*train, "--resume", "--out", tmp_path / "begun")[::2] == (0, "")
     np.testing.assert_allclose(metrics(tmp_path / "begun"), metrics(tmp_path / "one" / "labels"), rtol=1e-4)

@@ -72,6 +72,11 @@ def test_a_recipe_may_depend_on_other_options() -> None:
     assert (changed["features"], changed["k"], changed["map_k"]) == ("xyz+normals+wks", 200, 200)
     changed = recipe("original", "correspondence", {"method": "unsupervised"})
     assert (changed["features"], changed["k"], changed["map_k"]) == ("wks", 200, 200)
+    for name in get_args(RecipeName):
+        assert recipe(name, "segmentation", {"start": "a.pt"}) == {
+            **recipe(name, "segmentation"),
+            "learning_rate": 5e-4,
+        }
 
 
 def test_options_win_over_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,7 @@ from diffnet.geometry.discretize import gradient
 from diffnet.geometry.store import cache, reading, transfer
 from diffnet.ops.sparse import pattern
 from diffnet.train import batches, resident
-from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from diffnet.train.checkpoint_checks import Checkpoint
+from diffnet.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.preprocessing import preprocess, with_max_faces

@@ -26,7 +26,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, epoch, evaluate as evaluate_module
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.device import autocast, pick_device
+from diffnet.train.device import autocast
 from diffnet.train.epoch import TrainingError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, train
@@ -39,7 +39,6 @@ from diffnet.train.run_folder import columns
 from diffnet.train.set_parts import held_out
 from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels
-from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import TASK
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -129,20 +128,8 @@ def test_confusion_ignores_unlabeled_elements() -> None:
     assert confusion_matrix(prediction[:0], truth[:0], 2).tolist() == [[0, 0], [0, 0]]
 
 
-def test_loss_is_the_mean_over_labeled_elements() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([2, -1, 0, -1, 1])
-    kept = labels >= 0
-    expected = -torch.log_softmax(logits[kept], 1).gather(1, labels[kept, None]).mean()
-    torch.testing.assert_close(mean_cross_entropy(logits, labels), expected)
-    loss = mean_cross_entropy(logits, torch.full((5,), -1))
-    loss.backward()
-    assert loss.item() == 0
-    assert logits.grad.tolist() == [[0.0] * 3] * 5
-
-
 def test_bad_options_are_named() -> None:
+    xyz = {"features": "xyz"}
     for given, message in (
         ({"epochs": 0}, "epochs .*0"),
         ({"batch_meshes": 0}, "batch_meshes .*0"),
@@ -162,6 +149,16 @@ def test_bad_options_are_named() -> None:
         ({"features": "xyz", "k": 0}, "spectral diffusion, got 0"),
         ({"features": "hks", "k": 0, "diffusion": "implicit"}, "at least 1, got 0"),
         ({"rotate": True, "features": "hks"}, "rotate .*'hks'"),
+        ({"rotate_about": "w"}, "rotate_about should be one of any, x, y, z, got 'w'"),
+        ({"rotate_about": "z", "features": "hks"}, "rotate_about needs features with xyz, normals or vector:NAME"),
+        ({**xyz, "rotate_about": "z", "rotate": False}, "rotate_about should be any where nothing is rotated, got 'z'"),
+        ({"scale_range": 0.5}, "scale_range should be from 1 to 10, got 0.5"),
+        ({"scale_range": float("nan")}, "scale_range should be from 1"),
+        ({**xyz, "jitter": -0.1}, "jitter should be at least 0 and below 1, got -0.1"),
+        ({"jitter": 0.1, "features": "normals"}, "jitter needs features with xyz, got 'normals'"),
+        ({"cut": 1.0}, "cut should be at least 0 and below 1, got 1.0"),
+        ({"decimate": -1.0}, "decimate should be at least 0 and below 1"),
+        ({"variants": 0}, "variants should be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             TrainOptions(**given)
@@ -187,13 +184,6 @@ def test_the_rate_changes_in_an_epoch(data: LabeledMeshes, tmp_path: Path, monke
     chosen = options(epochs=2, schedule="cosine")
     assert rates == pytest.approx([chosen.learning_rate_at(i / steps) for i in range(2 * steps)])
     assert len(set(rates)) == 2 * steps > 2
-
-
-def test_devices_that_are_not_available() -> None:
-    assert pick_device("cpu") == CPU
-    for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x", "cpu:7"):
-        with pytest.raises(ValueError, match=f"{name!r}"):
-            pick_device(name)
 
 
 # ---- training ----

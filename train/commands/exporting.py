@@ -13,8 +13,8 @@ from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, work_through
 from diffnet.train.commands.mesh_files import find_meshes, output_files, part_of
-from diffnet.train.commands.options import CheckpointOption, LabelsAtOption
-from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.commands.options import CheckpointOption, LabelsAtOption, described_input
+from diffnet.train.commands.predicting import check_outputs, check_suffix
 from diffnet.train.console import console
 
 
@@ -31,7 +31,7 @@ def export(
     check_outputs([out], [checkpoint])
     with ExitAtCtrlC():
         from diffnet.train.export import export_network
-        from diffnet.train.inference.network_input import load_any_network
+        from diffnet.train.fine_tuning import load_any_network
 
     network = load_any_network(checkpoint, labels_at)
     make_folder(out.parent)
@@ -42,23 +42,20 @@ def export(
 def write_inputs(
     context: typer.Context, paths: list[Path], npz: Path, checkpoint: Path | None, cache: Path, part: str | None
 ) -> None:
-    """Write the inputs of an exported network for each mesh. Raises Exit with code 1 if meshes can't be used.
-
-    Raises OptionError for options of `diffnet precompute` that the checkpoint decides.
-    """
+    """Write the inputs of an exported network for each mesh. Raises OptionError for options that it decides."""
     if checkpoint is None:
         raise OptionError("--npz needs --checkpoint, the network that takes the arrays")
-    taken = ("paths", "npz", "checkpoint", "cache", "part")
+    names = ("paths", "npz", "checkpoint", "cache", "part")
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if source is not None and source.name != "DEFAULT" and option.name not in taken:
+        if source is not None and source.name != "DEFAULT" and option.name not in names:
             raise OptionError(f"--npz preprocesses as the network of --checkpoint needs it; leave out {option.opts[0]}")
     with ExitAtCtrlC():
         import numpy as np
 
         from diffnet.geometry import load_mesh
         from diffnet.train.export import exported_inputs
-        from diffnet.train.inference.network_input import load_any_network
+        from diffnet.train.fine_tuning import load_any_network
         from diffnet.train.inference.predict import input_sample
         from diffnet.train.ranks import connected
 
@@ -66,8 +63,8 @@ def write_inputs(
     expected = described_input(checkpoint, network)
     sources = find_meshes(paths, without=npz)
     files = output_files(paths, sources, npz, [".npz"], None, expected.labels_at)
-    chosen = sources if part is None else part_of(sources, part)
-    items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in chosen]
+    meshes = sources if part is None else part_of(sources, part)
+    items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in meshes]
     check_outputs(files, [*sources, checkpoint])
 
     def work(i: int) -> None:

@@ -119,20 +119,19 @@ def work_through(
     columns: Sequence[str] = ("file",),
     resume: bool = False,
     has_result: Callable[[Item], bool] = lambda item: item.result.is_file(),
-    keep: Callable[[int, Any], Any] = lambda i, made: None,
+    keep: Callable[[int, Any], Any] = lambda i, value: None,
     again: Callable[[int], Any] = lambda i: None,
     ahead: tuple[Preprocessing, Path, int | None] | None = None,
 ) -> list[str]:
     """Call work(i) for each item, with a progress bar. One that can't be used does not stop the others.
 
     work: writes the result, and leaves a complete file or none
-    ranks: those that share the items. Rank 0 writes the report.
-    report: the file that gets a row for each item when its result is complete
+    ranks: those that share the items
+    report: the file in which rank 0 writes a row for each item when its result is complete
     settings: see `settings_of`
     columns: the names of the columns for `Item.read`
     resume: whether the results of an earlier call stay that `has_result` and the report have, see `_complete`
-    keep: called in rank 0 with the number of each item that `work` has done and with what it returned, a value of
-        `Ranks`
+    keep: called in rank 0 with the number of each item and with what `work` returned, a value of `Ranks`
     again: called instead with the number of each item of an earlier call
     ahead: (options, cache, jobs): the cores preprocess the next meshes in `Item.read` into the cache meanwhile. If
         there are several ranks, each item has only one.
@@ -142,24 +141,24 @@ def work_through(
 
     def complete() -> list[Any]:
         remove_leftovers([*(item.result for item in items), *([] if report is None else [report])])
-        found = {} if report is None or not resume else _complete(items, report, settings, columns, has_result)
-        return list(found.items())
+        rows = {} if report is None or not resume else _complete(items, report, settings, columns, has_result)
+        return list(rows.items())
 
-    kept: dict[int, Sequence[str]] = dict(ranks.shared(complete))
-    for i in kept:
+    earlier: dict[int, Sequence[str]] = dict(ranks.shared(complete))
+    for i in earlier:
         again(i)
     table = None
     if report is not None and ranks.is_first:
-        table = GrowingTable(report, [*columns, *REPORT_COLUMNS], kept)
+        table = GrowingTable(report, [*columns, *REPORT_COLUMNS], earlier)
         table.write()
     failed: dict[int, str] = {}
 
     def record(done: Any) -> None:
-        i, reason, state, seconds, made = done
+        i, reason, state, seconds, value = done
         if reason is not None:
             failed[i] = reason
         else:
-            keep(i, made)
+            keep(i, value)
         if table is not None:
             status = "ok" if reason is None else "failed"
             table.add(i, [*items[i].read, status, reason, f"{seconds:.3f}", state, settings])
@@ -168,19 +167,19 @@ def work_through(
     post = ranks.mailbox(record)
 
     def one(i: int) -> None:
-        started, reason, made = time.perf_counter(), None, None
+        started, reason, value = time.perf_counter(), None, None
         state = _state(items[i])
         try:
-            made = work(i)
+            value = work(i)
         except Exception as error:
             reason = user_message(error)
             if reason is None:
                 raise
-        post([i, reason, state, time.perf_counter() - started, made])
+        post([i, reason, state, time.perf_counter() - started, value])
 
-    todo = [i for i in range(len(items)) if i not in kept]
+    todo = [i for i in range(len(items)) if i not in earlier]
     with progress_bar(console, disable=len(items) == 1) as bar:
-        shown = bar.add_task(title, total=len(items), completed=len(kept))
+        shown = bar.add_task(title, total=len(items), completed=len(earlier))
         try:
             if ahead is None:
                 for position in ranks.handed_out(len(todo)):
@@ -245,15 +244,17 @@ def _preprocessed_ahead(
 
 def _state(item: Item, before: str = "") -> str:
     """The result and the identities of the files that it is made from, as words. Those in `before` stay if they can."""
-    files, known = (*item.read, *item.beside), before.split()[1:]
-    known += [""] * (len(files) - len(known))
-    return " ".join([str(hashed(str(item.result))), *(_identity(*each) for each in zip(files, known, strict=False))])
+    files, identities = (*item.read, *item.beside), before.split()[1:]
+    identities += [""] * (len(files) - len(identities))
+    return " ".join(
+        [str(hashed(str(item.result))), *(_identity(*each) for each in zip(files, identities, strict=False))]
+    )
 
 
 def _identity(path: Path, before: str) -> str:
     state, _, content = before.partition(":")
     try:
-        own = file_identity(path, FileIdentity(int(state), content) if content else None)
+        identity = file_identity(path, FileIdentity(int(state), content) if content else None)
     except OSError:  # a missing file; if it is needed, reading it gives the reason
         return "missing"
-    return before if own.content == content else f"{own.state}:{own.content}"
+    return before if identity.content == content else f"{identity.state}:{identity.content}"

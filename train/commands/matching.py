@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,14 +18,22 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
-from diffnet.train.commands.options import MESH_FILES, NO_CACHE, RESUME_MANY, RunOptions, parameters, with_parameters
-from diffnet.train.commands.predicting import check_outputs, check_suffix, described_input
+from diffnet.train.commands.options import (
+    MESH_FILES,
+    NO_CACHE,
+    RESUME_MANY,
+    CheckpointOption,
+    RunOptions,
+    described_input,
+    parameters,
+    with_parameters,
+)
+from diffnet.train.commands.predicting import check_outputs, check_suffix
 from diffnet.train.console import console
 from diffnet.train.options import TrainOptions
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from diffnet.train.inference.matching import Matched
 
 COLUMNS = ("first", "second")  # of the report
 
@@ -41,12 +48,7 @@ COLUMNS = ("first", "second")  # of the report
     ),
 )
 def match(
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of `diffnet train correspondence`, or a published checkpoint of correspondence."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     out: Annotated[
         Path,
         typer.Option(
@@ -77,22 +79,20 @@ def match(
     Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
     with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
     """
-    settings = {name: options[name] for name in ("zoomout", "device", "cache", "resume", "jobs")}
     if pairs is not None:
         if a is not None or html is not None:
             raise OptionError("--pairs is without A, B and --html")
-        match_pairs(pairs, checkpoint, out, fine_tune=fine_tune, **settings)
+        _match_pairs(pairs, checkpoint, out, fine_tune, options)
         return
     if a is None or b is None:
         raise OptionError("give two meshes, A and B, or a file with --pairs")
-    if settings["resume"]:
+    if options["resume"]:
         raise OptionError("--resume is for --pairs")
     with ExitAtCtrlC():
         from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.report.transfer import pair_page
-        from diffnet.train.tasks.task import npy_bytes
 
     if out.is_dir():
         raise OptionError(f"--out should be a file, and {out} is a folder")
@@ -104,50 +104,43 @@ def match(
         check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
     described_input(checkpoint, network)
-    with progress_bar(console) if fine_tune > 0 else nullcontext() as bar:
-        shown = None if bar is None else bar.add_task("fine-tuning", total=fine_tune)
-        found = match_meshes(
+    with progress_bar(console, disable=fine_tune == 0) as bar:
+        shown = bar.add_task("fine-tuning", total=fine_tune)
+        matched = match_meshes(
             a,
             b,
             network,
-            pick_device(settings["device"]),
-            zoomout=settings["zoomout"],
+            pick_device(options["device"]),
+            zoomout=options["zoomout"],
             fine_tune=fine_tune,
-            cache_dir=settings["cache"],
-            after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
+            cache_dir=options["cache"],
+            after_step=lambda: bar.advance(shown),
         )
-    for mesh in (found.a, found.b):
-        check_vertex_numbers(mesh, out, "Save it as")
-    for path in written:
-        make_folder(path.parent)
-    suffix = out.suffix.lower()
-    write_atomically(out, npy_bytes(found.matches) if suffix == ".npy" else _lines(found.matches, suffix == ".csv"))
+    _write_map(out, matched)
+    matches = matched.matches
     if html is not None:
-        pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)
-    used = len(set(found.matches.tolist()) - {-1})
-    matched = f"{(found.matches >= 0).sum()} vertices of {b.name} have partners among {used} vertices of {a.name}"
-    console.print(matched, soft_wrap=True)
+        make_folder(html.parent)
+        pair_page(matched.b, matched.a, matches, (mesh_stem(b), mesh_stem(a))).save(html)
+    partners = len(set(matches.tolist()) - {-1})
+    text = f"{(matches >= 0).sum()} vertices of {b.name} have partners among {partners} vertices of {a.name}"
+    console.print(text, soft_wrap=True)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
 
 
-def _lines(matches: NDArray[np.int64], has_header: bool = False) -> str:
-    """A vertex in each line. A table also has the name of its column."""
-    return "\n".join(["vertex"] * has_header + [str(vertex) for vertex in matches.tolist()]) + "\n"
+def _write_map(file: Path, matched: Matched) -> None:
+    """Write a vertex in each line. A table (.csv) also has the name of its column."""
+    from diffnet.train.tasks.task import npy_bytes
+
+    for mesh in (matched.a, matched.b):
+        check_vertex_numbers(mesh, file, "Save it as")
+    make_folder(file.parent)
+    suffix = file.suffix.lower()
+    lines = ["vertex"] * (suffix == ".csv") + [str(vertex) for vertex in matched.matches.tolist()]
+    write_atomically(file, npy_bytes(matched.matches) if suffix == ".npy" else "\n".join(lines) + "\n")
 
 
-def match_pairs(
-    pairs: Path,
-    checkpoint: Path,
-    out: Path,
-    *,
-    zoomout: bool,
-    fine_tune: int,
-    device: str,
-    cache: Path | None,
-    resume: bool,
-    jobs: int | None,
-) -> None:
+def _match_pairs(pairs: Path, checkpoint: Path, out: Path, fine_tune: int, options: Mapping[str, Any]) -> None:
     """Match the pairs in a file, each as in a set of pairs: the first mesh is B of `diffnet match`, the second is A."""
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
@@ -158,27 +151,22 @@ def match_pairs(
         raise OptionError(f"--out should be a folder for --pairs, got {out}")
     check_folder_path(out)
     with connected() as ranks:
-        found = read_pairs(pairs)
+        meshes, zoomout, cache = read_pairs(pairs), options["zoomout"], options["cache"]
         report = report_file(out, COLUMNS)
-        items = [Item(pair, file) for pair, file in zip(found, pair_files(found, out), strict=True)]
-        written = [item.result for item in items]
-        check_outputs([*written, report], [*dict.fromkeys(mesh for pair in found for mesh in pair), checkpoint, pairs])
+        items = [Item(pair, file) for pair, file in zip(meshes, pair_files(meshes, out), strict=True)]
+        sources = dict.fromkeys(mesh for pair in meshes for mesh in pair)
+        check_outputs([*(item.result for item in items), report], [*sources, checkpoint, pairs])
         network = load_matching_network(checkpoint)
-        expected, chosen = described_input(checkpoint, network), pick_device(device)
+        expected, device = described_input(checkpoint, network), pick_device(options["device"])
 
         def work(i: int) -> None:
-            first, second = found[i]
-            matched = match_meshes(
-                second, first, network, chosen, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache
-            )
-            for mesh in (matched.a, matched.b):
-                check_vertex_numbers(mesh, written[i], "Save it as")
-            make_folder(written[i].parent)
-            write_atomically(written[i], _lines(matched.matches))
+            b, a = meshes[i]
+            matched = match_meshes(a, b, network, device, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache)
+            _write_map(items[i].result, matched)
 
         ahead = None
         if cache is not None and expected.normalize and ranks.is_alone:
-            ahead = expected.options.preprocessing, cache, jobs
+            ahead = expected.options.preprocessing, cache, options["jobs"]
         failed = work_through(
             items,
             work,
@@ -187,24 +175,21 @@ def match_pairs(
             report=report,
             settings=settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune),
             columns=COLUMNS,
-            resume=resume,
+            resume=options["resume"],
             ahead=ahead,
         )
     end([], report, failed, ranks)
 
 
 def read_pairs(path: Path) -> list[tuple[Path, Path]]:
-    """The pairs in a file, each once: two paths in each line, separated by blanks or a comma, from the file's folder.
-
-    Raises DataError for a line of another form, which the message names, and for an empty file.
-    """
-    found: dict[tuple[Path, Path], None] = {}
+    """The pairs of paths in the lines of a file, each once. Raises DataError for other lines and an empty file."""
+    pairs: dict[tuple[Path, Path], None] = {}
     for number, line in enumerate(read_lines(path), 1):
         names = line.replace(",", " ").split()
         if len(names) != 2:
             raise DataError(f"{path}, line {number}: expected two paths, got {line[:60]!r}")
-        found[path.parent / names[0], path.parent / names[1]] = None
-    return list(found)
+        pairs[path.parent / names[0], path.parent / names[1]] = None
+    return list(pairs)
 
 
 def pair_files(pairs: Sequence[tuple[Path, Path]], out: Path) -> list[Path]:

@@ -23,7 +23,7 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path
     Raises OptionError if there are none.
     """
     left_out = None if without is None else _absolute(without)
-    found: dict[Path, Path] = {}
+    meshes: dict[Path, Path] = {}
     for path in paths:
         if path.is_dir():
             below = [p for p in path.rglob("*") if mesh_suffix(p) in FORMATS and _is_visible(p.relative_to(path))]
@@ -34,10 +34,10 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path
         else:
             files = [path]
         for file in files:
-            found.setdefault(_absolute(file), file)
-    if not found:
+            meshes.setdefault(_absolute(file), file)
+    if not meshes:
         raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
-    return list(found.values())
+    return list(meshes.values())
 
 
 def part_numbers(part: str) -> tuple[int, int]:
@@ -51,22 +51,21 @@ def part_numbers(part: str) -> tuple[int, int]:
 def part_of(files: Sequence[Path], part: str) -> list[Path]:
     """The files of part I of N, for `part` "I/N", in their order. The parts have about the same number of bytes.
 
-    The largest files are placed first, each in the smallest part so far. So the parts follow from names and sizes, not
-    from the order of the files, and are the same on all machines. A file that is missing counts as empty.
+    They follow from names and sizes, so they are the same on all machines. A file that is missing counts as empty.
 
     Raises OptionError, see `part_numbers`.
     """
     number, count = part_numbers(part)
-    own = number - 1
+    index = number - 1
     sizes = {file: file.stat().st_size if file.exists() else 0 for file in files}
     filled = [(0, i) for i in range(min(count, len(files)))]  # a heap of bytes and parts; further parts stay empty
-    chosen = set[Path]()
+    members = set[Path]()
     for file in sorted(files, key=lambda file: (-sizes[file], file.as_posix())):
         size, i = filled[0]
         heapq.heapreplace(filled, (size + max(sizes[file], 1), i))
-        if i == own:
-            chosen.add(file)
-    return [file for file in files if file in chosen]
+        if i == index:
+            members.add(file)
+    return [file for file in files if file in members]
 
 
 def _is_visible(path: PurePath) -> bool:
@@ -82,11 +81,9 @@ def output_files(
 ) -> list[Path]:
     """The file to write for each mesh, or one table for all meshes.
 
-    paths: as given on the command line
-    meshes: the result of `find_meshes` for them
-    out: the option --out
+    meshes: the result of `find_meshes` for the paths
+    out, form: the options --out and --format
     formats: the possible extensions, the default first; none for a table
-    form: the option --format
 
     In a folder, a file keeps its path below the folder that all paths have in common. Meshes whose results would have
     the same name, such as a.ply and a.obj, keep their extensions: a.ply.txt and a.obj.txt.
@@ -109,15 +106,15 @@ def output_files(
         raise OptionError(f"--out should be {expected}, got {out}")
     suffix = formats[0] if form is None else f".{form.lower().lstrip('.')}"
     if suffix not in formats:
-        known = _listed([known[1:] for known in formats])
-        raise OptionError(f"--format should be {known} for outputs at {at}, got {form}")
+        expected = _listed([extension[1:] for extension in formats])
+        raise OptionError(f"--format should be {expected} for outputs at {at}, got {form}")
     folders = [_absolute(path if path.is_dir() else path.parent) for path in paths]
     common = os.path.commonpath(folders)
     names = [_absolute(mesh).relative_to(common) for mesh in meshes]
     short = [name.with_name(mesh_stem(name)) for name in names]
     count = Counter(short)
-    kept = [name if count[stem] > 1 else stem for name, stem in zip(names, short, strict=True)]
-    files = [out / name.with_name(name.name + suffix) for name in kept]
+    results = [name if count[stem] > 1 else stem for name, stem in zip(names, short, strict=True)]
+    files = [out / name.with_name(name.name + suffix) for name in results]
     places = {place for mesh in meshes for place in (mesh.parent.resolve(), mesh.resolve().parent)}
     for file in files:
         if file.exists() and file.resolve().parent in places:

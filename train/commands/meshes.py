@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,12 +15,16 @@ from diffnet.geometry.files import make_folder
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
-from diffnet.train.commands.mesh_files import find_meshes, part_of
-from diffnet.train.commands.options import MESH_FILES, RunOptions, parameters, with_parameters
-from diffnet.train.commands.sharding import write_into_shards
+from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
+from diffnet.train.commands.options import MESH_FILES, RunOptions, checkpoint_option, parameters, with_parameters
+from diffnet.train.commands.training import find_data
 from diffnet.train.console import complain, console
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.shared import TaskName
+from diffnet.train.options.task_options import SetOptions
+
+if TYPE_CHECKING:
+    import torch
 
 SHARDS_PANEL = "Shards"  # of --help
 EXPORT_PANEL = "Exported networks"
@@ -77,8 +82,8 @@ def precompute(
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="The network that was exported. Features and preprocessing are those of its training.",
+        checkpoint_option(
+            "The network that was exported. Features and preprocessing are those of its training.",
             rich_help_panel=EXPORT_PANEL,
         ),
     ] = None,
@@ -106,10 +111,10 @@ def precompute(
     if checkpoint is not None:
         raise OptionError("--checkpoint is for --npz")
     targets, group_by, features = (options[name] for name in ("targets", "group_by", "features"))
-    chosen = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
+    preprocessing = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
-        write_into_shards(paths, write_shards, chosen, cache, jobs, where, task, targets, part, group_by)
+        _write_shards(paths, write_shards, preprocessing, cache, jobs, where, task, targets, part, group_by)
         return
     if task or targets or group_by or features:
         raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
@@ -123,19 +128,68 @@ def precompute(
             # A network file system may not list the same files on all machines yet.
             files = [Path(name) for name in ranks.shared(names)]
             make_folder(cache)
-            failed = fill_cache_with_bar(files, chosen, cache, jobs, console, pick_device(device), ranks=ranks)
+            failed = fill_cache_with_bar(files, preprocessing, cache, jobs, console, pick_device(device), ranks=ranks)
             if ranks.is_first:
                 of_part = "" if part is None else f" of part {part}"
                 console.print(
                     f"{len(files) - len(failed)} of {len(files)} meshes{of_part} are in {cache}", soft_wrap=True
                 )
                 if verbose:
-                    seconds = ", ".join(f"{name} {taken:.1f} s" for name, taken in take_phases().items())
+                    seconds = ", ".join(f"{name} {duration:.1f} s" for name, duration in take_phases().items())
                     console.print(f"added up over processes and threads: {seconds}", highlight=False)
                 for reason in failed.values():
                     complain(reason)
     except RankError as e:
         raise RankError(f"{e}. The cache keeps complete meshes, and the same command computes the others") from e
+    if failed:
+        raise typer.Exit(1)
+
+
+def _write_shards(
+    paths: list[Path],
+    folder: Path,
+    options: Preprocessing,
+    cache: Path,
+    jobs: int | None,
+    device: torch.device,
+    task: TaskName | None,
+    targets: str | None,
+    part: str | None,
+    group_by: str | None,
+) -> None:
+    """Write a set, or meshes without labels, into shards. Raises Exit with code 1 if meshes can't be used."""
+    from diffnet.data import LabeledMeshes, write_shards
+    from diffnet.data.shards.writing import MeshFiles
+    from diffnet.train.console import progress_bar
+    from diffnet.train.tasks.task import task_named
+
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise OptionError("--write-shards takes one process for each --part, and torchrun has started several")
+    if targets is not None and (task is None or "targets" not in TASK_OPTIONS[task].own_names):
+        raise OptionError("--targets is for --task regression")
+    number, parts = (1, 1) if part is None else part_numbers(part)
+    make_folder(cache)
+    if task is None:
+        data = LabeledMeshes(MeshFiles(find_meshes(paths, folder), cache), [], [], "meshes")
+    elif len(paths) > 1:
+        raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
+    else:
+        reader, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
+        if reader.meshes_of_sample > 1:
+            raise OptionError(f"sets for {task} can't be written into shards")
+        place = str(paths[0]) if paths[0].exists() else find_data(str(paths[0]), task)
+        data = reader.load([place], how, TrainOptions(task=task))
+    count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
+    with progress_bar(console) as bar:
+        shown = bar.add_task("preprocessing", total=count)
+        failed = write_shards(
+            data, folder, options, cache, jobs, lambda: bar.advance(shown), device, part=(number, parts)
+        )
+    of_part = "" if part is None else f" of part {part}"
+    hint = "" if parts == 1 else ". When all parts are done, repeat the call without --part, which writes the index"
+    console.print(f"{count - len(failed)} of {count} meshes{of_part} are in {folder}{hint}", soft_wrap=True)
+    for reason in failed.values():
+        complain(reason)
     if failed:
         raise typer.Exit(1)
 
@@ -148,33 +202,33 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
         from diffnet.geometry.mesh.attributes import mesh_arrays
 
     loaded = load_mesh(mesh)
-    found = diagnose(loaded)
+    diagnosis = diagnose(loaded)
     table = Table(show_header=False, box=None)
     low, high = loaded.verts.min(axis=0), loaded.verts.max(axis=0)
     table.add_row("kind", "point cloud" if loaded.is_point_cloud else "triangle mesh")
-    table.add_row("vertices", str(found.vertices))
+    table.add_row("vertices", str(diagnosis.vertices))
     if not loaded.is_point_cloud:
-        cut = f"{loaded.polygon_count}, cut into {found.faces} triangles"
-        table.add_row("faces", cut if loaded.has_polygons else str(found.faces))
-        edges = len(file_edges(loaded)) if loaded.has_polygons else found.edges
-        table.add_row("edges", f"{edges}, {found.boundary_edges} of them on the boundary")
-        table.add_row("components", str(found.components))
-        table.add_row("Euler characteristic", str(found.euler))
-        table.add_row("area", f"{found.area:.6g}")
-    if found.coincident_vertices:
-        table.add_row("coincident vertices", f"{found.coincident_vertices}, {_joined(found.joined_by_default)}")
+        cut = f"{loaded.polygon_count}, cut into {diagnosis.faces} triangles"
+        table.add_row("faces", cut if loaded.has_polygons else str(diagnosis.faces))
+        edges = len(file_edges(loaded)) if loaded.has_polygons else diagnosis.edges
+        table.add_row("edges", f"{edges}, {diagnosis.boundary_edges} of them on the boundary")
+        table.add_row("components", str(diagnosis.components))
+        table.add_row("Euler characteristic", str(diagnosis.euler))
+        table.add_row("area", f"{diagnosis.area:.6g}")
+    if diagnosis.coincident_vertices:
+        table.add_row("coincident vertices", f"{diagnosis.coincident_vertices}, {_joined(diagnosis.joined_by_default)}")
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
     arrays = Table(show_header=False, box=None)
-    for own in (*mesh_arrays(mesh), *labels_beside(loaded)):
-        arrays.add_row("", own.name, f"{own.kind} at the {own.at}", own.summary)
+    for array in (*mesh_arrays(mesh), *labels_beside(loaded)):
+        arrays.add_row("", array.name, f"{array.kind} at the {array.at}", array.summary)
     if arrays.rows:
         console.print("arrays:")
         console.print(arrays)
-    if found.faults:
+    if diagnosis.faults:
         console.print("faults:")
-        for fault in found.faults:
+        for fault in diagnosis.faults:
             console.print(f"  {fault}")
     else:
         console.print("no faults found")

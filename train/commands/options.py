@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -18,7 +18,13 @@ from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.options import declared, option, value_kind
+from diffnet.pretrained import network_path
+from diffnet.train.console import console
 from diffnet.train.options.shared import NETWORK, RUN
+
+if TYPE_CHECKING:
+    from diffnet import DiffusionNet
+    from diffnet.train.tasks.task import NetworkInput
 
 
 def default_cache() -> Path:
@@ -51,16 +57,50 @@ class RunOptions:
 NO_CACHE = {"default": None, "help": "Folder that keeps preprocessed meshes. By default, none is kept."}
 RESUME_MANY = {"help": "Keep the results of an earlier call, also of a stopped one, with the same network and options."}
 
-CheckpointOption = Annotated[
-    Path,
-    typer.Option(
-        help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original implementation."
-    ),
-]
+_KINDS = {
+    "original": "a checkpoint of the original implementation",
+    "original correspondence": "a correspondence checkpoint of the original implementation",
+    "unsupervised correspondence": "a checkpoint of unsupervised correspondence (Cao et al. 2023)",
+}
+NETWORKS = (
+    "A network: the folder of a run, its best.pt or last.pt, a file of DiffusionNet.save or a folder of "
+    "save_pretrained, a checkpoint of the original implementation, or the name of a built-in network."
+)
+
+
+def checkpoint_option(help: str = NETWORKS, **more: Any) -> Any:
+    """The option of a network, whose value becomes the path of its file, see `network_path`."""
+    return typer.Option(help=help, callback=lambda path: path and network_path(path), **more)
+
+
+CheckpointOption = Annotated[Path, checkpoint_option()]
 LabelsAtOption = Annotated[
     TargetsAt | None,
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
 ]
+
+
+def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
+    """The input of a network. For a checkpoint of another program, say what it is and what its network gets.
+
+    Raises MetadataError, which names the file, see `network_input`.
+    """
+    from diffnet.train.fine_tuning import is_original
+    from diffnet.train.inference.network_input import network_input
+    from diffnet.train.tasks.task import MetadataError
+
+    try:
+        expected = network_input(network)
+    except MetadataError as e:
+        raise MetadataError(f"{checkpoint}: {e}") from e
+    if is_original(checkpoint):
+        options = expected.options
+        console.print(
+            f"{checkpoint}: {_KINDS[network.metadata['kind']]}. It doesn't record its input, which is taken to be "
+            f"{options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's operators.",
+            soft_wrap=True,
+        )
+    return expected
 
 
 def parameters(
@@ -77,8 +117,8 @@ def parameters(
     changes: further entries by name, which replace those of the field. `default` is a default.
     common: further entries of all
 
-    Each entry of `about` becomes a part of the option: `help`, the range (`least`, `below` and `most`), `flag`,
-    `metavar`, `panel` and `check`. The command line takes decimal numbers of two digits below `below`.
+    Each entry of `about` becomes a part of the option. The command line takes decimal numbers of two digits below
+    `below`.
     """
     every = declared(options)
     values = {field.name: field.default for field in fields(options)} | dict(defaults or {})
@@ -142,8 +182,7 @@ def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], 
 def flags_in_errors(context: typer.Context) -> Iterator[None]:
     """Make errors name flags: "--lr should be above 0" instead of "learning_rate should be above 0".
 
-    Only the first word changes, and only if it is the name of an option of the command. The messages of `TrainOptions`
-    begin with the name of the option.
+    Only the first word changes: the messages of `TrainOptions` begin with the name of the option.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""`diffnet predict` and `diffnet evaluate`."""
+"""`diffnet predict`, `diffnet evaluate` and `diffnet robustness`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from diffnet.train.commands.options import (
     CheckpointOption,
     LabelsAtOption,
     RunOptions,
+    checkpoint_option,
+    described_input,
     parameters,
     with_parameters,
 )
@@ -32,14 +34,7 @@ from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
-    from diffnet import DiffusionNet
     from diffnet.train.tasks.task import NetworkInput, Predicted, Task
-
-_KINDS = {
-    "original": "a checkpoint of the original implementation",
-    "original correspondence": "a correspondence checkpoint of the original implementation",
-    "unsupervised correspondence": "a checkpoint of unsupervised correspondence (Cao et al. 2023)",
-}
 
 
 @with_parameters(
@@ -147,8 +142,8 @@ def predict(
         ]
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         report = report_file(out) if is_batch(meshes) else None
-        given = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
-        _check_classes(given, task, expected)
+        requests = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
+        _check_classes(requests, task, expected)
         _check_instances(instances, files[0], least_area, background)
         least = least_area if instances else None
         behind = None if background is None else _class_of(background, expected)
@@ -165,13 +160,13 @@ def predict(
         check_suffix("--probabilities", probabilities, ".npz", ".csv")
         for folder in {path.parent for path in all_files}:
             check_folder_path(folder)
-        chosen = expected.options
+        settings = expected.options
         one_table = not task.formats(expected.labels_at)
         items = [
             Item(
                 (source,),
                 result,
-                tuple(place for name in array_names(chosen.features) for place in array_files(source, name)),
+                tuple(place for name in array_names(settings.features) for place in array_files(source, name)),
             )
             for source, result in zip(sources, files * len(sources) if one_table else files, strict=True)
         ]
@@ -202,12 +197,12 @@ def predict(
             if not one_table:
                 make_folder(files[i].parent)
                 task.write_file(files[i], predicted, expected)
-            tilt = is_tilted(predicted.mesh, chosen.upright)
+            tilt = is_tilted(predicted.mesh, settings.upright)
             shown = None if not views else predicted if ranks.is_alone else predicted[1:]  # a mesh is large
             return row, tilt, shown
 
-        def keep(i: int, made: Any) -> None:
-            row, tilt, shown = made
+        def keep(i: int, value: Any) -> None:
+            row, tilt, shown = value
             if tilt:
                 tilted.append(str(sources[i]))
             if table is not None:
@@ -218,8 +213,8 @@ def predict(
                 predictions[i] = shown if ranks.is_alone else Predicted(load_mesh(sources[i]), *shown)
 
         ahead = None
-        if cache is not None and len(sources) > 1 and expected.normalize and chosen.max_faces is None:
-            ahead = chosen.preprocessing, cache, jobs
+        if cache is not None and len(sources) > 1 and expected.normalize and settings.max_faces is None:
+            ahead = settings.preprocessing, cache, jobs
         failed = work_through(
             items,
             work,
@@ -256,9 +251,9 @@ def predict(
     end(written, report, failed, ranks)
 
 
-def _check_classes(given: dict[str, bool], task: Task[Any, Any], network: NetworkInput) -> None:
-    """Raises OptionError for options that the outputs of a network don't have. given: whether it is, by flag"""
-    for name, is_given in given.items():
+def _check_classes(requests: dict[str, bool], task: Task[Any, Any], network: NetworkInput) -> None:
+    """Raises OptionError for requests, by flag, that the outputs of a network don't have."""
+    for name, is_given in requests.items():
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
         if is_given and name != "--probabilities" and network.labels_at == "meshes":
@@ -279,9 +274,9 @@ def _check_instances(instances: bool, file: Path, least_area: float, background:
 
 def _class_of(text: str, network: NetworkInput) -> int:
     """The output channel of a class, which is given by its name or its number. Raises OptionError."""
-    for given in (network.label_names, [str(number) for number in network.label_numbers]):
-        if text in given:
-            return given.index(text)
+    for names in (network.label_names, [str(number) for number in network.label_numbers]):
+        if text in names:
+            return names.index(text)
     raise OptionError(
         f"--background is {text}, which is no class of the network; it has {listing(network.label_names)}"
     )
@@ -309,28 +304,6 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
     content = io.BytesIO()
     np.savez_compressed(content, **arrays, label_names=np.array(label_names))
     write_atomically(path, content.getvalue())
-
-
-def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
-    """The input of a network. For a checkpoint of another program, say what it is and what its network gets.
-
-    Raises MetadataError, which names the file, see `network_input`.
-    """
-    from diffnet.train.inference.network_input import is_original, network_input
-    from diffnet.train.tasks.task import MetadataError
-
-    try:
-        expected = network_input(network)
-    except MetadataError as e:
-        raise MetadataError(f"{checkpoint}: {e}") from e
-    if is_original(checkpoint):
-        options = expected.options
-        console.print(
-            f"{checkpoint}: {_KINDS[network.metadata['kind']]}. It doesn't record its input, which is taken to be "
-            f"{options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's operators.",
-            soft_wrap=True,
-        )
-    return expected
 
 
 def check_outputs(written: Sequence[Path], read: Sequence[Path]) -> None:
@@ -370,13 +343,7 @@ _SET_OPTIONS = "layout", "pairs", "base"
     *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
 )
 def evaluate(
-    checkpoint: Annotated[
-        Path,
-        typer.Option(
-            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a published checkpoint of "
-            "correspondence."
-        ),
-    ],
+    checkpoint: CheckpointOption,
     data: Annotated[
         str,
         typer.Option(
@@ -403,7 +370,7 @@ def evaluate(
 
     targets, zoomout, cache, jobs = (options[name] for name in ("targets", "zoomout", "cache", "jobs"))
     with connected() as ranks:
-        chosen = pick_device(options["device"])
+        device = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
         network = load_scored_network(checkpoint)
         expected = described_input(checkpoint, network)
@@ -441,7 +408,7 @@ def evaluate(
             network,
             out,
             zoomout=zoomout,
-            device=chosen,
+            device=device,
             cache_dir=cache,
             jobs=jobs,
             ranks=ranks,
@@ -449,3 +416,22 @@ def evaluate(
         )
     if ranks.is_first:
         print_results(task, results, out)
+
+
+@with_parameters(*parameters(RunOptions, ["device"], panel=None))
+def robustness(
+    checkpoint: Annotated[Path, checkpoint_option("A run of diffnet train segmentation, its best.pt or last.pt.")],
+    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or bodies.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    **options: Any,
+) -> None:
+    """Measure how many predicted labels stay the same when the test meshes change.
+
+    The changes are scaling, rotation, renumbering, mirroring, subdivision, decimation, point clouds, noise, missing
+    faces, a cut-off part and triangle soup.
+    """
+    with ExitAtCtrlC():
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.robustness import run_robustness
+
+    run_robustness(checkpoint, find_data(data, "segmentation"), out, pick_device(options["device"]), console)

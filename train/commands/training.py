@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from diffnet.data.options import Preprocessing
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
-from diffnet.train.commands.options import RunOptions, parameters, with_parameters
+from diffnet.options import Architecture
+from diffnet.pretrained import network_path
+from diffnet.train.commands.options import RunOptions, described_input, parameters, with_parameters
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions, recipe as options_of_recipe
 from diffnet.train.options.shared import PANELS, TaskName
@@ -32,15 +35,15 @@ _RECIPE = "original: features, network and training of the original implementati
 
 def train_command(task: TaskName) -> Callable[..., None]:
     """The command `diffnet train TASK`. Its options have the defaults of the task's recipe."""
-    chosen = TASK_OPTIONS[task]
+    task_options = TASK_OPTIONS[task]
     defaults = {**TrainOptions(task=task, **options_of_recipe("default", task)).as_dict(), "laplacian": None}
-    names = [field.name for field in fields(chosen.own) if field.name not in chosen.unavailable]
-    kind: Any = list[str] if chosen.takes_several else str
-    own = [
-        _parameter("data", Annotated[kind, typer.Option(help=chosen.data)]),
+    names = [field.name for field in fields(task_options.own) if field.name not in task_options.unavailable]
+    kind: Any = list[str] if task_options.takes_several else str
+    entries = [
+        _parameter("data", Annotated[kind, typer.Option(help=task_options.data)]),
         _parameter("out", Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]),
-        *parameters(SetOptions, chosen.sets),
-        *parameters(chosen.own, names, defaults, chosen.changes),
+        *parameters(SetOptions, task_options.sets),
+        *parameters(task_options.own, names, defaults, task_options.changes),
         _parameter("recipe", Annotated[RecipeName, typer.Option(help=_RECIPE)], "default"),
         *parameters(RunOptions),
     ]
@@ -49,8 +52,10 @@ def train_command(task: TaskName) -> Callable[..., None]:
         data, out = arguments.pop("data"), arguments.pop("out")
         run_command(task, [data] if isinstance(data, str) else data, out, arguments)
 
-    command.__doc__ = chosen.help
-    return with_parameters(*sorted(own, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))(command)
+    command.__doc__ = task_options.help
+    return with_parameters(*sorted(entries, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))(
+        command
+    )
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -83,6 +88,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
+        from diffnet.train.fine_tuning import start_network
         from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.run_checks import check_divided
@@ -99,13 +105,18 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         if resume:
             ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
-        chosen = _complete(name, arguments, None if before is None else before["options"], ranks.place.world_size)
+        start = arguments["start"]
+        network = {} if resume or start is None else ranks.shared(lambda: _options_of_network(start))
+        stored = None if before is None else before["options"]
+        choices = _complete(name, arguments, stored, network, ranks.place.world_size)
         names = {field.name for field in fields(TrainOptions)}
         options = TrainOptions(task=name, **{option: value for option, value in arguments.items() if option in names})
         check_divided(options, ranks)  # before the data are read, which can take long
+        if ranks.is_first and not resume:
+            start_network(options)  # raises
         ranks.shared(lambda: check_folder(out, resume))
         make_folder(arguments["cache"])
-        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, chosen, before))
+        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
         return run_training(
             dataset,
             options,
@@ -140,12 +151,12 @@ def _loaded(
     data: list[str],
     options: TrainOptions,
     arguments: Mapping[str, Any],
-    chosen: Set[str],
+    choices: Set[str],
     before: Checkpoint | None,
 ) -> tuple[LabeledMeshes, TrainOptions, list[str]]:
     """The data set, the options, which may depend on it, and lines that say so.
 
-    chosen: the options on the command line
+    choices: the options on the command line
     before: checkpoint of the run to resume, or None
     """
     data = [find_data(path, task.name) for path in data]
@@ -162,7 +173,7 @@ def _loaded(
     dataset = task.load(data, how, options)
     notes: list[str] = []
     if before is None:
-        options, notes = task.adapted(dataset, options, chosen)
+        options, notes = task.adapted(dataset, options, choices)
     counts = getattr(dataset.train, "vertex_counts", None)  # the generated set has none, and few classes
     if counts is not None and len(counts):
         hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
@@ -180,36 +191,57 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     """The checkpoint of the run in a folder. Raises CheckpointError if it is one of another task."""
     from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 
-    found = load_checkpoint(out / "last.pt")
-    trained = found["options"]["task"]
+    checkpoint = load_checkpoint(out / "last.pt")
+    trained = checkpoint["options"]["task"]
     if trained != task:
         raise CheckpointError(f"{out / 'last.pt'}: this run is one of `diffnet train {trained}`, not of {task}")
     console.print(f"resuming {out}: options that are not given are those of this run", soft_wrap=True)
-    return found
+    return checkpoint
 
 
-def _complete(task: TaskName, arguments: dict[str, Any], before: Mapping[str, Any] | None, ranks: int) -> set[str]:
+def _options_of_network(start: str) -> dict[str, Any]:
+    """The options of a run that belong to the network that it starts from."""
+    from diffnet.train.fine_tuning import load_any_network
+
+    path = network_path(start)
+    network = load_any_network(path)
+    of_input, of_network = described_input(path, network).options, network.architecture
+    options = {field.name: getattr(of_input, field.name) for field in fields(Preprocessing)}
+    options |= {field.name: of_network[field.name] for field in fields(Architecture)}
+    return options | ({"channels": network.out_channels} if "channels" in TASK_OPTIONS[of_input.task].sets else {})
+
+
+def _complete(
+    task: TaskName,
+    arguments: dict[str, Any],
+    before: Mapping[str, Any] | None,
+    network: Mapping[str, Any],
+    ranks: int,
+) -> set[str]:
     """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
 
-    Returns the names of the others.
+    Returns the names of the options that the data don't change.
 
-    before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch count
+    before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch
+        count, but all options of a run that started from a network
+    network: options of the network that the run starts from, which come before those of the recipe
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
     context: typer.Context = arguments["context"]
     sources = {name: context.get_parameter_source(name) for name in arguments}
     defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
-    chosen = {name: value for name, value in arguments.items() if name not in defaults}
-    named = options_of_recipe(arguments["recipe"], task, chosen)
-    followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
+    choices = {name: value for name, value in arguments.items() if name not in defaults}
+    named = options_of_recipe(arguments["recipe"], task, {**network, **choices})
+    followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian"), **network}
     followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
     if arguments["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
-        names = before if "recipe" in defaults else ("epochs", "batch_meshes")
+        keeps_all = "recipe" in defaults or before["start"] is not None
+        names = before if keeps_all else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
     arguments.update({name: value for name, value in followed.items() if name in defaults})
-    return set(chosen)
+    return {*choices, *network}
 
 
 def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:

@@ -13,8 +13,8 @@ import typer
 
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.options import MESH_FILES
-from diffnet.train.commands.predicting import check_suffix, described_input
+from diffnet.train.commands.options import MESH_FILES, checkpoint_option, described_input
+from diffnet.train.commands.predicting import check_suffix
 from diffnet.train.console import console
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def view(
     mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="A network whose predictions are shown, too: any file that diffnet predict takes."),
+        checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")
@@ -63,7 +63,7 @@ def view(
         scalars=values["scalars"],
         colors=values["colors"],
         vectors=arrows | vectors,
-        at={own: field.at for field in fields for own in field.values},
+        at={title: field.at for field in fields for title in field.values},
         color_map=dict.fromkeys(computed[0].values, "coolwarm"),
         label_names=label_names,
         heading=name,
@@ -86,20 +86,20 @@ def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any
 
     fields: list[Fields] = []
     vectors: dict[str, NDArray[Any]] = {}
-    for own in (*mesh_arrays(path), *labels_beside(mesh)):
-        taken = {name for field in fields for name in field.values}
-        name = f"{own.name} at the {own.at}" if own.name in taken else own.name
-        values = own.values
-        if own.at == "faces" and len(values) == mesh.polygon_count:
+    for array in (*mesh_arrays(path), *labels_beside(mesh)):
+        titles = {name for field in fields for name in field.values}
+        name = f"{array.name} at the {array.at}" if array.name in titles else array.name
+        values = array.values
+        if array.at == "faces" and len(values) == mesh.polygon_count:
             values = values[mesh.polygons]
-        if own.kind == "vectors" and own.at == "vertices":
+        if array.kind == "vectors" and array.at == "vertices":
             vectors[name] = values
-        if own.kind in ("labels", "colors"):
-            fields.append(Fields(own.kind, own.at, {name: values}))
+        if array.kind in ("labels", "colors"):
+            fields.append(Fields(array.kind, array.at, {name: values}))
             continue
-        columns = [np.linalg.norm(values, axis=1)] if own.kind == "vectors" else list(values.T)
+        columns = [np.linalg.norm(values, axis=1)] if array.kind == "vectors" else list(values.T)
         names = [name] if len(columns) == 1 else [f"{name} {i}" for i in range(len(columns))]
-        fields.append(Fields("scalars", own.at, dict(zip(names, columns, strict=True))))
+        fields.append(Fields("scalars", array.at, dict(zip(names, columns, strict=True))))
     return fields, vectors
 
 
@@ -126,8 +126,8 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     heat = {f"log HKS at t = {t:g}": signature[:, i].numpy() for i, t in enumerate(SHOWN_TIMES)}
     slopes = gradient(evecs[:, :SHOWN_GRADIENTS].contiguous(), operators)
     in_space = torch.einsum("dvc,vdx->cvx", slopes, operators.frames[:, :2].to(slopes.dtype)).numpy()
-    vectors = {f"gradient of eigenfunction {first + i}": own for i, own in enumerate(in_space)}
-    lengths = {name: (own**2).sum(1) ** 0.5 for name, own in vectors.items()}
+    vectors = {f"gradient of eigenfunction {first + i}": arrows for i, arrows in enumerate(in_space)}
+    lengths = {name: (arrows**2).sum(1) ** 0.5 for name, arrows in vectors.items()}
     return [Fields("scalars", "vertices", each) for each in (eigenfunctions, heat, lengths)], vectors
 
 

@@ -22,7 +22,8 @@ from diffnet.geometry.options import counts_all
 from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
-from diffnet.train.inference.network_input import is_original, network_input
+from diffnet.train.fine_tuning import is_original
+from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import is_tilted, warn_of_tilted

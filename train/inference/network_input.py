@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
-from diffnet.checkpoints.files import CheckpointError, kind_of, read_checkpoint_file, shown
-from diffnet.checkpoints.safetensors_file import is_safetensors
-from diffnet.checkpoints.training import outputs_at_of
+from diffnet.checkpoints.files import CheckpointError, shown
 from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.train.checkpoint_checks import fits
+from diffnet.train.checkpoint import fits
+from diffnet.train.fine_tuning import is_original, load_any_network
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
 
@@ -170,15 +169,6 @@ def load_network(
     return network
 
 
-def load_any_network(path: str | os.PathLike[str], labels_at: TargetsAt | None = None) -> DiffusionNet:
-    """The network in a file of any kind, also one that computes features for correspondence. See `load_network`."""
-    if is_original(path):
-        return DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
-    if labels_at is not None:
-        raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
-    return DiffusionNet.load(path)
-
-
 def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
     """The network in a file of `DiffusionNet.save` or of `diffnet train`, or in a published one of correspondence.
 
@@ -189,8 +179,3 @@ def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
         if "task" in network.metadata:  # a segmentation file of the original doesn't name its task
             return network
     return DiffusionNet.load(path)
-
-
-def is_original(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
-    return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None

@@ -22,6 +22,8 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
     "correspondence": correspondence.OPTIONS,
 }
 
+RATE_FROM_NETWORK = 5e-4  # a higher one forgets what the network has learned
+
 # The options of the experiments of the original implementation: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
 _ORIGINAL: dict[str, Any] = {
     "features": "hks",
@@ -53,14 +55,14 @@ class TrainOptions(labels.LabelOptions, regression.RegressionOptions, correspond
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen = TASK_OPTIONS[self.task]
+        task_options = TASK_OPTIONS[self.task]
         for name in (f.name for f in fields(self) if getattr(self, f.name) != f.default):
             owners = [options.owners or other for other, options in TASK_OPTIONS.items() if name in options.own_names]
-            if owners and name not in chosen.own_names:
+            if owners and name not in task_options.own_names:
                 raise OptionError(f"{name} is for {' and '.join(dict.fromkeys(owners))}, and the task is {self.task}")
-            if name in chosen.unavailable:
+            if name in task_options.unavailable:
                 raise OptionError(f"{name} is not available for {self.task}")
-        chosen.own.check_together(self)
+        task_options.own.check_together(self)
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # last, because it isn't the default
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,16 +71,19 @@ class TrainOptions(labels.LabelOptions, regression.RegressionOptions, correspond
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values}  # as in JSON
 
 
-def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def recipe(name: RecipeName, task: TaskName, choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options of a recipe, which are chosen together. `docs/recipe.md` has the measurements behind them.
 
-    chosen: options that the user chose, on which a recipe may depend
+    choices: options that the user chose, on which a recipe may depend
 
     Options that the recipe doesn't name have their defaults.
 
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    own = TASK_OPTIONS[task]
-    options = {**_ORIGINAL, **own.original} if name == "original" else own.recipe
-    return dict(own.adapted(name, options, chosen or {}))
+    task_options, choices = TASK_OPTIONS[task], choices or {}
+    options = {**_ORIGINAL, **task_options.original} if name == "original" else task_options.recipe
+    options = dict(task_options.adapted(name, options, choices))
+    if choices.get("start") is not None:
+        options["learning_rate"] = min(options.get("learning_rate", TrainOptions.learning_rate), RATE_FROM_NETWORK)
+    return options

@@ -17,6 +17,7 @@ from diffnet.options import Architecture, InitialTimes, option
 TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
+Freeze: TypeAlias = Literal["blocks"]
 RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
 
@@ -90,8 +91,17 @@ class SharedOptions(Architecture):
         "Give xyz, normals and vectors in the principal axes of each mesh. By default, yes if the method is "
         "unsupervised, --features has them, and the training meshes have no common orientation.",
     )
+    start: str | None = option(
+        None,
+        TRAINING,
+        "Start from the weights of a network, with its features, size and operators: its file, the folder of a run, or "
+        "the name of a built-in network. With other classes, the last layer is new.",
+        flag="--from",
+        metavar="NETWORK",
+    )
+    freeze: Freeze | None = option(None, TRAINING, "With --from: blocks trains the last layer only.")
     epochs: int = option(100, TRAINING, "Passes over the training meshes.", least=1)
-    learning_rate: float = option(2e-3, TRAINING, "Learning rate of Adam.", flag="--lr")
+    learning_rate: float = option(2e-3, TRAINING, "Learning rate of Adam. With --from, at most 5e-4.", flag="--lr")
     schedule: Schedule = option(
         "cosine", TRAINING, "step halves the learning rate every --decay-every epochs; cosine lowers it to 0."
     )
@@ -168,10 +178,12 @@ class SharedOptions(Architecture):
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
+        if self.freeze is not None and self.start is None:
+            raise OptionError(f"freeze is {self.freeze}, but there is no network to start from; add --from")
         if self.attention_heads and self.width % self.attention_heads != 0:
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        chosen = self.preprocessing  # checks its own options
-        if chosen.k < 1 and self.diffusion == "spectral":
+        preprocessing = self.preprocessing  # checks its own options
+        if preprocessing.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"

@@ -32,7 +32,7 @@ def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[Labe
     single class.
     """
     names = data.label_names
-    ignored = _chosen("ignore", options.ignore, names)
+    ignored = _class_names("ignore", options.ignore, names)
     data = without_classes(data, ignored)
     if ignored and len(data.label_names) == 1:
         raise OptionError(f"ignore leaves only the class {data.label_names[0]!r}; at least 2 should be left")
@@ -80,7 +80,7 @@ def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
             raise OptionError(f"mirror_labels should be the numbers of {classes}, from 0, got {text}")
         return text
     else:
-        flat = _chosen("mirror_labels", [name for pair in side_pairs(text) for name in pair], names)
+        flat = _class_names("mirror_labels", [name for pair in side_pairs(text) for name in pair], names)
         if len(set(flat)) < len(flat):
             raise OptionError(f"mirror_labels should name each class once, got {text!r}")
         others = {name: flat[i ^ 1] for i, name in enumerate(flat)}
@@ -103,25 +103,25 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
                 stacklevel=4,
             )
         return weights
-    given = class_weight_entries(text)
-    if given[0][0] is not None:
-        chosen = _chosen("class_weights", [name for name, _ in given if name is not None], all_names)
-        by_name = dict(zip(chosen, (weight for _, weight in given), strict=True))
-        if len(by_name) < len(chosen):
-            raise OptionError(f"class_weights should name each class once, got {text!r} for {', '.join(chosen)}")
-        gone = [name for name in chosen if name not in names]
+    entries = class_weight_entries(text)
+    if entries[0][0] is not None:
+        class_names = _class_names("class_weights", [name for name, _ in entries if name is not None], all_names)
+        by_name = dict(zip(class_names, (weight for _, weight in entries), strict=True))
+        if len(by_name) < len(class_names):
+            raise OptionError(f"class_weights should name each class once, got {text!r} for {', '.join(class_names)}")
+        gone = [name for name in class_names if name not in names]
         if gone:
             raise OptionError(f"class_weights should name classes that count, but ignore leaves out {gone[0]!r}")
         return [by_name.get(name, 1.0) for name in names]
-    if len(given) != len(names):
-        found, classes = counted(len(given), "weight", "weights"), counted(len(names), "class", "classes")
-        raise OptionError(f"class_weights has {found} for {classes}")
-    return [weight for _, weight in given]
+    if len(entries) != len(names):
+        count, classes = counted(len(entries), "weight", "weights"), counted(len(names), "class", "classes")
+        raise OptionError(f"class_weights has {count} for {classes}")
+    return [weight for _, weight in entries]
 
 
-def _chosen(option: str, given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+def _class_names(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     try:
-        return chosen_classes(given, names)
+        return chosen_classes(texts, names)
     except DataError as e:
         raise OptionError(f"{option} can't be used: {e}") from e
 
@@ -141,9 +141,9 @@ def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:
 
 def class_counts(data: LabeledMeshes, jobs: int | None) -> NDArray[np.int64]:
     """The numbers of training elements (1 + C,) that are unlabeled, and that have each class. jobs: see `remembered`"""
-    known, classes = getattr(data.train, "mesh_labels", None), len(data.label_names)
-    if known is not None:
-        counts = [np.bincount(known.reshape(-1) + 1, minlength=classes + 1)]
+    labels, classes = getattr(data.train, "mesh_labels", None), len(data.label_names)
+    if labels is not None:
+        counts = [np.bincount(labels.reshape(-1) + 1, minlength=classes + 1)]
     else:
         counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
     return np.array(counts, np.int64).reshape(-1, classes + 1).sum(0)
@@ -161,8 +161,5 @@ def mirrored_on(device: torch.device, text: str) -> Tensor:
 
 @cache
 def weights_on(device: torch.device, text: str) -> Tensor:
-    """The weights (C,) float32 that an option holds as numbers, on a device.
-
-    They stay there, because a CUDA graph can't copy them from the host.
-    """
+    """The weights (C,) float32 of an option, on a device. They stay there: a CUDA graph can't copy from the host."""
     return torch.tensor([weight for _, weight in class_weight_entries(text)], dtype=torch.float32, device=device)

@@ -40,8 +40,8 @@ class Classification(LabelTask):
 
     def shown(self, scored: Scored) -> list[int]:
         """The errors first, then others spread over the test set."""
-        known = scored.meshes.mesh_labels if isinstance(scored.meshes, StoredMeshes) else None
-        truth = [int(item.labels.flat[0]) for item in scored.meshes] if known is None else known.reshape(-1).tolist()
+        labels = scored.meshes.mesh_labels if isinstance(scored.meshes, StoredMeshes) else None
+        truth = [int(item.labels.flat[0]) for item in scored.meshes] if labels is None else labels.reshape(-1).tolist()
         wrong = [i for i, label in enumerate(truth) if 0 <= label != int(scored.predictions[i].argmax())][:SHOWN_MESHES]
         others = sorted(set(range(len(scored.meshes))) - set(wrong))
         return wrong + spread_over(others, SHOWN_MESHES - len(wrong))

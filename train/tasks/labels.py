@@ -15,7 +15,6 @@ from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
 from diffnet.data.folders.files import listing
-from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
@@ -37,10 +36,7 @@ SHOWN_CLASSES = 12  # in the summary of a set
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
-    """The loss () over labeled elements, as the options say.
-
-    0 if there are none. logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
-    """
+    """The loss () over labeled elements, 0 if there are none. logits: (N, C), labels: (N,) int64"""
     loss, backend = options.label_loss, options.backend
     weights = None if options.class_weights is None else weights_on(logits.device, options.class_weights)
     if loss == "focal":
@@ -124,13 +120,13 @@ class LabelTask(MeshTask):
 
     def matrix_of(self, scored: Scored) -> NDArray[np.int64]:
         """The confusion matrix (C, C) of all meshes, which are read one after another, once."""
-        if "matrix" not in scored.found:
+        if "matrix" not in scored.memo:
             classes = len(scored.label_names)
             matrix = torch.zeros(classes, classes, dtype=torch.int64)
             for truth, predicted in zip(scored.truths(), scored.predictions, strict=True):
                 matrix += self.tally(predicted, torch.as_tensor(truth).reshape(-1), classes)
-            scored.found["matrix"] = matrix.numpy()
-        return scored.found["matrix"]  # type: ignore[no-any-return]
+            scored.memo["matrix"] = matrix.numpy()
+        return scored.memo["matrix"]  # type: ignore[no-any-return]
 
     def results(self, scored: Scored) -> dict[str, Any]:
         """The accuracy over all elements, the mean over the classes that occur in the truth, and scores of these.
@@ -168,17 +164,11 @@ class LabelTask(MeshTask):
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.charts import confusion_png
-        from diffnet.train.report.report import Prediction, write_report
+        from diffnet.train.report.report import write_report
 
-        matrix, at = self.matrix_of(scored), scored.labels_at
+        matrix = self.matrix_of(scored)
         confusion = confusion_png(matrix, scored.label_names)
         write_atomically(out / "confusion.png", confusion)
-
-        def row(i: int) -> Prediction:
-            item, predicted = scored.meshes[i], scored.predictions[i].numpy()
-            if at != "meshes":
-                predicted = on_triangles(item.mesh, predicted, at)
-            return Prediction(item.name, item.mesh.verts, item.mesh.faces, predicted, item.labels)
 
         titles = {
             "test_accuracy": "Test accuracy" if scores_a_test(results) else "Accuracy",
@@ -188,13 +178,13 @@ class LabelTask(MeshTask):
         }
         write_report(
             out / "predictions.html",
-            (row(i) for i in self.shown(scored)),
+            self.reported(scored, self.shown(scored)),
             {**{title: percent(results[name]) for name, title in titles.items() if name in results}, **summary},
             matrix=matrix,
             label_names=scored.label_names,
             confusion=confusion,
             curves=curves,
-            at=at,
+            at=scored.labels_at,
             title=f"{self.name.capitalize()} of the {'test' if scores_a_test(results) else 'scored'} meshes",
         )
 

@@ -23,7 +23,6 @@ from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, inde
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
 from diffnet.geometry import Mesh
-from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, scores_a_test, spread_over
@@ -43,10 +42,10 @@ _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
     """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
-    known = ~targets.isnan()
+    mask = ~targets.isnan()
     truth = targets.double().nan_to_num()
-    errors = torch.where(known, predictions.double() - truth, 0)
-    parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
+    errors = torch.where(mask, predictions.double() - truth, 0)
+    parts = (mask.double(), truth, truth**2, errors.abs(), errors**2)
     return torch.stack([part.sum(0) for part in parts], 1)
 
 
@@ -58,14 +57,14 @@ def _truths(scored: Scored) -> Iterator[Tensor]:
 def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The predictions and the targets (N, C) to draw: all of them, or MAX_SCATTERED rows from all meshes."""
     total = sum(len(prediction) for prediction in scored.predictions)
-    chosen = np.arange(total)
+    picks = np.arange(total)
     if total > MAX_SCATTERED:
-        chosen = np.sort(np.random.default_rng(0).choice(total, MAX_SCATTERED, replace=False))
+        picks = np.sort(np.random.default_rng(0).choice(total, MAX_SCATTERED, replace=False))
     rows: list[NDArray[np.float64]] = []
     first = 0
     for prediction, truth in zip(scored.predictions, _truths(scored), strict=True):
-        own = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, first + len(truth))] - first
-        rows.append(np.stack([prediction.numpy()[own], truth.numpy()[own]]))
+        part = picks[np.searchsorted(picks, first) : np.searchsorted(picks, first + len(truth))] - first
+        rows.append(np.stack([prediction.numpy()[part], truth.numpy()[part]]))
         first += len(truth)
     predicted, true = np.concatenate(rows, axis=1)
     return predicted, true
@@ -92,15 +91,15 @@ def _ply_names(names: Sequence[str]) -> list[str]:
     """A name of a PLY property for each column. It has letters, digits and underscores only, and no two are equal."""
     from diffnet.viz.ply import RESERVED
 
-    found: list[str] = []
+    result: list[str] = []
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)
         if not _IN_PLY.fullmatch(plain) or plain in RESERVED:
             plain = f"value_{plain}"
-        while plain in found:
+        while plain in result:
             plain += "_"
-        found.append(plain)
-    return found
+        result.append(plain)
+    return result
 
 
 class Regression(MeshTask):
@@ -150,9 +149,9 @@ class Regression(MeshTask):
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
-        known = ~targets.isnan()
+        mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
-        return torch.where(known, errors, 0).sum() / known.sum().clamp(min=1)
+        return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         return lambda targets: (~targets.isnan()).sum()
@@ -182,8 +181,8 @@ class Regression(MeshTask):
             tally += _tally(prediction - origin, values - origin)
         scores = column_scores(tally)
         rows = [
-            {"name": name, **{key: None if np.isnan(value) else value for key, value in own.items()}}
-            for name, own in zip(scored.label_names, scores, strict=True)
+            {"name": name, **{key: None if np.isnan(value) else value for key, value in entry.items()}}
+            for name, entry in zip(scored.label_names, scores, strict=True)
         ]
         mean = mean_r2(tally)
         return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
@@ -203,23 +202,14 @@ class Regression(MeshTask):
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.regression import scatter_png, write_values_report
-        from diffnet.train.report.report import Prediction
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
         shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
-        def row(i: int) -> Prediction:
-            item = scored.meshes[i]
-            truth, mesh = np.asarray(item.labels, np.float64), item.mesh
-            shown = scored.predictions[i].numpy()
-            if scored.labels_at != "meshes":
-                shown = on_triangles(mesh, shown, scored.labels_at)
-            return Prediction(item.name, mesh.verts, mesh.faces, shown, truth)
-
         write_values_report(
             out / "predictions.html",
-            (row(i) for i in shown),
+            self.reported(scored, shown),
             {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
             columns=results["columns"],
             at=scored.labels_at,

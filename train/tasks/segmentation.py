@@ -54,8 +54,8 @@ def _soft_results(scored: Scored) -> dict[str, float]:
             return {}
         areas = np.where(item.labels >= 0, element_areas(item.mesh, _elements(scored.labels_at)), 0)
         shares.append(soft_accuracy(predicted, item.accepted, areas))
-    found = [share for share in shares if not np.isnan(share)]
-    return {"soft_accuracy": float(np.mean(found))} if found else {}
+    numbers = [share for share in shares if not np.isnan(share)]
+    return {"soft_accuracy": float(np.mean(numbers))} if numbers else {}
 
 
 def _elements(labels_at: TargetsAt) -> LabelsAt:
@@ -86,8 +86,8 @@ class Segmentation(LabelTask):
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
-        own = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
-        return ".ply", ".txt", ".npy", ".csv", own[at]
+        suffix = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
+        return ".ply", ".txt", ".npy", ".csv", suffix[at]
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The labels as the numbers of the training files, and the instances."""

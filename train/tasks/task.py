@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from diffnet.data import (
 from diffnet.data.conversion import labels_on_surface
 from diffnet.data.labeled import counted
 from diffnet.geometry import Mesh, Operators
-from diffnet.geometry.elements.elements import on_polygons
+from diffnet.geometry.elements.elements import on_polygons, on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -42,6 +42,9 @@ from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import SetOptions
+
+if TYPE_CHECKING:
+    from diffnet.train.report.report import Prediction
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
@@ -101,7 +104,7 @@ class Scored:
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
-    found: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
     def truths(self) -> Iterator[NDArray[Any]]:
         """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
@@ -159,7 +162,7 @@ def write_views(
         page(list(meshes), titles=titles or titles_of(meshes), heading=heading, **options).save(html)
     if png is not None:
         first = next(iter(fields[0]))
-        options[kind] = [{first: own[first]} for own in fields]
+        options[kind] = [{first: each[first]} for each in fields]
         several = titles_of(meshes) if len(meshes) > 1 else None
         drawn = picture(list(meshes), titles=titles or several, size=PICTURE_SIZE, **options)
         write_atomically(png, png_bytes(drawn.pixels))
@@ -356,6 +359,17 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def on_meshes(self) -> MeshTask:
         return self
 
+    def reported(self, scored: Scored, numbers: Iterable[int]) -> Iterator[Prediction]:
+        """Some predictions as a page shows them. Meshes are read one after another."""
+        from diffnet.train.report.report import Prediction  # loads Matplotlib, which takes half a second
+
+        for i in numbers:
+            item, values = scored.meshes[i], scored.predictions[i].numpy()
+            if scored.labels_at != "meshes":
+                values = on_triangles(item.mesh, values, scored.labels_at)
+            truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
+            yield Prediction(item.name, item.mesh.verts, item.mesh.faces, values, truth)
+
     @abstractmethod
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """The extensions of the files that `diffnet predict` writes, one for each mesh, and the default first.
@@ -390,7 +404,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             html,
             png,
             self.heading,
-            [own.values for own in fields],
+            [each.values for each in fields],
             kind=fields[0].kind,
             at=fields[0].at,
             titles=self.titles(predictions, network),

@@ -1,0 +1,136 @@
+"""Training that starts from another network: whether a run fits it, and its weights in the network of the run."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from diffnet import DiffusionNet
+from diffnet.checkpoints.files import kind_of, read_checkpoint_file
+from diffnet.checkpoints.safetensors_file import is_safetensors
+from diffnet.checkpoints.training import outputs_at_of
+from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
+from diffnet.data.feature_names import canonical_features, feature_parts
+from diffnet.geometry.errors import OptionError
+from diffnet.pretrained import network_path
+from diffnet.train.options import TrainOptions
+
+# Options that the weights of a network decide. `diffnet train` has no option for the last three.
+DECIDED = (
+    *("features", "width", "blocks", "mlp_norm", "attention_heads"),
+    *("mlp_hidden", "gradient_features", "gradient_rotation"),
+)
+
+
+def is_original(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
+    return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None
+
+
+def load_any_network(path: str | os.PathLike[str], labels_at: TargetsAt | None = None) -> DiffusionNet:
+    """The network in a file of any kind, also one that computes features for correspondence. See `load_network`."""
+    if is_original(path):
+        return DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
+    if labels_at is not None:
+        raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
+    return DiffusionNet.load(path)
+
+
+def start_network(options: TrainOptions) -> DiffusionNet | None:
+    """The network that a run starts from, or None.
+
+    Raises CheckpointError for a file that can't be read, and OptionError, which names an option, if its weights don't
+    fit the options.
+    """
+    if options.start is None:
+        return None
+    network = load_any_network(network_path(options.start))
+    with torch.device("meta"):
+        built = DiffusionNet(network.in_channels, network.out_channels, **options.network)
+    features = canonical_features(network.metadata.get("features", options.features))
+    theirs, ours = {**network.architecture, "features": features}, {**built.architecture, "features": options.features}
+    for name in DECIDED:
+        if ours[name] != theirs[name]:
+            raise OptionError(f"{name} is {ours[name]}, and {theirs[name]} in the network of {options.start}")
+    return network
+
+
+def start_note(options: TrainOptions, label_names: list[str]) -> list[str]:
+    """What the summary of the set says of the network that a run starts from, if there is one. See `start_network`."""
+    network = start_network(options)
+    if network is None:
+        return []
+    is_same = sorted(_output_names(network, options)) == sorted(label_names)
+    last = "all layers" if is_same else "all layers but the last"
+    return [f"starts with {last} of {options.start}"]
+
+
+def _output_names(network: DiffusionNet, options: TrainOptions) -> list[str]:
+    """The names of a network's outputs, or none if they are not known or of another task than that of the run."""
+    metadata = network.metadata
+    if metadata.get("task", options.task) != options.task:
+        return []
+    numbers = [str(i) for i in range(network.out_channels)]  # see `NetworkInput`
+    names = metadata.get("label_names", numbers if "task" in metadata else [])
+    return names if isinstance(names, list) else []
+
+
+@torch.no_grad()
+def copy_weights(
+    network: DiffusionNet,
+    model: DiffusionNet,
+    options: TrainOptions,
+    label_names: list[str],
+    statistics: Statistics | None,
+    targets: ArrayStatistics | None,
+) -> None:
+    """Give a new network the weights of another one, see `start_network`. The last layer stays new for other outputs.
+
+    statistics, targets: of the set of the run, by which its own arrays and its targets are standardized. The first and
+        the last layer follow, so a network with the same outputs predicts what it did.
+
+    Raises OptionError for own arrays with another number of channels.
+    """
+    if network.in_channels != model.in_channels:
+        raise OptionError(
+            f"features have {model.in_channels} channels in this set, and {network.in_channels} in the network of "
+            f"{options.start}"
+        )
+    for parameter, other in zip(model.blocks.parameters(), network.blocks.parameters(), strict=True):
+        parameter.copy_(other)
+    before = _moments(options.features, check_statistics(options.features, network.metadata.get("statistics", {})))
+    (mean, std), (new_mean, new_std) = before, _moments(options.features, statistics or {})
+    weight, bias = network.first.weight.double(), network.first.bias.double()
+    model.first.weight.copy_(weight * (new_std / std))
+    model.first.bias.copy_(bias + weight @ ((new_mean - mean) / std))
+    names = _output_names(network, options)
+    if sorted(names) == sorted(label_names):
+        _copy_last(network, model, [names.index(name) for name in label_names], targets)
+
+
+def _copy_last(network: DiffusionNet, model: DiffusionNet, rows: list[int], targets: ArrayStatistics | None) -> None:
+    """Copy these rows of the last layer. targets: of the set of the run"""
+    weight, bias = network.last.weight[rows].double(), network.last.bias[rows].double()
+    if targets is not None:
+        plain = ArrayStatistics(mean=[0.0] * len(rows), std=[1.0] * len(rows))
+        stored = check_target_statistics(network.metadata.get("target_statistics", plain), len(rows))
+        (mean, std), (new_mean, new_std) = _tensors(stored)[:, rows], _tensors(targets)
+        weight, bias = weight * (std / new_std)[:, None], (bias * std + mean - new_mean) / new_std
+    model.last.weight.copy_(weight)
+    model.last.bias.copy_(bias)
+
+
+def _moments(features: str, statistics: Statistics) -> Tensor:
+    """What is subtracted from each channel of features, and what it is divided by, (2, C) float64."""
+    parts = []
+    for part in feature_parts(features):
+        plain = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+        parts.append(plain.expand(2, part.channels or 0) if part.array is None else _tensors(statistics[part.array]))
+    return torch.cat(parts, 1)
+
+
+def _tensors(statistics: ArrayStatistics) -> Tensor:
+    """The means and the standard deviations, (2, C) float64."""
+    return torch.tensor([statistics["mean"], statistics["std"]], dtype=torch.float64)
