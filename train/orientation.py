@@ -35,8 +35,6 @@ def rotations_of(options: TrainOptions) -> str:
     if not options.rotates:
         return ""
     names = " and ".join(part.name for part in feature_parts(options.features) if part.is_vector)
-    if options.aligns:
-        return f"{names} in the axes of each mesh, rotated at random by small angles"
     axis = "any axis" if options.rotate_about == "any" else f"the {options.rotate_about} axis"
     return (
         f"{names} rotated at random about {axis}, so that predictions don't depend on such rotations; --no-rotate "
@@ -50,7 +48,7 @@ def upright_axes(items: Sequence[LabeledMesh], options: TrainOptions) -> tuple[f
     Up to LOOKED_AT of the meshes are looked at.
     """
     turns = options.rotates and options.rotate_about == "any"
-    if turns or options.aligns or not vector_channels(options.features) or not len(items):
+    if turns or not vector_channels(options.features) or not len(items):
         return ()
     about = None if options.rotate_about == "any" else torch.eye(3)["xyz".index(options.rotate_about)].double()
     found = shared_axes(_axes_of_some(items), about)
@@ -104,7 +102,7 @@ def check_own_arrays(items: Sequence[LabeledMesh], options: TrainOptions) -> Non
     are looked at.
     """
     scalars = [part for part in feature_parts(options.features) if part.array is not None and not part.is_vector]
-    if not scalars or not len(items) or not (options.rotates or options.aligns or options.mirror):
+    if not scalars or not len(items) or not (options.rotates or options.mirror):
         return
     some = [items[i] for i in spread_over(range(len(items)), LOOKED_AT if options.mirror else 1)]
     arrays = [own_arrays(item.mesh, options.features, given=item.arrays) for item in some]
@@ -125,7 +123,7 @@ def warn_of_rotations(items: Sequence[LabeledMesh], options: TrainOptions) -> No
 
     items: the training meshes. Up to LOOKED_AT of them are looked at.
     """
-    if not options.rotates or options.aligns or options.rotate is not None or options.rotate_about != "any":
+    if not options.rotates or options.rotate is not None or options.rotate_about != "any":
         return
     if shared_axes(_axes_of_some(items)).any():
         warnings.warn(

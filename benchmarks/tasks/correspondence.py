@@ -8,10 +8,9 @@ ZoomOut. Other options are those of `diffnet train correspondence`, for all rows
 the cache for several measurements, and --bodies takes people with a front or animals instead.
 
 supervised: from curvature, heat kernel signatures and the true correspondences
-unsupervised: from positions, normals and wave kernel signatures, without correspondences. All figures stand upright
-    and look the same way, so the command neither aligns nor rotates them.
-unsupervised-xyz: from aligned positions, without correspondences. All figures, also those of the test, are rotated at
-    random.
+unsupervised: from wave kernel signatures, without correspondences
+unsupervised-xyz: from positions, which training rotates at random, without correspondences. All figures, also those of
+    the test, are rotated at random.
 """
 
 from __future__ import annotations

@@ -72,17 +72,6 @@ def random_rotations(
     return orthogonal * torch.linalg.det(orthogonal)[:, None, None]
 
 
-def small_rotations(count: int, spread: float) -> Tensor:
-    """Draw rotations (count, 3, 3) about random axes by small angles, from the global generator of the CPU.
-
-    spread: the standard deviation of the angle about each coordinate axis, in radians
-    """
-    x, y, z = (spread * torch.randn(count, 3)).unbind(1)
-    zero = torch.zeros_like(x)
-    rows = [torch.stack(row, 1) for row in ((zero, -z, y), (z, zero, -x), (-y, x, zero))]
-    return torch.linalg.matrix_exp(torch.stack(rows, 1))
-
-
 def _about(axis: int, angles: Tensor) -> Tensor:
     """Rotations (N, 3, 3) about a coordinate axis by angles (N,)."""
     if axis not in (0, 1, 2):
@@ -144,19 +133,6 @@ def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
     first = first * _sign(weights @ ((centered @ first) * centered.square().sum(1)))
     third = third * _sign(weights @ (centered @ third) ** 3)
     return torch.stack([first, torch.linalg.cross(third, first), third]).to(positions.dtype)
-
-
-def is_common_orientation(axes: Tensor) -> bool:
-    """Whether shapes stand and look the same way, given the `principal_axes` (N, 3, 3) of each.
-
-    The mean of the first axes must have a length of at least 0.8, that of the others of at least 0.4, and all of at
-    least √(8/N). Random orientations give shorter means: the mean of N random directions in a plane is longer than
-    √(8/N) with probability exp(−8) (Rayleigh test). If half of the shapes lie and the others stand, the first length is
-    0.7. Poses turn the second and third axes. For posed people who all face one way, the means of these axes have
-    lengths of 0.45 to 0.54.
-    """
-    lengths = axes.mean(0).norm(dim=1)
-    return bool((lengths >= lengths.new_tensor([0.8, 0.4, 0.4]).clamp(min=(8 / len(axes)) ** 0.5)).all())
 
 
 def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ from diffnet.geometry import (
     scaled,
     wks,
 )
-from diffnet.geometry.positions.rotation import center_of, is_common_orientation, principal_axes, small_rotations
+from diffnet.geometry.positions.rotation import center_of, principal_axes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,15 +90,6 @@ def test_rotations_about_an_axis(axis: int) -> None:
         random_rotations(2, axis=3)
 
 
-def test_small_rotations() -> None:
-    torch.manual_seed(0)
-    rotations = small_rotations(5000, 0.1)
-    torch.testing.assert_close(rotations @ rotations.mT, torch.eye(3).expand(5000, 3, 3))
-    angle = torch.arccos((rotations.diagonal(dim1=1, dim2=2).sum(1).double() - 1) / 2)
-    assert angle.square().mean().sqrt() == pytest.approx(0.1 * 3**0.5, rel=0.05)
-    assert rotations.mean(0).sub(torch.eye(3)).abs().max() < 0.02
-
-
 def test_principal_axes_turn_with_the_shape() -> None:
     points = torch.randn(200, 3, generator=seeded(0), dtype=torch.float64).exp() * torch.tensor([1.0, 3.0, 2.0])
     mass = torch.rand(200, generator=seeded(1), dtype=torch.float64)
@@ -116,18 +107,6 @@ def test_principal_axes_turn_with_the_shape() -> None:
         torch.testing.assert_close((turned - center_of(turned, mass)) @ axes.mT, inside)
     with pytest.raises(ValueError, match=r"mass should have shape \(200,\)"):
         principal_axes(points, mass[1:])
-
-
-def test_common_orientation() -> None:
-    upright = small_rotations(60, 0.3)
-    assert is_common_orientation(upright)
-    assert not is_common_orientation(upright[:7])  # they are too few to tell
-    assert not is_common_orientation(random_rotations(60, seeded(0)))
-    assert not is_common_orientation(random_rotations(60, seeded(0), axis=2))
-    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
-    assert not is_common_orientation(torch.cat([upright[:30], upright[30:] @ half_turn]))
-    assert is_common_orientation(torch.cat([upright[:45], upright[45:] @ half_turn]))  # poses turn some axes
-    assert not is_common_orientation(torch.cat([upright[:30], upright[30:].roll(1, 2)]))  # half of them lie
 
 
 def test_rotations_use_the_given_generator_only() -> None:

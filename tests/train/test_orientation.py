@@ -70,7 +70,6 @@ def test_shapes_that_stand_alike(meshes: list[Mesh], expected: bool) -> None:
         ({"features": "xyz", "rotate_about": "z"}, "xyz rotated at random about the z axis, so that", False),
         ({"features": "xyz", "rotate": False}, "", False),
         ({"features": "hks"}, "", False),
-        ({"features": "xyz", "task": "correspondence", "align": True}, "xyz in the axes of each", False),
     ],
 )
 def test_what_a_run_says(given: dict[str, Any], said: str, warned: bool) -> None:
@@ -226,13 +225,12 @@ def test_which_orientation_is_expected() -> None:
     assert [is_tilted(mesh, plain) for mesh in (*jaws, turned, tipped)] == [False] * 12 + [True] * 2
     about = upright_of(jaws, rotate_about="z")
     assert [is_tilted(mesh, about) for mesh in (*jaws, turned, tipped)] == [False] * 13 + [True]
-    for given in ({}, {"features": "hks"}, {"task": "correspondence", "align": True}):
+    for given in ({}, {"features": "hks"}):
         assert upright_of(jaws, **given) == ()
     assert upright_of(jaws[:3], rotate=False) == ()  # too few to tell
 
 
 def test_a_network_on_own_vectors_labels_turned_meshes_alike(upright: Path, tmp_path: Path) -> None:
-    """In the principal axes of a mesh, positions and vectors don't depend on its orientation."""
     train = ["train", "segmentation", "--data", upright / "lying", *SHORT, "--cache", tmp_path / "cache"]
     said = output(*train, "--features", "vector:wind+wks", "--out", tmp_path / "run", "--epochs", 2)
     assert "vector:wind rotated at random about any axis" in said

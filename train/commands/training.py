@@ -157,13 +157,13 @@ def _loaded(
         jobs=arguments["jobs"],
     )
     dataset = task.load(data, how, options)
-    notes: list[str] = []
     if before is None:
-        options, notes = task.adapted(dataset, options, chosen)
+        options = task.adapted(dataset, options, chosen)
+    notes: list[str] = []
     counts = getattr(dataset.train, "vertex_counts", None)  # generated sets have none, and few classes
     if counts is not None and len(counts):
         hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
-        notes += [] if hint is None else [hint]
+        notes = [] if hint is None else [hint]
     return dataset, options, notes
 
 

@@ -19,7 +19,7 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.options import counts_all
-from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.inference.network_input import is_original, network_input
@@ -124,8 +124,7 @@ def match_meshes(
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
-        given = facing_alike(network, pair.features, pair.operators, options)
-        features: Tensor = network(given, pair.operators)
+        features: Tensor = network(pair.features, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
 
 

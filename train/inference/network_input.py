@@ -15,7 +15,7 @@ from diffnet.data import TargetsAt, check_statistics, check_target_statistics, f
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.train.checkpoint_checks import fits
+from diffnet.train.checkpoint_checks import check_not_aligned, fits
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
 
@@ -29,7 +29,6 @@ OPTIONAL = (
     "max_faces",
     "precision",
     "clip",
-    "align",
     "upright",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
@@ -46,7 +45,6 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
     | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
-    | `align` | whether vectors are given in principal axes, see `input_features` | false |
     | `upright` | the orientation of the training meshes, for a warning of others | not known |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
@@ -89,6 +87,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         read = TrainOptions(**options, diffusion=network.diffusion)
         if fault is not None:
             raise OptionError(fault)
+        check_not_aligned(found.get("align"), read.features)
         statistics = check_statistics(read.features, found.get("statistics", {}))
         task, targets = task_named(read.task), None
         if task.standardized:

@@ -216,9 +216,7 @@ def input_sample(
             join=options.join,
             operators=options.operators,
         )
-    features = input_features(
-        taken, operators, options.features, statistics=statistics, arrays=arrays, align=options.align
-    )
+    features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
     at, back = expected.labels_at, None
     if small is not mesh and at != "meshes":
         back = interpolation_weights(mesh, small, at)

@@ -160,7 +160,6 @@ SEGMENTATION = TaskOptions(
     sets=("layout", "outputs_at"),
     own=LabelOptions,
     owners="tasks with labels",
-    unavailable=("align",),
     generated="figures",
     prediction=("ignore",),
     original={"label_smoothing": 0.0},

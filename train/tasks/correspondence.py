@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffnet.data import (
     LabeledMeshes,
@@ -31,15 +31,13 @@ from diffnet.data.labeled import counted
 from diffnet.data.pairs.shapes import Pair, with_stretched
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.rotation import is_common_orientation
-from diffnet.train.correspondence.maps import facing_alike, pair_maps, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.orientation import mesh_axes
 from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
@@ -84,9 +82,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         with_targets = part == "test" or options.method == "supervised"
         return pair_samples(data.pairs, part, meshes, options.map_k, with_targets=with_targets)
 
-    def inputs(self, network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-        return facing_alike(network, features, operators, options)
-
     def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
         return pair_maps(outputs, operators, options.method, options.map_k, options.feature_scale)
 
@@ -120,27 +115,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             pairs = with_stretched(pairs, options.stretch)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
-    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
-        pairs = data.pairs
-        notes: list[str] = []
-        if "epochs" not in chosen:
-            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
-        if "align" in chosen or not options.aligns:
-            return options, notes
-        shapes = pairs.train[: len(pairs.train) // 2] if options.stretch else pairs.train  # without the copies
-        if is_common_orientation(torch.stack([mesh_axes(shape.mesh) for shape in shapes])):
-            notes = [
-                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
-                "meshes in other orientations, train with --features wks."
-            ]
-            options = replace(options, align=False, rotate=bool(options.rotate))
-        elif "features" not in chosen and not options.rotate:
-            notes = [
-                "The training meshes show no common orientation, so the network gets no positions. To give it "
-                "positions in the principal axes of each mesh, train with --align."
-            ]
-            options = replace(options, features="wks")
-        return options, notes
+    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
+        if "epochs" in chosen:
+            return options
+        return replace(options, epochs=max(1, round(TRAINED_PAIRS / len(data.pairs.train_pairs))))
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""
