@@ -22,7 +22,7 @@ from diffnet.train.tasks.task import Task
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 MAX_INTEGER = 2**31  # of whole numbers in the options, except the seed
-FORMER = ("align", "stretch")  # options of earlier versions
+FORMER = ("align",)  # options of earlier versions
 
 Path = str | os.PathLike[str]
 Checkpoint = dict[str, Any]

@@ -51,8 +51,8 @@ def upright_axes(items: Sequence[LabeledMesh], options: TrainOptions) -> tuple[f
     if turns or not vector_channels(options.features) or not len(items):
         return ()
     about = None if options.rotate_about == "any" else torch.eye(3)["xyz".index(options.rotate_about)].double()
-    found = shared_axes(_axes_of_some(items), about)
-    return tuple(found.flatten().tolist()) if found.any() else ()
+    axes = shared_axes(_axes_of_some(items), about)
+    return tuple(axes.flatten().tolist()) if axes.any() else ()
 
 
 def _axes_of_some(items: Sequence[LabeledMesh]) -> Tensor:
@@ -87,8 +87,8 @@ def warn_of_tilted(names: Sequence[str]) -> None:
 def warn_of_tilted_items(items: Sequence[LabeledMesh], options: TrainOptions, jobs: int | None) -> None:
     """`warn_of_tilted` for the meshes of a set. jobs: see `remembered`"""
     if options.upright:
-        found = remembered(partial(_tilted, upright=options.upright), items, "tilted", options.upright, jobs=jobs)
-        warn_of_tilted([name for name, is_tilted in found if is_tilted])
+        tilts = remembered(partial(_tilted, upright=options.upright), items, "tilted", options.upright, jobs=jobs)
+        warn_of_tilted([name for name, is_tilted in tilts if is_tilted])
 
 
 def _tilted(item: LabeledMesh, upright: Sequence[float]) -> list[Any]:
@@ -107,8 +107,8 @@ def check_own_arrays(items: Sequence[LabeledMesh], options: TrainOptions) -> Non
     some = [items[i] for i in spread_over(range(len(items)), LOOKED_AT if options.mirror else 1)]
     arrays = [own_arrays(item.mesh, options.features, given=item.arrays) for item in some]
     check_turned(options.features, {name: array.shape[1] for name, array in arrays[0].items()})
-    every = {part.name: np.concatenate([own[str(part.array)].ravel() for own in arrays]) for part in scalars}
-    signed = [name for name, values in every.items() if values.min() < 0 < values.max()]
+    values = {part.name: np.concatenate([each[str(part.array)].ravel() for each in arrays]) for part in scalars}
+    signed = [name for name, numbers in values.items() if numbers.min() < 0 < numbers.max()]
     if options.mirror and signed:
         warnings.warn(
             f"--mirror leaves the values of {', '.join(signed)} as they are, which have both signs. A number that "

@@ -50,22 +50,26 @@ def pair_errors(
 
     Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh.
     """
-    maps = [_map(first, own) for (first, _), own in zip(pairs, predicted, strict=True)]
+    maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
     meshes = [second.mesh for _, second in pairs]
-    truths = [_known(data.truth(first, second), first, second) for first, second in pairs]
+    truths = [_checked(data.truth(first, second), first, second) for first, second in pairs]
     mirrored = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
     def measure(questions: list[Prediction]) -> list[Floats]:
         return geodesic_errors_of_all(questions, cache_dir=cache_dir, jobs=jobs)
 
     right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
-    found = measure(
-        [Prediction(mesh, own[t.vertices], t.points) for mesh, own, t in zip(meshes, maps, truths, strict=True)]
-        + [Prediction(mesh, own, t.points) for mesh, own, t in zip(meshes, right, truths, strict=True)]
+    measured = measure(
+        [
+            Prediction(mesh, vertices[t.vertices], t.points)
+            for mesh, vertices, t in zip(meshes, maps, truths, strict=True)
+        ]
+        + [Prediction(mesh, nearest, t.points) for mesh, nearest, t in zip(meshes, right, truths, strict=True)]
         # A sample decides whether a map is flipped. Distances to the wrong truth are long, and long ones take longest.
         + [_sampled(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrored.items()]
     )
-    errors, floors, samples = found[: len(pairs)], found[len(pairs) : 2 * len(pairs)], found[2 * len(pairs) :]
+    count = len(pairs)
+    errors, floors, samples = measured[:count], measured[count : 2 * count], measured[2 * count :]
     flipped = [
         i
         for i, sample in zip(mirrored, samples, strict=True)
@@ -74,13 +78,13 @@ def pair_errors(
     others = measure([Prediction(meshes[i], maps[i][mirrored[i].vertices], mirrored[i].points) for i in flipped])
     unflipped = dict(zip(flipped, others, strict=True))
     return [
-        PairErrors(own, i in unflipped, unflipped.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)
+        PairErrors(each, i in unflipped, unflipped.get(i, each), mean_error(floors[i])) for i, each in enumerate(errors)
     ]
 
 
 def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
-    given: Any = predicted
-    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    values: Any = predicted
+    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
         raise ValueError(
             f"{first.name}: a predicted map should be integers of shape ({len(first.mesh.verts)},), one for each "
@@ -89,7 +93,7 @@ def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _known(truth: Truth | None, first: PairShape, second: PairShape) -> Truth:
+def _checked(truth: Truth | None, first: PairShape, second: PairShape) -> Truth:
     if truth is None:
         raise ValueError(f"the true correspondences of {first.name} and {second.name} are not known")
     return truth
@@ -100,5 +104,5 @@ def _sample(count: int) -> NDArray[np.int64]:
 
 
 def _sampled(mesh: Mesh, predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
-    chosen = _sample(len(predicted))
-    return Prediction(mesh, predicted[chosen], labels[chosen])
+    numbers = _sample(len(predicted))
+    return Prediction(mesh, predicted[numbers], labels[numbers])

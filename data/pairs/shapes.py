@@ -104,9 +104,9 @@ class MeshPairs:
 
         Maps and points in faces give them for all vertices of the first mesh, and template vertices for these.
         """
-        own = self.maps.get((first.name, second.name))
-        if own is not None:
-            return Truth(np.arange(len(own)), own)
+        vertices = self.maps.get((first.name, second.name))
+        if vertices is not None:
+            return Truth(np.arange(len(vertices)), vertices)
         if first.template is None or second.template is None:
             return None
         if isinstance(first.template, SurfacePoints) or isinstance(second.template, SurfacePoints):
@@ -142,8 +142,8 @@ class MeshPairs:
         if key not in self._memo:
             if len(self._memo) >= MAX_KEPT:
                 self._memo.clear()
-            found = self._on_template(first).interpolate(self._faces(), places())
-            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, found))
+            points = self._on_template(first).interpolate(self._faces(), places())
+            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, points))
         return self._memo[key]
 
     def _on_template(self, shape: PairShape) -> SurfacePoints:
@@ -185,11 +185,11 @@ def _stretched(shape: PairShape, stretch: float) -> PairShape:
 
 def _renamed(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
     """The maps of pairs in which one or both meshes are copies."""
-    for (first, second), own in maps.items():
+    for (first, second), vertices in maps.items():
         if first in names and second in names:
-            yield (names[first], second), own
-            yield (first, names[second]), own
-            yield (names[first], names[second]), own
+            yield (names[first], second), vertices
+            yield (first, names[second]), vertices
+            yield (names[first], names[second]), vertices
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:

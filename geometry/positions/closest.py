@@ -32,18 +32,18 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     """
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
-    given = real_array("points", points)
-    if given.ndim != 2 or given.shape[1] != 3 or not np.isfinite(given).all():
-        raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
+    positions = real_array("points", points)
+    if positions.ndim != 2 or positions.shape[1] != 3 or not np.isfinite(positions).all():
+        raise ValueError(f"points should be finite, of shape (N, 3), got shape {positions.shape}")
     corners = mesh.verts[mesh.faces]
     tree, centers = face_tree(corners), cKDTree(corners.mean(axis=1))
-    found = _Closest(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
-    for first in range(0, len(given), MAX_PAIRS):
-        rows = np.arange(first, min(first + MAX_PAIRS, len(given)))
+    best = _Closest(np.zeros(len(positions), np.int64), np.zeros((len(positions), 3)), np.full(len(positions), np.inf))
+    for first in range(0, len(positions), MAX_PAIRS):
+        rows = np.arange(first, min(first + MAX_PAIRS, len(positions)))
         # The faces with the nearest centers are often the closest ones. Their distances rule out most boxes.
-        _improve(found, corners, given, rows, centers.query(given[rows])[1])
-        _search(found, tree, corners, given, rows)
-    return SurfacePoints(found.faces, found.weights)
+        _improve(best, corners, positions, rows, centers.query(positions[rows])[1])
+        _search(best, tree, corners, positions, rows)
+    return SurfacePoints(best.faces, best.weights)
 
 
 class _Closest(NamedTuple):
@@ -54,15 +54,15 @@ class _Closest(NamedTuple):
     squares: Floats
 
 
-def _search(found: _Closest, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
-    """Put closer points of all faces into `found`. Boxes that are farther away than the best face are left out."""
+def _search(best: _Closest, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
+    """Put closer points of all faces into `best`. Boxes that are farther away than the best face are left out."""
     waiting = [(0, rows, np.zeros(len(rows), np.int64))]
     while waiting:
         level, rows, boxes = waiting.pop()
-        near = tree.squared_distances(level, boxes, points[rows]) < found.squares[rows]
+        near = tree.squared_distances(level, boxes, points[rows]) < best.squares[rows]
         rows, boxes = rows[near], boxes[near]
         if level == tree.last:
-            _improve(found, corners, points, rows, tree.faces[boxes])
+            _improve(best, corners, points, rows, tree.faces[boxes])
             continue
         parts = tree.parts(level, boxes)
         rows, boxes = np.repeat(rows, parts.shape[1]), parts.ravel()
@@ -71,13 +71,13 @@ def _search(found: _Closest, tree: FaceTree, corners: Floats, points: Floats, ro
             waiting.append((level + 1, rows[group], boxes[group]))
 
 
-def _improve(found: _Closest, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
-    """Put closer points into `found`, of candidates (N,): the numbers of the points, and the faces to try."""
+def _improve(best: _Closest, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
+    """Put closer points into `best`, of candidates (N,): the numbers of the points, and the faces to try."""
     weights, squares = _in_triangles(corners[faces], points[rows])
     order = np.lexsort((-squares, rows))  # the last write to a point wins
-    order = order[squares[order] < found.squares[rows[order]]]
+    order = order[squares[order] < best.squares[rows[order]]]
     rows = rows[order]
-    found.faces[rows], found.weights[rows], found.squares[rows] = faces[order], weights[order], squares[order]
+    best.faces[rows], best.weights[rows], best.squares[rows] = faces[order], weights[order], squares[order]
 
 
 def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:

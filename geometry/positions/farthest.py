@@ -61,16 +61,16 @@ def farthest_points(
         shares = torch.rand(len(counts), generator=generator, device=generator.device, dtype=torch.float64)
         here = (shares.to(x.device) * sizes[:, 0]).long()
     distance = torch.full(rows.shape[:2], torch.inf, device=x.device, dtype=x.dtype)
-    found = [here]
+    rounds = [here]
     for _ in range(count - 1):
         # -1 marks the places that can't be chosen.
         outside.scatter_(1, here[:, None], True)
         newest = rows.gather(1, here[:, None, None].expand(-1, 1, rows.shape[2]))
         distance = torch.minimum(distance, _squares(rows, newest)).masked_fill_(outside, -1)
         here = distance.argmax(1)
-        found.append(here)
+        rounds.append(here)
     starts = sizes.cumsum(0) - sizes
-    return torch.stack(found, 1) + starts
+    return torch.stack(rounds, 1) + starts
 
 
 def _squares(rows: Tensor, center: Tensor) -> Tensor:

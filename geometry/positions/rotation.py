@@ -145,17 +145,17 @@ def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:
     random orientations in 1,000 reaches the latter (by simulation). Otherwise, the row is zeros. Signs of symmetric
     shapes, such as jaws, are random. If they differ, or the mean is shorter than 0.8 or √(8/N), the row is d / 2.
     """
-    found, count = torch.zeros_like(axes[0]), len(axes)
-    for row, own in zip(found, axes.unbind(1), strict=True):
-        moments, mean = own.mT @ own / count, own.mean(0)
+    means, count = torch.zeros_like(axes[0]), len(axes)
+    for row, each in zip(means, axes.unbind(1), strict=True):
+        moments, mean = each.mT @ each / count, each.mean(0)
         if about is not None:
             along, outer = about @ moments @ about, torch.outer(about, about)
             moments, mean = along * outer + (1 - along) / 2 * (torch.eye(3).to(outer) - outer), outer @ mean
         values, directions = torch.linalg.eigh(moments)
         if values[-1] >= max(0.8, 1 / 3 + 1.35 / count**0.5):
-            has_sign = mean.norm() >= max(0.8, (8 / count) ** 0.5) and bool((own @ mean > 0).all())
+            has_sign = mean.norm() >= max(0.8, (8 / count) ** 0.5) and bool((each @ mean > 0).all())
             row[:] = mean if has_sign else directions[:, -1] / 2
-    return found
+    return means
 
 
 def center_of(positions: Tensor, mass: Tensor) -> Tensor:

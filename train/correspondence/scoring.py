@@ -48,13 +48,13 @@ def score_pairs(
     options: `method` and `zoomout` of `point_map_of`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
-    found = []
+    point_maps = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
-        found.append(point_map_of(c, a, b, options.method, options.zoomout).cpu().numpy())
+        point_maps.append(point_map_of(c, a, b, options.method, options.zoomout).cpu().numpy())
     if not data.is_supervised:
-        return ScoredPairs(data, found, ())
+        return ScoredPairs(data, point_maps, ())
     shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
     with console.status("geodesic distances"):
-        errors = pair_errors(data, shapes, found, cache_dir=cache_dir, jobs=jobs)
-    return ScoredPairs(data, found, errors)
+        errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs)
+    return ScoredPairs(data, point_maps, errors)

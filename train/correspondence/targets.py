@@ -150,8 +150,8 @@ class _Truths:
         return self._inverses[number]
 
 
-def _keep(found: dict[int, Tensor], number: int, value: Tensor) -> None:
+def _keep(values: dict[int, Tensor], number: int, value: Tensor) -> None:
     """Keep a value, and drop the oldest one if there are too many."""
-    if len(found) >= MAX_KEPT:
-        del found[next(iter(found))]
-    found[number] = value
+    if len(values) >= MAX_KEPT:
+        del values[next(iter(values))]
+    values[number] = value

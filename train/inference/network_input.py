@@ -63,22 +63,22 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
         raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
     labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
-    found = network.metadata
-    missing = [name for name in NEEDED if name not in found]
+    stored = network.metadata
+    missing = [name for name in NEEDED if name not in stored]
     if missing:
         raise MetadataError(
             f"the metadata of the network lack {', '.join(missing)}; write for example "
             'model.save(path, features="hks", k=128, normalize=True)'
         )
     try:
-        rule = scale_rule(found["normalize"])
+        rule = scale_rule(stored["normalize"])
     except OptionError as e:
         raise MetadataError(f"{e}, in the metadata") from e
     options = {
         "task": "classification" if labels_at == "meshes" else "segmentation",
         "precision": "fp32",
         "normalize": rule or "radius",
-        **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
+        **{name: stored[name] for name in ("features", "k", *OPTIONAL) if name in stored},
     }
     hints = get_type_hints(TrainOptions)
     wrong = [name for name in OPTIONAL if name in options and not fits(options[name], hints[name])]
@@ -87,13 +87,13 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         read = TrainOptions(**options, diffusion=network.diffusion)
         if fault is not None:
             raise OptionError(fault)
-        check_not_aligned(found.get("align"), read.features)
-        statistics = check_statistics(read.features, found.get("statistics", {}))
+        check_not_aligned(stored.get("align"), read.features)
+        statistics = check_statistics(read.features, stored.get("statistics", {}))
         task, targets = task_named(read.task), None
         if task.standardized:
             count = network.out_channels
             plain = {"mean": [0.0] * count, "std": [1.0] * count}
-            targets = check_target_statistics(found.get("target_statistics", plain), count)
+            targets = check_target_statistics(stored.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
@@ -105,13 +105,13 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             f"the features {read.features} have {channels} channels, and the network takes {network.in_channels}; "
             "call a network with features of its own in Python"
         )
-    label_names = _label_names(found.get("label_names"), network.out_channels)
-    numbers = _label_numbers(found.get("label_numbers"), label_names)
-    hashes = found.get("train_meshes")
+    label_names = _label_names(stored.get("label_names"), network.out_channels)
+    numbers = _label_numbers(stored.get("label_numbers"), label_names)
+    hashes = stored.get("train_meshes")
     if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
         raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
-    known = None if hashes is None else frozenset(hashes)
-    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, known, numbers)
+    meshes = None if hashes is None else frozenset(hashes)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -120,14 +120,14 @@ def _measure(
         after = _predict([mesh for mesh, _ in changed], checkpoint, device)
     except MeshError as e:
         return Row(name, error=str(e))
-    kept, accuracy_before, accuracy = [], [], []
+    same, accuracy_before, accuracy = [], [], []
     for item, old, (_, stand_ins), new in zip(items, before, changed, after, strict=True):
         there = stand_ins != LOST
         old, new, truth = old[there], new[stand_ins[there]], item.labels[there]
-        kept.append(float((new == old).mean()))
+        same.append(float((new == old).mean()))
         accuracy_before.append(_accuracy(old, truth))
         accuracy.append(_accuracy(new, truth))
-    return Row(name, _mean(kept), _mean(accuracy_before), _mean(accuracy))
+    return Row(name, _mean(same), _mean(accuracy_before), _mean(accuracy))
 
 
 def _predict(meshes: Sequence[Mesh], checkpoint: Checkpoint, device: torch.device) -> list[Labels]:

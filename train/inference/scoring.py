@@ -74,9 +74,9 @@ def run_evaluation(
             return standardized
         return with_max_faces(standardized, at, options, to_score=True, **where)
 
-    taken = ranks.after_first(read)
+    small = ranks.after_first(read)
     if expected.normalize:
-        meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
+        meshes = preprocess(small, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
     else:
 
         def load(i: int) -> Sample:
@@ -94,9 +94,10 @@ def run_evaluation(
         warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets)
         scored = task.scored(tested, predictions, samples, options=options, device=device, **where)
-        known = expected.train_meshes
-        hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
-        seen = None if known is None else sum(own in known for own in hashes)
+        trained = expected.train_meshes
+        seen = None
+        if trained is not None:
+            seen = sum(content[:DIGITS] in trained for content, *_ in contents_of(items, jobs))
         results = {
             "task": task.name,
             **task.results(scored),

@@ -53,14 +53,14 @@ class TrainOptions(labels.LabelOptions, regression.RegressionOptions, correspond
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen = TASK_OPTIONS[self.task]
+        task = TASK_OPTIONS[self.task]
         for name in (f.name for f in fields(self) if getattr(self, f.name) != f.default):
             owners = [options.owners or other for other, options in TASK_OPTIONS.items() if name in options.own_names]
-            if owners and name not in chosen.own_names:
+            if owners and name not in task.own_names:
                 raise OptionError(f"{name} is for {' and '.join(dict.fromkeys(owners))}, and the task is {self.task}")
-            if name in chosen.unavailable:
+            if name in task.unavailable:
                 raise OptionError(f"{name} is not available for {self.task}")
-        chosen.own.check_together(self)
+        task.own.check_together(self)
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # last, because it isn't the default
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,6 +79,6 @@ def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = 
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    own = TASK_OPTIONS[task]
-    options = {**_ORIGINAL, **own.original} if name == "original" else own.recipe
-    return dict(own.adapted(name, options, chosen or {}))
+    changes = TASK_OPTIONS[task]
+    options = {**_ORIGINAL, **changes.original} if name == "original" else changes.recipe
+    return dict(changes.adapted(name, options, chosen or {}))

@@ -107,7 +107,7 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
     [('arm', 2.0), ('leg', 0.5)]
     """
     expected = f"class_weights should be {BALANCED}, {SQRT}, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5"
-    found: list[tuple[str | None, float]] = []
+    weights: list[tuple[str | None, float]] = []
     for entry in text.split(","):
         name, equals, number = entry.rpartition("=")
         try:
@@ -116,15 +116,15 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
             raise OptionError(f"{expected}; got {entry!r}") from e
         if not (0 <= weight < math.inf):
             raise OptionError(f"class_weights should be finite and at least 0, got {entry!r}")
-        found.append((name.strip() if equals else None, weight))
-    names = [name for name, _ in found]
+        weights.append((name.strip() if equals else None, weight))
+    names = [name for name, _ in weights]
     if None in names and any(name is not None for name in names):
         raise OptionError(f"{expected}; got {text!r}")
     if None not in names and len(set(names)) < len(names):
         raise OptionError(f"class_weights should name each class once, got {text!r}")
-    if not any(weight for _, weight in found) and None in names:
+    if not any(weight for _, weight in weights) and None in names:
         raise OptionError(f"class_weights should have a weight above 0, got {text!r}")
-    return found
+    return weights
 
 
 # On RNA, with 260 classes and 15,000 vertices, the default of dropout costs 0.9 points, see docs/recipe.md.

@@ -78,23 +78,23 @@ def found_sides(names: Sequence[str]) -> Pairs:
     by_lower: dict[str, list[str]] = {}
     for name in names:
         by_lower.setdefault(name.lower(), []).append(name)
-    found: Pairs = []
+    pairs: Pairs = []
     for name in names:
         tooth = tooth_on_other_side(name) if teeth else None
         others = [tooth] if tooth else _names_on_other_side(name)
         alike = [each for other in others for each in by_lower.get(other.lower(), ()) if each not in {name, *paired}]
         if name not in paired and alike:
             partner = next((each for each in alike if each in others), alike[0])
-            found.append((name, partner))
+            pairs.append((name, partner))
             paired.update((name, partner))
-    return found
+    return pairs
 
 
 def _names_on_other_side(name: str) -> list[str]:
     """What the name with the other side may be called, with the same case. Empty for a name without a side."""
-    found = [""]
+    starts = [""]
     for word in _WORD.findall(name):
-        others = [own[own[0] == word.lower()] for own in _PAIRS if word.lower() in own] or [word]
+        others = [pair[pair[0] == word.lower()] for pair in _PAIRS if word.lower() in pair] or [word]
         case = str.title if word.istitle() and len(word) > 1 else str.upper if word.isupper() else str.lower
-        found = [before + (word if other is word else case(other)) for before in found for other in others]
-    return [other for other in found if other != name]
+        starts = [start + (word if other is word else case(other)) for start in starts for other in others]
+    return [other for other in starts if other != name]

@@ -51,9 +51,9 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.set_ylabel("Truth")
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
-    named = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
-    _name_ticks(axes, named, short_names([class_name(label_names, int(c)) for c in occur[named]], fits_chart), size)
-    if len(named) < n:
+    ticks = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
+    _name_ticks(axes, ticks, short_names([class_name(label_names, int(c)) for c in occur[ticks]], fits_chart), size)
+    if len(ticks) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
     if n <= _MAX_CLASSES_WITH_NUMBERS:

@@ -39,8 +39,7 @@ def write_pairs_report(
     scores: dict[str, str] = {}
     charts: list[Chart] = []
     if pairs.errors:
-        every = np.concatenate([own.errors for own in pairs.errors])
-        curve = error_curve(every)
+        curve = error_curve(np.concatenate([pair.errors for pair in pairs.errors]))
         rows = ((f"{limit:.6g}", f"{share:.6g}") for limit, share in zip(THRESHOLDS, curve, strict=True))
         write_atomically(out / "errors.csv", csv_text([("error", "share"), *rows]))
         chart = curve_png(curve)
@@ -88,11 +87,10 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
     first, second = (data.test[i] for i in data.test_pairs[number])
     notes, errors = "", None
     if pairs.errors:
-        own = pairs.errors[number]
-        notes = (
-            f"mean error ×100 {100 * np.nanmean(own.errors):.2f}{', left and right exchanged' if own.flipped else ''}"
-        )
-        errors = _at_vertices(data, number, own.errors)
+        scores = pairs.errors[number]
+        notes = f"mean error ×100 {100 * np.nanmean(scores.errors):.2f}"
+        notes += ", left and right exchanged" if scores.flipped else ""
+        errors = _at_vertices(data, number, scores.errors)
     heading = pair_heading(first.name, second.name)
     path = f"pairs/{number:03d}.html"
     pair_page(first.mesh, second.mesh, matches, (first.name, second.name), errors).save(out / path)

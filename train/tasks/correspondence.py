@@ -73,8 +73,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return data, options
 
     def described(self, data: PairedMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        pairs, known = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
-        return [("pairs", f"{len(pairs.train_pairs)} to train on, {len(pairs.test_pairs)} to test on{known}")]
+        pairs, note = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
+        return [("pairs", f"{len(pairs.train_pairs)} to train on, {len(pairs.test_pairs)} to test on{note}")]
 
     def samples(
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
@@ -129,9 +129,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def tally(self, maps: Tensor, targets: Tensor, channels: int) -> Tensor:
         """The squared errors and the squared entries of the true maps that are known."""
-        known = ~targets.isnan()
+        is_known = ~targets.isnan()
         truth = targets.double().nan_to_num()
-        errors = torch.where(known, maps.double() - truth, 0)
+        errors = torch.where(is_known, maps.double() - truth, 0)
         return torch.stack([errors.square().sum(), truth.square().sum()])
 
     def score(self, tally: Tensor) -> float:
@@ -146,20 +146,20 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if not scored.errors:
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
             return {**nothing, "flipped_pairs": None, **counts, "pairs": []}
-        every = np.concatenate([own.errors for own in scored.errors])
+        errors = np.concatenate([pair.errors for pair in scored.errors])
         has_mirror = scored.data.mirror is not None
-        mean = mean_error(every)
+        mean = mean_error(errors)
         return {
             "mean_error": mean,
             "mean_error_x100": 100 * mean,
-            "auc": area_under_curve(every),
-            "floor": float(np.mean([own.floor for own in scored.errors])),
-            "unflipped_mean_error": mean_error(np.concatenate([own.unflipped for own in scored.errors])),
-            "flipped_pairs": sum(own.flipped for own in scored.errors) if has_mirror else None,
+            "auc": area_under_curve(errors),
+            "floor": float(np.mean([pair.floor for pair in scored.errors])),
+            "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
+            "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
             **counts,
             "pairs": [
-                {"first": first, "second": second, "mean_error": mean_error(own.errors), "flipped": own.flipped}
-                for (first, second), own in zip(names, scored.errors, strict=True)
+                {"first": first, "second": second, "mean_error": mean_error(pair.errors), "flipped": pair.flipped}
+                for (first, second), pair in zip(names, scored.errors, strict=True)
             ],
         }
 
@@ -203,8 +203,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def pairs(self, data: PairedMeshes) -> bytes:
         digest, pairs = hashlib.sha256(), data.pairs
-        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
-            digest.update(f"{known.shape}".encode() + known.tobytes())
+        for array in _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs):
+            digest.update(f"{array.shape}".encode() + array.tobytes())
         return digest.digest()
 
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
@@ -225,16 +225,16 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return score_pairs(data.pairs, predictions, samples, **where)
 
 
-def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
+def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
     """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
     partners: list[list[int]] = [[] for _ in shapes]
     for i, j in pairs:
         partners[i].append(j)
-    known = []
-    for shape, own in zip(shapes, partners, strict=True):
+    truths = []
+    for shape, numbers in zip(shapes, partners, strict=True):
         template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
-        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
-    return known
+        truths.append(np.concatenate([*(() if template is None else (template,)), np.array(numbers, np.int64)]))
+    return truths
 
 
 TASK = Correspondence()
