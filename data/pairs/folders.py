@@ -346,7 +346,7 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], rule
             if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
                 raise DataError(f"{rule}: there is no map from {shapes[i].name} to {shapes[j].name}")
         if not is_list or (not pairs and part == "train"):
-            pairs = _with_maps(data, shapes, _choose_pairs(shapes, "all" if is_list else rule))
+            pairs = _pairs_by(data, shapes, "all" if is_list else rule)
         if not pairs and (needs_train or part == "test"):
             raise DataError(
                 f"{folders[0]}: there are no pairs ({rule}) of {part} meshes. This part has "
@@ -362,19 +362,20 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], rule
     return replace(data, train_pairs=parts["train"], test_pairs=parts["test"])
 
 
-def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs that have a map, in the direction of the map. All pairs, if the set has no maps."""
+def _pairs_by(data: MeshPairs, shapes: _Shapes, rule: str) -> list[Pair]:
+    """The pairs of meshes by one of RULES, each once, the earlier mesh first.
+
+    If the set has maps, these are the pairs that have one, in its direction.
+    """
+    numbers = combinations(range(len(shapes)), 2)
+    pairs = (
+        (i, j) for i, j in numbers if rule == "all" or (shapes[i].folder == shapes[j].folder) == (rule == "within")
+    )
     if not data.maps:
         return list(pairs)
     names = [shape.name for shape in shapes]
-    ways = [next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs]
+    ways = (next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs)
     return [way for way in ways if way is not None]
-
-
-def _choose_pairs(shapes: Sequence[PairShape], rule: str) -> list[Pair]:
-    """The pairs of meshes by one of RULES, each once, the earlier mesh first."""
-    pairs = combinations(range(len(shapes)), 2)
-    return [(i, j) for i, j in pairs if rule == "all" or (shapes[i].folder == shapes[j].folder) == (rule == "within")]
 
 
 def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path: Path) -> list[Pair]:

@@ -126,8 +126,8 @@ def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
     """
     check_tensor("positions", positions, ("V", 3))
     check_tensor("mass", mass, (len(positions),), positions.device)
-    centered = positions.double() - center_of(positions, mass).double()
     weights = mass.double()
+    centered = positions.double() - weights @ positions.double() / weights.sum()
     _, axes = torch.linalg.eigh(centered.mT @ (weights[:, None] * centered))
     first, _, third = axes.mT.flip(0)
     first = first * _sign(weights @ ((centered @ first) * centered.square().sum(1)))
@@ -156,11 +156,6 @@ def shared_axes(axes: Tensor, about: Tensor | None = None) -> Tensor:
             has_sign = mean.norm() >= max(0.8, (8 / count) ** 0.5) and bool((each @ mean > 0).all())
             row[:] = mean if has_sign else directions[:, -1] / 2
     return means
-
-
-def center_of(positions: Tensor, mass: Tensor) -> Tensor:
-    """The mean (3,) of the positions (V, 3), weighted by the areas (V,) of the vertices."""
-    return (mass.double() @ positions.double() / mass.double().sum()).to(positions.dtype)
 
 
 def _sign(x: Tensor) -> Tensor:

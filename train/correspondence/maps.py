@@ -1,14 +1,23 @@
-"""Functional maps of pairs from the features of a network, and maps of points from functional maps."""
+"""Functional maps of pairs from the features of a network, maps of points from functional maps, and their scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet import ops
+from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
 from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
+from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
@@ -30,24 +39,6 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
     the losses need the soft maps, so without gradients it returns (P, 2, K, K).
     """
     features = features.float()
-    solved = solved_maps(features, operators, method, k, scale)
-    if method == "supervised" or not features.requires_grad:
-        return solved
-    unit, evecs = (
-        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
-    )
-    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
-    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
-    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
-    return torch.cat([solved, soft[0::2, None], soft[1::2, None]], 1)
-
-
-def solved_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
-    """The functional maps that take features to features: (P, 1, K, K), or (P, 2, K, K) if unsupervised.
-
-    For the arguments see `pair_maps`.
-    """
-    features = features.float()
     # One transform serves all meshes. Splitting the operators would also split their matrices, unused here.
     spectra, evals = to_spectral(features, operators)[:, :k], operators.evals[:, :k]
     if scale > 0:
@@ -57,7 +48,16 @@ def solved_maps(features: Tensor, operators: Operators, method: Method, k: int, 
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
         return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
-    return torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
+    solved = torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
+    if not features.requires_grad:
+        return solved
+    unit, evecs = (
+        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
+    )
+    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
+    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
+    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
+    return torch.cat([solved, soft[0::2, None], soft[1::2, None]], 1)
 
 
 def unsupervised_loss(maps: Tensor) -> Tensor:
@@ -105,3 +105,46 @@ def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
     there = functional_map_from_points(in_a[ops.point_map(c[0], a.evecs[in_a], b.evecs)], a, b, k=k)
     back = functional_map_from_points(in_b[ops.point_map(c[0].mT, b.evecs[in_b], a.evecs)], b, a, k=k)
     return (there + back.mT) / 2
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """The test pairs of a set with their predicted maps.
+
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
+    errors: of each test pair; empty if the true correspondences are not known
+    """
+
+    data: MeshPairs
+    maps: Sequence[NDArray[np.int64]]
+    errors: Sequence[PairErrors]
+
+
+def score_pairs(
+    data: MeshPairs,
+    maps: Sequence[Tensor],
+    samples: Sequence[PairSample],
+    options: TrainOptions,
+    device: torch.device,
+    *,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> ScoredPairs:
+    """Turn functional maps into maps of points, and measure these if the true correspondences are known.
+
+    maps: (1, K, K) for each test pair
+    samples: the test pairs
+    options: `method` and `zoomout` of `point_map_of`
+    cache_dir, jobs: see `geodesic_errors_of_all`
+    """
+    point_maps = []
+    for c, pair in zip(maps, samples, strict=True):
+        a, b = pair.a.operators.to(device), pair.b.operators.to(device)
+        point_maps.append(point_map_of(c, a, b, options.method, options.zoomout).cpu().numpy())
+    if not data.is_supervised:
+        return ScoredPairs(data, point_maps, ())
+    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+    with console.status("geodesic distances"):
+        errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs)
+    return ScoredPairs(data, point_maps, errors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,7 @@ def pair_samples(
     return PairSamples(samples, pairs, truths, map_k)
 
 
+@dataclass(frozen=True, eq=False)
 class PairSamples(ReadAhead[PairSample]):
     """Pairs of samples, see `pair_samples`.
 
@@ -49,47 +51,49 @@ class PairSamples(ReadAhead[PairSample]):
     pairs: the numbers of two meshes
     """
 
-    def __init__(self, meshes: Sequence[Sample], pairs: Sequence[Pair], truths: _Truths | None, map_k: int) -> None:
-        self._meshes, self._pairs, self._truths, self._map_k = meshes, pairs, truths, map_k
+    meshes: Sequence[Sample]
+    pairs: Sequence[Pair]
+    truths: _Truths | None
+    map_k: int
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.pairs)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            return PairSamples(self._meshes, self._pairs[key], self._truths, self._map_k)
-        i, j = self._pairs[key]
-        first, second = self._meshes[i], self._meshes[j]
-        if self._truths is None:
-            return PairSample(second, first, partial(unknown_map, self._map_k))
-        return PairSample(second, first, partial(self._truths.functional_map, (i, j), first, second))
+            return replace(self, pairs=self.pairs[key])
+        i, j = self.pairs[key]
+        first, second = self.meshes[i], self.meshes[j]
+        if self.truths is None:
+            return PairSample(second, first, partial(unknown_map, self.map_k))
+        return PairSample(second, first, partial(self.truths.functional_map, (i, j), first, second))
 
     def take(self, numbers: Sequence[int]) -> PairSamples:
-        return PairSamples(self._meshes, [self._pairs[n] for n in numbers], self._truths, self._map_k)
+        return replace(self, pairs=[self.pairs[n] for n in numbers])
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
         """Of both meshes together."""
-        counts = np.asarray(counts_of(self._meshes), np.int64)
-        return counts[np.array(self._pairs, np.int64).reshape(-1, 2)].sum(1)
+        counts = np.asarray(counts_of(self.meshes), np.int64)
+        return counts[np.array(self.pairs, np.int64).reshape(-1, 2)].sum(1)
 
     @property
     def is_resident(self) -> bool:
-        if isinstance(self._meshes, ReadAhead):
-            return self._meshes.is_resident
-        return len(self._meshes) == 0 or self._meshes[0].operators.device.type != "cpu"
+        if isinstance(self.meshes, ReadAhead):
+            return self.meshes.is_resident
+        return len(self.meshes) == 0 or self.meshes[0].operators.device.type != "cpu"
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        if isinstance(self._meshes, ReadAhead):
-            self._meshes.prefetch([mesh for n in numbers for mesh in self._pairs[n]])
+        if isinstance(self.meshes, ReadAhead):
+            self.meshes.prefetch([mesh for n in numbers for mesh in self.pairs[n]])
 
     @property
     def is_busy(self) -> bool:
-        return self._meshes.is_busy if isinstance(self._meshes, ReadAhead) else True
+        return self.meshes.is_busy if isinstance(self.meshes, ReadAhead) else True
 
     def forget(self) -> None:
-        if isinstance(self._meshes, ReadAhead):
-            self._meshes.forget()
+        if isinstance(self.meshes, ReadAhead):
+            self.meshes.forget()
 
 
 def unknown_map(k: int) -> Tensor:
@@ -137,9 +141,10 @@ class _Truths:
             if isinstance(shape.template, SurfacePoints):
                 corners = torch.from_numpy(shape.mesh.faces[shape.template.faces]).to(evecs.device)
                 weights = torch.from_numpy(shape.template.weights).float().to(evecs.device)
-                _keep(self._values, number, (evecs[corners] * weights[:, :, None]).sum(1))
+                values = (evecs[corners] * weights[:, :, None]).sum(1)
             else:
-                _keep(self._values, number, evecs[torch.as_tensor(shape.template, device=evecs.device)])
+                values = evecs[torch.as_tensor(shape.template, device=evecs.device)]
+            _keep(self._values, number, values)
         return self._values[number]
 
     def _inverse_at_template(self, number: int, sample: Sample) -> Tensor:

@@ -7,7 +7,6 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,23 +29,6 @@ from diffnet.train.metrics import percent
 Labels: TypeAlias = NDArray[np.int64]
 
 SEED = 0  # of the random changes
-
-
-@dataclass(frozen=True)
-class Row:
-    """One change of all test meshes. The shares are means over the meshes of shares of their vertices.
-
-    kept: share of the vertices whose predicted label is that of the unchanged mesh
-    accuracy_before, accuracy: shares of correct predictions for the unchanged and for the changed mesh. Vertices that
-        the change removes count in neither.
-    error: why the change could not be measured, else None
-    """
-
-    change: str
-    kept: float | None = None
-    accuracy_before: float | None = None
-    accuracy: float | None = None
-    error: str | None = None
 
 
 def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device, console: Console) -> None:
@@ -86,8 +68,9 @@ def measure_robustness(
     rows = []
     for name in CHANGES:
         row = _measure(name, items, before, checkpoint, device)
-        console.print(f"{row.change}: {row.error or f'{percent(row.kept)} kept, accuracy {percent(row.accuracy)}'}")
-        rows.append(asdict(row))
+        scores = row["error"] or f"{percent(row['kept'])} kept, accuracy {percent(row['accuracy'])}"
+        console.print(f"{name}: {scores}")
+        rows.append(row)
     return {
         "accuracy": _mean([_accuracy(labels, item.labels) for labels, item in zip(before, items, strict=True)]),
         "rows": rows,
@@ -114,12 +97,20 @@ def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledM
 
 def _measure(
     name: str, items: Sequence[LabeledMesh], before: Sequence[Labels], checkpoint: Checkpoint, device: torch.device
-) -> Row:
+) -> dict[str, Any]:
+    """One change of all test meshes. The shares are means over the meshes of shares of their vertices.
+
+    kept: share of the vertices whose predicted label is that of the unchanged mesh
+    accuracy_before, accuracy: shares of correct predictions for the unchanged and for the changed mesh. Vertices that
+        the change removes count in neither.
+    error: why the change could not be measured, else None
+    """
+    row: dict[str, Any] = dict.fromkeys(("change", "kept", "accuracy_before", "accuracy", "error")) | {"change": name}
     try:
         changed = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
         after = _predict([mesh for mesh, _ in changed], checkpoint, device)
     except MeshError as e:
-        return Row(name, error=str(e))
+        return row | {"error": str(e)}
     same, accuracy_before, accuracy = [], [], []
     for item, old, (_, stand_ins), new in zip(items, before, changed, after, strict=True):
         there = stand_ins != LOST
@@ -127,7 +118,7 @@ def _measure(
         same.append(float((new == old).mean()))
         accuracy_before.append(_accuracy(old, truth))
         accuracy.append(_accuracy(new, truth))
-    return Row(name, _mean(same), _mean(accuracy_before), _mean(accuracy))
+    return row | {"kept": _mean(same), "accuracy_before": _mean(accuracy_before), "accuracy": _mean(accuracy)}
 
 
 def _predict(meshes: Sequence[Mesh], checkpoint: Checkpoint, device: torch.device) -> list[Labels]:

@@ -15,7 +15,7 @@ from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.geodesics.errors import THRESHOLDS
-from diffnet.train.correspondence.scoring import ScoredPairs
+from diffnet.train.correspondence.maps import ScoredPairs
 from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.report import report
 from diffnet.train.report.charts import png_of

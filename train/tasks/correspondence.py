@@ -31,8 +31,7 @@ from diffnet.data.labeled import counted
 from diffnet.data.pairs.shapes import Pair, with_stretched
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
-from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
-from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
+from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
