@@ -36,7 +36,6 @@ from diffnet.data import (
 from diffnet.data.pairs.shapes import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.rotation import shared_axes
 from diffnet.ops import functional_map
 from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
@@ -46,7 +45,6 @@ from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import is_tilted, mesh_axes
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.correspondence import TASK
 from diffnet.train.tasks.task import MetadataError
@@ -239,17 +237,6 @@ def test_scaled_features() -> None:
     scaled = torch.cat([x / ((mass * x.square()).sum() / x.shape[1] / mass.sum()) ** 0.5 for x, mass in rows])
     expected = pair_maps(scaled, operators, "supervised", 6)
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
-
-
-def test_tilted_meshes_are_named() -> None:
-    """The network gets positions as they are, so it expects the orientation of the training meshes."""
-    meshes = [load_mesh(body(seed, 0.05)) for seed in range(40)]
-    upright = shared_axes(torch.stack([mesh_axes(mesh) for mesh in meshes])).flatten().tolist()
-    standing = meshes[0]
-    lying = replace(standing, verts=standing.verts[:, [1, 2, 0]])
-    for expected in (upright, upright[:3]):  # as earlier versions stored it
-        assert [is_tilted(mesh, expected) for mesh in (standing, lying)] == [False, True]
-    assert not is_tilted(lying, ())
 
 
 def test_clipped_gradients() -> None:

@@ -217,12 +217,17 @@ def upright_of(meshes: list[Mesh], **options: Any) -> tuple[float, ...]:
 
 
 def test_which_orientation_is_expected() -> None:
-    """Axes of jaws have no reliable signs. Rotations about an axis leave this axis, and others leave none."""
+    """Axes of jaws have no reliable signs. Rotations about an axis leave this axis, and others leave none.
+
+    Earlier versions stored the first axis alone.
+    """
     jaws = [make_mesh(one.verts, one.faces) for one in map(jaw, range(12))]
     quarter = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1.0]])
     turned, tipped = (make_mesh(jaws[0].verts @ turn, jaws[0].faces) for turn in (quarter, LYING))
     plain = upright_of(jaws, rotate=False)
     assert [is_tilted(mesh, plain) for mesh in (*jaws, turned, tipped)] == [False] * 12 + [True] * 2
+    assert [is_tilted(mesh, plain[:3]) for mesh in (*jaws, turned, tipped)] == [False] * 12 + [True] * 2
+    assert not is_tilted(tipped, ())
     about = upright_of(jaws, rotate_about="z")
     assert [is_tilted(mesh, about) for mesh in (*jaws, turned, tipped)] == [False] * 13 + [True]
     for given in ({}, {"features": "hks"}):
