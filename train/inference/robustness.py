@@ -36,51 +36,42 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
 
     data: the folder of the network's data set, or "figures"
 
-    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used.
+    Each change of `CHANGES` is made to the test meshes that have faces. Their labels are predicted as `diffnet predict`
+    does it, and carried over to the original vertices. Random changes are the same in every run. A change that leaves a
+    mesh that can't be used has a row with an error.
+
+    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used, and OptionError if the
+    data set does not fit the network.
     """
     if is_safetensors(checkpoint):
         raise OptionError(
             f"--checkpoint should be a checkpoint of diffnet train, got {checkpoint}, a file of model.save"
         )
-    loaded = load_checkpoint(checkpoint)
-    seed = loaded["options"]["seed"]  # it decides which meshes of some data sets are test meshes
+    network = load_checkpoint(checkpoint)
+    seed = network["options"]["seed"]  # it decides which meshes of some data sets are test meshes
     make_folder(out)
     dataset = figures(seed=seed) if data == "figures" else load_dataset(data, seed=seed)
-    results = measure_robustness(loaded, dataset, device, console)
-    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
-
-
-def measure_robustness(
-    checkpoint: Checkpoint, data: LabeledMeshes, device: torch.device, console: Console
-) -> dict[str, Any]:
-    """The content of results.json: one row per change of `CHANGES`, with the network and the versions.
-
-    Each change is made to the test meshes that have faces. Their labels are predicted as `diffnet predict` does it, and
-    carried over to the original vertices. Random changes are the same in every run.
-
-    A change that needs a missing package, or leaves a mesh that can't be used, has a row with an error. Raises
-    OptionError if the data set does not fit the network.
-    """
-    items = [item for item in data.test if not item.mesh.is_point_cloud]
-    _check(checkpoint, data, items)
-    before = _predict([item.mesh for item in items], checkpoint, device)
+    items = [item for item in dataset.test if not item.mesh.is_point_cloud]
+    _check(network, dataset, items)
+    before = _predict([item.mesh for item in items], network, device)
     rows = []
     for name in CHANGES:
-        row = _measure(name, items, before, checkpoint, device)
+        row = _measure(name, items, before, network, device)
         scores = row["error"] or f"{percent(row['kept'])} kept, accuracy {percent(row['accuracy'])}"
         console.print(f"{name}: {scores}")
         rows.append(row)
-    return {
+    results = {
         "accuracy": _mean([_accuracy(labels, item.labels) for labels, item in zip(before, items, strict=True)]),
         "rows": rows,
         "test_meshes": len(items),
-        "epochs": len(checkpoint["history"]),
+        "epochs": len(network["history"]),
         "command": ["diffnet", *sys.argv[1:]],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "options": checkpoint["options"],
+        "options": network["options"],
     }
+    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
 
 
 def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledMesh]) -> None:
