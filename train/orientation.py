@@ -108,10 +108,10 @@ def check_own_arrays(items: Sequence[LabeledMesh], options: TrainOptions) -> Non
     arrays = [own_arrays(item.mesh, options.features, given=item.arrays) for item in some]
     check_turned(options.features, {name: array.shape[1] for name, array in arrays[0].items()})
     values = {part.name: np.concatenate([each[str(part.array)].ravel() for each in arrays]) for part in scalars}
-    signed = [name for name, numbers in values.items() if numbers.min() < 0 < numbers.max()]
-    if options.mirror and signed:
+    names = [name for name, numbers in values.items() if numbers.min() < 0 < numbers.max()]
+    if options.mirror and names:
         warnings.warn(
-            f"--mirror leaves the values of {', '.join(signed)} as they are, which have both signs. A number that "
+            f"--mirror leaves the values of {', '.join(names)} as they are, which have both signs. A number that "
             "changes its sign in a mirror image, such as a turn to the left, is wrong then: leave out --mirror or this "
             "feature. vector:NAME is mirrored",
             stacklevel=3,

@@ -100,8 +100,8 @@ def load_pairs(
     if which not in RULES and all(text.startswith(AT_RANDOM) for text in sources):
         shapes = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
         places = {shape.name: i for i, shape in enumerate(shapes)}
-        listed = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
-        train, test = ([shape for i, shape in enumerate(shapes) if (i in listed) == tested] for tested in (False, True))
+        numbers = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
+        train, test = ([shape for i, shape in enumerate(shapes) if (i in numbers) == tests] for tests in (False, True))
         source = f"by {Path(which).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
     if held_out:
@@ -178,12 +178,12 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     files = {kind: [_beside(shape, kind) for shape in shapes] for kind in (".vts", ".npz")}
-    present = [kind for kind, places in files.items() if any(places)]
-    if len(present) > 1:
+    kinds = [kind for kind, places in files.items() if any(places)]
+    if len(kinds) > 1:
         raise DataError(f"{roots[0]}: there are .vts and .npz files of template points. Keep one kind")
-    if not present:
+    if not kinds:
         return replace(data, maps=_read_maps(data, base))
-    (kind,) = present
+    (kind,) = kinds
     for shape, file in zip(shapes, files[kind], strict=True):
         if file is None:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}{kind}; other meshes have one")
@@ -226,10 +226,10 @@ def _count(shape: PairShape) -> int:
     return 0 if shape.template is None else len(shape.template)
 
 
-def _check_count(file: Path, count: int, first: Path, expected: int) -> None:
-    if count != expected:
+def _check_count(file: Path, count: int, first: Path, first_count: int) -> None:
+    if count != first_count:
         raise DataError(
-            f"{file}: {count} template points, but {first} has {expected}. All meshes of a set should have the same"
+            f"{file}: {count} template points, but {first} has {first_count}. All meshes of a set should have the same"
         )
 
 

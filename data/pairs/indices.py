@@ -39,12 +39,12 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
     negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
     """
     values = [_read(file) for file in files]
-    first = _detected(files, values) if base == "auto" else int(base)
+    first = _first_number(files, values) if base == "auto" else int(base)
     for file, array in zip(files, values, strict=True):
-        wrong = np.flatnonzero((array < first) | (array >= file.vertices + first))
-        if len(wrong):
+        outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
+        if len(outside):
             raise DataError(
-                f"{file.path}: entry {wrong[0] + 1} is {array[wrong[0]]}, but the vertices of {file.name} are "
+                f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
                 f"numbered from {first} to {file.vertices + first - 1}"
             )
     return [array - first for array in values]
@@ -61,7 +61,7 @@ def _read(file: IndexFile) -> Ints:
     return values
 
 
-def _detected(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
+def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
     zero = next((file for file, array in zip(files, values, strict=True) if array.min() == 0), None)
     one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
     for file, array in zip(files, values, strict=True):

@@ -110,7 +110,7 @@ class MeshPairs:
         if first.template is None or second.template is None:
             return None
         if isinstance(first.template, SurfacePoints) or isinstance(second.template, SurfacePoints):
-            return self._remembered(first, second, "truth", lambda: self._template_positions(second))
+            return self._truth_at(first, second, "truth", lambda: self._template_positions(second))
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
@@ -119,7 +119,7 @@ class MeshPairs:
             return None
         if isinstance(self.mirror, SurfacePoints):
             mirror, faces = self.mirror, self._faces()
-            return self._remembered(
+            return self._truth_at(
                 first, second, "mirror", lambda: mirror.interpolate(faces, self._template_positions(second))
             )
         assert not isinstance(first.template, SurfacePoints)
@@ -136,7 +136,7 @@ class MeshPairs:
             return shape.template.interpolate(shape.mesh.faces, shape.mesh.verts)
         return shape.mesh.verts[shape.template]
 
-    def _remembered(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
+    def _truth_at(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
         """The vertices of the first mesh at the places (T, 3) of the template points, kept in memory."""
         key = (first.name, second.name, kind)
         if key not in self._memo:
@@ -150,8 +150,8 @@ class MeshPairs:
         """The vertices of a mesh as points of the template, which lies almost on the mesh."""
         key = (shape.name,)
         if key not in self._memo:
-            moved = make_mesh(self._template_positions(shape), self._faces())
-            self._memo[key] = closest_points(moved, shape.mesh.verts)
+            template = make_mesh(self._template_positions(shape), self._faces())
+            self._memo[key] = closest_points(template, shape.mesh.verts)
         return self._memo[key]
 
 
@@ -165,14 +165,14 @@ def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:
     """
     count = len(data.train)
     pairs = [(i + a, j + b) for i, j in data.train_pairs for a in (0, count) for b in (0, count)]
-    copies = [_stretched(shape, stretch) for shape in data.train]
+    copies = [_copy_of(shape, stretch) for shape in data.train]
     names = {shape.name: copy.name for shape, copy in zip(data.train, copies, strict=True)}
     return replace(
-        data, train=data.train + copies, train_pairs=pairs, maps={**data.maps, **dict(_renamed(data.maps, names))}
+        data, train=data.train + copies, train_pairs=pairs, maps={**data.maps, **dict(_rename(data.maps, names))}
     )
 
 
-def _stretched(shape: PairShape, stretch: float) -> PairShape:
+def _copy_of(shape: PairShape, stretch: float) -> PairShape:
     mesh = shape.mesh
     rng = generator_of(mesh)
     axes, _ = np.linalg.qr(rng.normal(size=(3, 3)))
@@ -183,7 +183,7 @@ def _stretched(shape: PairShape, stretch: float) -> PairShape:
     return replace(shape, name=name, mesh=replace(mesh, verts=verts, normals=normals, name=f"{mesh.name}, stretched"))
 
 
-def _renamed(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
+def _rename(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
     """The maps of pairs in which one or both meshes are copies."""
     for (first, second), vertices in maps.items():
         if first in names and second in names:

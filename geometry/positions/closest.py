@@ -102,9 +102,9 @@ def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
         along = np.clip(_dot(points - start, side) / length, 0, 1)
         on_side = np.zeros((len(along), 3))
         on_side[:, i], on_side[:, j] = 1 - along, along
-        away = _squares(corners, on_side, points)
-        closer = away < squares[off]
-        best[off[closer]], squares[off[closer]] = on_side[closer], away[closer]
+        distances = _squares(corners, on_side, points)
+        closer = distances < squares[off]
+        best[off[closer]], squares[off[closer]] = on_side[closer], distances[closer]
     return best, squares
 
 

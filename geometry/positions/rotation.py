@@ -42,8 +42,8 @@ def random_rotation(
     counts = check_lengths(lengths, "verts", len(verts))
     rotations = random_rotations(len(counts), generator, torch.promote_types(verts.dtype, torch.float32), axis=axis)
     ptr = torch.tensor(list(accumulate(counts, initial=0)))
-    turned = rotate(verts, rotations.to(verts.device), ptr.to(verts.device, non_blocking=True))
-    return turned.to(verts.dtype)
+    positions = rotate(verts, rotations.to(verts.device), ptr.to(verts.device, non_blocking=True))
+    return positions.to(verts.dtype)
 
 
 def random_rotations(
@@ -127,11 +127,11 @@ def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
     check_tensor("positions", positions, ("V", 3))
     check_tensor("mass", mass, (len(positions),), positions.device)
     weights = mass.double()
-    centered = positions.double() - weights @ positions.double() / weights.sum()
-    _, axes = torch.linalg.eigh(centered.mT @ (weights[:, None] * centered))
+    offsets = positions.double() - weights @ positions.double() / weights.sum()
+    _, axes = torch.linalg.eigh(offsets.mT @ (weights[:, None] * offsets))
     first, _, third = axes.mT.flip(0)
-    first = first * _sign(weights @ ((centered @ first) * centered.square().sum(1)))
-    third = third * _sign(weights @ (centered @ third) ** 3)
+    first = first * _sign(weights @ ((offsets @ first) * offsets.square().sum(1)))
+    third = third * _sign(weights @ (offsets @ third) ** 3)
     return torch.stack([first, torch.linalg.cross(third, first), third]).to(positions.dtype)
 
 

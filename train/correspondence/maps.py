@@ -48,16 +48,16 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
         return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
-    solved = torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
+    maps = torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
     if not features.requires_grad:
-        return solved
+        return maps
     unit, evecs = (
         torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
     )
     others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
-    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
-    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
-    return torch.cat([solved, soft[0::2, None], soft[1::2, None]], 1)
+    images = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
+    soft = to_spectral(torch.cat(images), operators)[:, :k]
+    return torch.cat([maps, soft[0::2, None], soft[1::2, None]], 1)
 
 
 def unsupervised_loss(maps: Tensor) -> Tensor:

@@ -200,13 +200,13 @@ def input_sample(
         raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
     options, statistics = expected.options.preprocessing, expected.statistics
     values = own_arrays(mesh, options.features, statistics, arrays)
-    small, values = with_few_faces(mesh, values, expected.options.max_faces, cache_dir)
+    surface, values = with_few_faces(mesh, values, expected.options.max_faces, cache_dir)
     if expected.normalize:
-        placed, operators = prepare(small, options, cache_dir)
+        input_mesh, operators = prepare(surface, options, cache_dir)
     else:
-        placed, operators = small, precompute(small, **asdict(options.decisive), cache_dir=cache_dir)
-    features = input_features(placed, operators, options.features, statistics=statistics, arrays=values)
+        input_mesh, operators = surface, precompute(surface, **asdict(options.decisive), cache_dir=cache_dir)
+    features = input_features(input_mesh, operators, options.features, statistics=statistics, arrays=values)
     at = expected.labels_at
-    weights = None if small is mesh or at == "meshes" else interpolation_weights(mesh, small, at)
+    weights = None if surface is mesh or at == "meshes" else interpolation_weights(mesh, surface, at)
     to_score = Interpolation.to_score(mesh, at, weights)
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score)

@@ -98,17 +98,17 @@ def _measure(
     """
     row: dict[str, Any] = dict.fromkeys(("change", "kept", "accuracy_before", "accuracy", "error")) | {"change": name}
     try:
-        changed = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
-        after = _predict([mesh for mesh, _ in changed], checkpoint, device)
+        changes = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
+        after = _predict([mesh for mesh, _ in changes], checkpoint, device)
     except MeshError as e:
         return row | {"error": str(e)}
     same, accuracy_before, accuracy = [], [], []
-    for item, old, (_, stand_ins), new in zip(items, before, changed, after, strict=True):
+    for item, labels_before, (_, stand_ins), labels_after in zip(items, before, changes, after, strict=True):
         there = stand_ins != LOST
-        old, new, truth = old[there], new[stand_ins[there]], item.labels[there]
-        same.append(float((new == old).mean()))
-        accuracy_before.append(_accuracy(old, truth))
-        accuracy.append(_accuracy(new, truth))
+        labels_before, labels_after, truth = labels_before[there], labels_after[stand_ins[there]], item.labels[there]
+        same.append(float((labels_after == labels_before).mean()))
+        accuracy_before.append(_accuracy(labels_before, truth))
+        accuracy.append(_accuracy(labels_after, truth))
     return row | {"kept": _mean(same), "accuracy_before": _mean(accuracy_before), "accuracy": _mean(accuracy)}
 
 
@@ -116,15 +116,15 @@ def _predict(meshes: Sequence[Mesh], checkpoint: Checkpoint, device: torch.devic
     """The labels of meshes. All cores preprocess them first. Raises MeshError for a mesh that can't be used."""
     with tempfile.TemporaryDirectory() as cache:
         network, options = restore_model(checkpoint)
-        failed = fill_cache(meshes, options.preprocessing, cache)
-        if failed:
-            raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {next(iter(failed.values()))}")
+        failures = fill_cache(meshes, options.preprocessing, cache)
+        if failures:
+            raise MeshError(f"{len(failures)} of {len(meshes)} meshes can't be used: {next(iter(failures.values()))}")
         return [labels for _, labels in predict_labels(meshes, network, device, cache)]
 
 
-def _accuracy(predicted: Labels, truth: Labels) -> float:
-    labeled = truth != UNLABELED
-    return float((predicted == truth)[labeled].mean()) if labeled.any() else float("nan")
+def _accuracy(labels: Labels, truth: Labels) -> float:
+    has_label = truth != UNLABELED
+    return float((labels == truth)[has_label].mean()) if has_label.any() else float("nan")
 
 
 def _mean(shares: Sequence[float]) -> float:

@@ -74,7 +74,7 @@ def found_sides(names: Sequence[str]) -> Pairs:
     >>> found_sides(["head", "armL", "armR", "Left leg", "Right leg", "light", "right", "main gauche", "main droite"])
     [('armL', 'armR'), ('Left leg', 'Right leg'), ('main gauche', 'main droite')]
     """
-    teeth, paired = are_teeth(names), set[str]()
+    teeth, partners = are_teeth(names), set[str]()
     by_lower: dict[str, list[str]] = {}
     for name in names:
         by_lower.setdefault(name.lower(), []).append(name)
@@ -82,11 +82,11 @@ def found_sides(names: Sequence[str]) -> Pairs:
     for name in names:
         tooth = tooth_on_other_side(name) if teeth else None
         others = [tooth] if tooth else _names_on_other_side(name)
-        alike = [each for other in others for each in by_lower.get(other.lower(), ()) if each not in {name, *paired}]
-        if name not in paired and alike:
+        alike = [each for other in others for each in by_lower.get(other.lower(), ()) if each not in {name, *partners}]
+        if name not in partners and alike:
             partner = next((each for each in alike if each in others), alike[0])
             pairs.append((name, partner))
-            paired.update((name, partner))
+            partners.update((name, partner))
     return pairs
 
 

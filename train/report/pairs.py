@@ -35,7 +35,7 @@ def write_pairs_report(
     results: the content of results.json
     summary: entries at the top of the page
     """
-    numbers, kind = _shown(pairs), "test" if scores_a_test(results) else "scored"
+    numbers, kind = _spread(pairs), "test" if scores_a_test(results) else "scored"
     scores: dict[str, str] = {}
     charts: list[Chart] = []
     if pairs.errors:
@@ -73,7 +73,7 @@ def curve_png(curve: NDArray[np.float64]) -> bytes:
     return png_of(figure)
 
 
-def _shown(pairs: ScoredPairs) -> list[int]:
+def _spread(pairs: ScoredPairs) -> list[int]:
     """Pairs from the best to the worst. Without errors, pairs spread over the test set."""
     order = list(range(len(pairs.data.test_pairs)))
     if pairs.errors:

@@ -83,11 +83,11 @@ def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
         prediction, truth = row.prediction[:, i], row.truth[:, i]
         error = prediction - truth
         # One scale for prediction and truth, so that their colors can be compared.
-        shared, around = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
+        value_scale, error_scale = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
         pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
-            ("Prediction", prediction, shared),
-            ("Truth", truth, shared),
-            ("Error", error, around),
+            ("Prediction", prediction, value_scale),
+            ("Truth", truth, value_scale),
+            ("Error", error, error_scale),
         ]
         figures = ""
         for kind, values, scale in pictures:
@@ -115,14 +115,14 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
     names: of the columns; the first MAX_COLUMNS are drawn
     """
     count = min(len(names), MAX_COLUMNS)
-    wide = math.ceil(math.sqrt(count))
-    high = math.ceil(count / wide)
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
     side = 4.0 if count == 1 else 2.6  # inches; a page shows all panels in the same width
-    figure = Figure(figsize=(1.05 * side * wide, side * high), layout="constrained")
+    figure = Figure(figsize=(1.05 * side * across, side * down), layout="constrained")
     color = label_colors(1)[0] / 255.0
     titles = short_names(names[:count], fits_chart)
     for i in range(count):
-        axes = figure.add_subplot(high, wide, i + 1)
+        axes = figure.add_subplot(down, across, i + 1)
         rows = np.flatnonzero(~np.isnan(truth[:, i]))
         if len(rows) > MAX_POINTS:
             rows = np.random.default_rng(0).choice(rows, MAX_POINTS, replace=False)

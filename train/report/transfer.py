@@ -50,8 +50,8 @@ def pair_page(
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {MAX_ERROR:g} √area"
-        shown = make_scale(errors, range=(0, MAX_ERROR)).colors
-        colors[0][name], colors[1][name] = shown(errors), shown(np.full(len(second.verts), np.nan))
+        colors_of = make_scale(errors, range=(0, MAX_ERROR)).colors
+        colors[0][name], colors[1][name] = colors_of(errors), colors_of(np.full(len(second.verts), np.nan))
     return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
 
 
