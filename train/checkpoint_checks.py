@@ -14,15 +14,15 @@ from torch import Tensor
 
 from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, check_names_and_shapes, shown
 from diffnet.checkpoints.training import FORMAT, options_in
-from diffnet.data import TargetsAt, check_statistics, check_target_statistics, vector_channels
+from diffnet.data import TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import check_not_aligned
 from diffnet.train.run_folder import columns
 from diffnet.train.tasks.task import Task
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 MAX_INTEGER = 2**31  # of whole numbers in the options, except the seed
-FORMER = ("align",)  # options of earlier versions
 
 Path = str | os.PathLike[str]
 Checkpoint = dict[str, Any]
@@ -50,9 +50,8 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
     hints = get_type_hints(TrainOptions)
-    for name, value in options.items():
-        if name in FORMER:
-            continue
+    rest = {name: value for name, value in options.items() if name != "align"}  # which earlier versions had
+    for name, value in rest.items():
         if name not in hints:
             raise CheckpointError(
                 f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
@@ -60,20 +59,11 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= MAX_INTEGER):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
-        trained = TrainOptions(**{name: value for name, value in options_in(checkpoint).items() if name not in FORMER})
+        trained = TrainOptions(**options_in({**checkpoint, "options": rest}))
         check_not_aligned(options.get("align"), trained.features)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
     return trained
-
-
-def check_not_aligned(align: Any, features: str) -> None:
-    """Raises OptionError for a network of an earlier version that gets vectors in the principal axes of each mesh."""
-    if align and vector_channels(features):
-        raise OptionError(
-            f"align is true, so the network gets the vectors in {features} in the principal axes of each mesh. diffnet "
-            "1.0.0 of 2026-11-26 was the last version that computes them; use it, or train again"
-        )
 
 
 def check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], options: TrainOptions) -> None:

@@ -17,6 +17,7 @@ from diffnet.data.folders.files import listing
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.rotation import principal_axes, shared_axes
 from diffnet.train.metrics import spread_over
 from diffnet.train.options import TrainOptions
@@ -93,6 +94,15 @@ def warn_of_tilted_items(items: Sequence[LabeledMesh], options: TrainOptions, jo
 
 def _tilted(item: LabeledMesh, upright: Sequence[float]) -> list[Any]:
     return [item.name, is_tilted(item.mesh, upright)]
+
+
+def check_not_aligned(align: Any, features: str) -> None:
+    """Raises OptionError for a network of an earlier version that gets vectors in the principal axes of each mesh."""
+    if align and vector_channels(features):
+        raise OptionError(
+            f"align is true, so the network gets the vectors in {features} in the principal axes of each mesh. diffnet "
+            "1.0.0 of 2026-11-26 was the last version that computes them; use it, or train again"
+        )
 
 
 def check_own_arrays(items: Sequence[LabeledMesh], options: TrainOptions) -> None:

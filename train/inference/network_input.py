@@ -15,8 +15,9 @@ from diffnet.data import TargetsAt, check_statistics, check_target_statistics, f
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.train.checkpoint_checks import check_not_aligned, fits
+from diffnet.train.checkpoint_checks import fits
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.orientation import check_not_aligned
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently

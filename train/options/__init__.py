@@ -53,14 +53,14 @@ class TrainOptions(labels.LabelOptions, regression.RegressionOptions, correspond
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        task = TASK_OPTIONS[self.task]
+        task_options = TASK_OPTIONS[self.task]
         for name in (f.name for f in fields(self) if getattr(self, f.name) != f.default):
             owners = [options.owners or other for other, options in TASK_OPTIONS.items() if name in options.own_names]
-            if owners and name not in task.own_names:
+            if owners and name not in task_options.own_names:
                 raise OptionError(f"{name} is for {' and '.join(dict.fromkeys(owners))}, and the task is {self.task}")
-            if name in task.unavailable:
+            if name in task_options.unavailable:
                 raise OptionError(f"{name} is not available for {self.task}")
-        task.own.check_together(self)
+        task_options.own.check_together(self)
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # last, because it isn't the default
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,16 +69,16 @@ class TrainOptions(labels.LabelOptions, regression.RegressionOptions, correspond
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values}  # as in JSON
 
 
-def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def recipe(name: RecipeName, task: TaskName, choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options of a recipe, which are chosen together. `docs/recipe.md` has the measurements behind them.
 
-    chosen: options that the user chose, on which a recipe may depend
+    choices: options that the user chose, on which a recipe may depend
 
     Options that the recipe doesn't name have their defaults.
 
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    changes = TASK_OPTIONS[task]
-    options = {**_ORIGINAL, **changes.original} if name == "original" else changes.recipe
-    return dict(changes.adapted(name, options, chosen or {}))
+    task_options, choices = TASK_OPTIONS[task], choices or {}
+    options = {**_ORIGINAL, **task_options.original} if name == "original" else task_options.recipe
+    return dict(task_options.adapted(name, options, choices))

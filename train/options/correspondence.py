@@ -60,12 +60,12 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
 
 
-def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of the method, with maps of at most k eigenpairs."""
     recipe = dict(options)
-    if chosen.get("method") == "unsupervised":
+    if choices.get("method") == "unsupervised":
         recipe |= _UNSUPERVISED | (_UNSUPERVISED_DEFAULT if name == "default" else {})
-    return {**recipe, "map_k": min(recipe["map_k"], chosen.get("k", recipe["k"]))}
+    return {**recipe, "map_k": min(recipe["map_k"], choices.get("k", recipe["k"]))}
 
 
 OPTIONS = TaskOptions(

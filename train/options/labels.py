@@ -92,9 +92,9 @@ def _smooths(loss: str) -> bool:
     return "cross-entropy" in loss
 
 
-def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str, Any]) -> Mapping[str, Any]:
     """The recipe without label smoothing if the loss has none."""
-    return options if _smooths(chosen.get("label_loss", "cross-entropy")) else {**options, "label_smoothing": 0.0}
+    return options if _smooths(choices.get("label_loss", "cross-entropy")) else {**options, "label_smoothing": 0.0}
 
 
 def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
@@ -107,7 +107,7 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
     [('arm', 2.0), ('leg', 0.5)]
     """
     expected = f"class_weights should be {BALANCED}, {SQRT}, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5"
-    weights: list[tuple[str | None, float]] = []
+    entries: list[tuple[str | None, float]] = []
     for entry in text.split(","):
         name, equals, number = entry.rpartition("=")
         try:
@@ -116,15 +116,15 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
             raise OptionError(f"{expected}; got {entry!r}") from e
         if not (0 <= weight < math.inf):
             raise OptionError(f"class_weights should be finite and at least 0, got {entry!r}")
-        weights.append((name.strip() if equals else None, weight))
-    names = [name for name, _ in weights]
+        entries.append((name.strip() if equals else None, weight))
+    names = [name for name, _ in entries]
     if None in names and any(name is not None for name in names):
         raise OptionError(f"{expected}; got {text!r}")
     if None not in names and len(set(names)) < len(names):
         raise OptionError(f"class_weights should name each class once, got {text!r}")
-    if not any(weight for _, weight in weights) and None in names:
+    if not any(weight for _, weight in entries) and None in names:
         raise OptionError(f"class_weights should have a weight above 0, got {text!r}")
-    return weights
+    return entries
 
 
 # On RNA, with 260 classes and 15,000 vertices, the default of dropout costs 0.9 points, see docs/recipe.md.

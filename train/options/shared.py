@@ -162,7 +162,8 @@ class SharedOptions(Architecture):
             raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
         if self.attention_heads and self.width % self.attention_heads != 0:
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        if self.preprocessing.k < 1 and self.diffusion == "spectral":
+        preprocessing = self.preprocessing  # checks its own options
+        if preprocessing.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"

@@ -74,7 +74,7 @@ def found_sides(names: Sequence[str]) -> Pairs:
     >>> found_sides(["head", "armL", "armR", "Left leg", "Right leg", "light", "right", "main gauche", "main droite"])
     [('armL', 'armR'), ('Left leg', 'Right leg'), ('main gauche', 'main droite')]
     """
-    teeth, partners = are_teeth(names), set[str]()
+    teeth, paired = are_teeth(names), set[str]()
     by_lower: dict[str, list[str]] = {}
     for name in names:
         by_lower.setdefault(name.lower(), []).append(name)
@@ -82,19 +82,19 @@ def found_sides(names: Sequence[str]) -> Pairs:
     for name in names:
         tooth = tooth_on_other_side(name) if teeth else None
         others = [tooth] if tooth else _names_on_other_side(name)
-        alike = [each for other in others for each in by_lower.get(other.lower(), ()) if each not in {name, *partners}]
-        if name not in partners and alike:
+        alike = [each for other in others for each in by_lower.get(other.lower(), ()) if each not in {name, *paired}]
+        if name not in paired and alike:
             partner = next((each for each in alike if each in others), alike[0])
             pairs.append((name, partner))
-            partners.update((name, partner))
+            paired.update((name, partner))
     return pairs
 
 
 def _names_on_other_side(name: str) -> list[str]:
     """What the name with the other side may be called, with the same case. Empty for a name without a side."""
-    starts = [""]
+    names = [""]
     for word in _WORD.findall(name):
-        others = [pair[pair[0] == word.lower()] for pair in _PAIRS if word.lower() in pair] or [word]
+        others = [sides[sides[0] == word.lower()] for sides in _PAIRS if word.lower() in sides] or [word]
         case = str.title if word.istitle() and len(word) > 1 else str.upper if word.isupper() else str.lower
-        starts = [start + (word if other is word else case(other)) for start in starts for other in others]
-    return [other for other in starts if other != name]
+        names = [before + (word if other is word else case(other)) for before in names for other in others]
+    return [other for other in names if other != name]

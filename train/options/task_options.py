@@ -89,7 +89,7 @@ class TaskOptions:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     original: Mapping[str, Any] = field(default_factory=dict)
     adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
-        lambda name, options, chosen: options
+        lambda name, options, choices: options
     )
     advice: Callable[[SharedOptions, int, float], str | None] = lambda options, classes, vertices: None
 
