@@ -21,11 +21,11 @@ from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, figures, load_targets
 from diffnet.data.feature_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
+from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.rotation import shared_axes
 from diffnet.train import predict_labels
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import is_tilted, mesh_axes, rotations_of, upright_axes, warn_of_rotations
+from diffnet.train.orientation import is_tilted, mesh_axes, rotations_of, shared_axes, upright_axes, warn_of_rotations
 from diffnet.train.tasks.regression import TASK as REGRESSION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -44,6 +44,28 @@ def turned(meshes: list[Mesh], axis: int | None) -> list[Mesh]:
 
 def stand_alike(meshes: list[Mesh]) -> bool:
     return bool(shared_axes(torch.stack([mesh_axes(mesh) for mesh in meshes])).any())
+
+
+def test_axes_turn_with_the_mesh() -> None:
+    mesh = ellipsoid(0, 2)
+    mesh = make_mesh(np.exp(mesh.verts * [1, 3, 2]), mesh.faces)
+    mass = torch.from_numpy(element_areas(mesh, "vertices"))
+
+    def inside(mesh: Mesh) -> torch.Tensor:
+        """The vertices around the center, in the axes of the mesh."""
+        verts = torch.from_numpy(mesh.verts)
+        return (verts - mass @ verts / mass.sum()) @ mesh_axes(mesh).mT
+
+    places = inside(mesh)
+    spread = places.mT @ (mass[:, None] * places)
+    assert (spread - spread.diagonal().diag()).abs().max() < 1e-9 * spread.max()
+    assert spread[0, 0] > spread[1, 1] > spread[2, 2]
+    assert mass @ (places[:, 0] * places.square().sum(1)) > 0
+    assert mass @ places[:, 2] ** 3 > 0
+    for turn in random_rotations(20, torch.Generator().manual_seed(0), torch.float64).numpy():
+        other = make_mesh(mesh.verts @ turn + 5, mesh.faces)
+        assert torch.linalg.det(mesh_axes(other)) == pytest.approx(1)
+        torch.testing.assert_close(inside(other), places)
 
 
 @pytest.mark.parametrize(
