@@ -18,7 +18,6 @@ from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.train.metrics import spread_over
 from diffnet.train.options import TrainOptions
 
 LOOKED_AT = 50
@@ -147,7 +146,7 @@ def check_own_arrays(items: Sequence[LabeledMesh], options: TrainOptions) -> Non
     scalars = [part for part in feature_parts(options.features) if part.array is not None and not part.is_vector]
     if not scalars or not len(items) or not (options.rotates or options.mirror):
         return
-    some = [items[i] for i in spread_over(range(len(items)), LOOKED_AT if options.mirror else 1)]
+    some = some_of(items, LOOKED_AT if options.mirror else 1)
     arrays = [own_arrays(item.mesh, options.features, given=item.arrays) for item in some]
     check_turned(options.features, {name: array.shape[1] for name, array in arrays[0].items()})
     values = {part.name: np.concatenate([each[str(part.array)].ravel() for each in arrays]) for part in scalars}

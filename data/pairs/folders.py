@@ -109,8 +109,8 @@ def load_pairs(
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
     data = _with_pairs(_with_correspondences(data, roots, base), folders, which, needs_train)
     # A shape with a place for every template point is whole.
-    for shapes, numbers in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
-        check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in numbers if shapes[i].template is None])
+    for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
+        check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in part_pairs if shapes[i].template is None])
     return data
 
 

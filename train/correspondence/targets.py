@@ -39,8 +39,7 @@ def pair_samples(
             raise DataError(
                 f"{shape.name}: {vertices} vertices are too few for maps of {map_k} eigenpairs; lower --map-k"
             )
-    truths = _Truths(data, shapes, map_k) if with_targets and data.is_supervised else None
-    return PairSamples(samples, pairs, truths, map_k)
+    return PairSamples(samples, pairs, _Truths(data if with_targets else None, shapes, map_k))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +52,7 @@ class PairSamples(ReadAhead[PairSample]):
 
     meshes: Sequence[Sample]
     pairs: Sequence[Pair]
-    truths: _Truths | None
-    map_k: int
+    truths: _Truths
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -64,8 +62,6 @@ class PairSamples(ReadAhead[PairSample]):
             return replace(self, pairs=self.pairs[key])
         i, j = self.pairs[key]
         first, second = self.meshes[i], self.meshes[j]
-        if self.truths is None:
-            return PairSample(second, first, partial(unknown_map, self.map_k))
         return PairSample(second, first, partial(self.truths.functional_map, (i, j), first, second))
 
     def take(self, numbers: Sequence[int]) -> PairSamples:
@@ -102,9 +98,9 @@ def unknown_map(k: int) -> Tensor:
 
 
 class _Truths:
-    """True functional maps by least squares, from the correspondences of a set."""
+    """True functional maps by least squares, from the correspondences of a set. Without a set, they are not known."""
 
-    def __init__(self, data: MeshPairs, shapes: Sequence[PairShape], k: int) -> None:
+    def __init__(self, data: MeshPairs | None, shapes: Sequence[PairShape], k: int) -> None:
         self._data, self._shapes, self._k = data, shapes, k
         self._values: dict[int, Tensor] = {}
         self._inverses: dict[int, Tensor] = {}
@@ -119,10 +115,10 @@ class _Truths:
         """
         i, j = pair
         first, second = self._shapes[i], self._shapes[j]
-        if first.template is not None and second.template is not None:
+        if self._data is not None and first.template is not None and second.template is not None:
             c = self._inverse_at_template(i, one) @ self._at_template(j, other)
         else:
-            truth = self._data.truth(first, second)
+            truth = None if self._data is None else self._data.truth(first, second)
             if truth is None:
                 return unknown_map(self._k)
             assert not isinstance(truth.points, SurfacePoints)  # only templates have points in faces
