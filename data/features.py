@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from diffnet.data.arrays import own_arrays, standardized
-from diffnet.data.feature_names import KINDS, Statistics, feature_parts, vector_channels
+from diffnet.data.feature_names import KINDS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
 from diffnet.geometry.mesh.normalize import load_normalized
-from diffnet.geometry.positions.rotation import center_of, principal_axes
 from diffnet.geometry.preprocessing import many
 from diffnet.geometry.preprocessing.many import (
     load_meanwhile as load_meanwhile,  # __init__.pyi exports these three
@@ -23,7 +22,6 @@ from diffnet.geometry.preprocessing.many import (
 )
 from diffnet.geometry.processes import available_cores as available_cores
 from diffnet.geometry.store.cache import remove_abandoned
-from diffnet.geometry.store.transfer import aligned
 
 
 def prepare(
@@ -80,7 +78,6 @@ def input_features(
     *,
     statistics: Statistics | None = None,
     arrays: Mapping[str, Any] | None = None,
-    align: bool = False,
 ) -> Tensor:
     """The network's input features (V, C), float32.
 
@@ -103,8 +100,6 @@ def input_features(
     statistics: of the own arrays in the training set, see `array_statistics`. Each channel is then standardized. None
         leaves own arrays as they are.
     arrays: own arrays by name, instead of those beside the mesh file
-    align: give vectors in the axes of the mesh, see `principal_axes`, with its center of mass at the origin. They are
-        then the same however the mesh is rotated.
 
     A single part has the values above. If there are several parts, constants shift and scale each of them to values of
     about −1 to 1, so that none drowns the others. They don't depend on the data set. Own arrays are only standardized.
@@ -119,7 +114,6 @@ def input_features(
             "pass the operators of this mesh"
         )
     values_of = own_arrays(mesh, features, statistics, arrays)
-    own_axes = _own_axes(mesh, operators) if align and vector_channels(features) else None
     columns = []
     for part in parts:
         kind = KINDS.get(part.name)
@@ -131,17 +125,8 @@ def input_features(
         else:
             compute = KINDS[part.name].of_mesh
             values = descriptor(part.name, operators) if compute is None else compute(mesh, operators)
-        if own_axes is not None and part.is_vector:
-            axes, center = own_axes
-            values = (values - center if part.name == "xyz" else values) @ axes.mT
         columns.append(values if kind is None or len(parts) == 1 else (values - kind.shift) * kind.factor)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
-
-
-def _own_axes(mesh: Mesh, operators: Operators) -> tuple[Tensor, Tensor]:
-    """The principal axes (3, 3) of a mesh and its center (3,), float32."""
-    positions = aligned(torch.from_numpy(mesh.verts))
-    return principal_axes(positions, operators.mass).float(), center_of(positions, operators.mass).float()
 
 
 def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: Tensor) -> Tensor:

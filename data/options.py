@@ -32,7 +32,6 @@ class Preprocessing:
     laplacian, basis, join, operators: see `precompute`
     normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`. For the original's
         operators, it becomes "all-radius" or "all-area".
-    align: whether vectors are given in the axes of each mesh, see `input_features`
     features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
         canonical order.
 
@@ -49,7 +48,6 @@ class Preprocessing:
     join: JoinRule = "auto"
     operators: OperatorsKind = "diffnet"
     normalize: ScaleRule = "radius"
-    align: bool = False
 
     def __post_init__(self) -> None:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.

@@ -205,9 +205,7 @@ def sample_of(
     interpolation: Interpolation | None,
 ) -> Sample:
     """A sample from a mesh at normalized positions and its operators, see `make_sample`."""
-    features = input_features(
-        mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
-    )
+    features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
 
 

@@ -27,6 +27,7 @@ from diffnet.data import Statistics, TargetsAt, check_statistics, check_target_s
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import check_not_aligned
 from diffnet.train.run_folder import columns
 from diffnet.train.tasks.task import Task, task_named
 
@@ -114,7 +115,8 @@ def _checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
     hints = get_type_hints(TrainOptions)
-    for name, value in options.items():
+    rest = {name: value for name, value in options.items() if name != "align"}  # which earlier versions had
+    for name, value in rest.items():
         if name not in hints:
             raise CheckpointError(
                 f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
@@ -122,9 +124,11 @@ def _checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= MAX_INTEGER):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
-        return TrainOptions(**options_in(checkpoint))
+        trained = TrainOptions(**options_in({**checkpoint, "options": rest}))
+        check_not_aligned(options.get("align"), trained.features)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
+    return trained
 
 
 def _check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], options: TrainOptions) -> None:

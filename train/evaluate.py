@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,9 +51,7 @@ def evaluate(
 
     post = ranks.mailbox(keep)
     for number, sample in zip(numbers, packed(samples, [[i] for i in numbers], device), strict=True):
-        with autocast(options.precision, device):
-            features = task.inputs(model, sample.features, sample.operators, options)
-        outputs = network_outputs(model, replace(sample, features=features), options, device)
+        outputs = network_outputs(model, sample, options, device)
         predicted = task.predict(task.from_network(outputs, sample.operators, options))
         back = sample.interpolation
         tally += task.tally(predicted, sample.labels if back is None else back.labels(sample.labels), channels)

@@ -87,30 +87,30 @@ def load_pairs(
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
     rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
-    given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    roots = [root for one in given for root in _roots(Path(one))]
-    which = _pair_rule(given, pairs)
+    folders = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    roots = [root for folder in folders for root in _roots(Path(folder))]
+    which = _pair_rule(folders, pairs)
     divisions = [
         find_parts(root, rule).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
         for root in roots
     ]
     train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
-    source = "; ".join(sources if len(sources) == 1 else (f"{root} {own}" for own, root in sources.items()))
-    if which not in RULES and all(own.startswith(AT_RANDOM) for own in sources):
-        every = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
-        places = {shape.name: i for i, shape in enumerate(every)}
-        listed = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
-        train, test = ([every[i] for i in range(len(every)) if (i in listed) == tested] for tested in (False, True))
+    source = "; ".join(sources if len(sources) == 1 else (f"{root} {text}" for text, root in sources.items()))
+    if which not in RULES and all(text.startswith(AT_RANDOM) for text in sources):
+        shapes = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
+        places = {shape.name: i for i, shape in enumerate(shapes)}
+        numbers = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
+        train, test = ([shape for i, shape in enumerate(shapes) if (i in numbers) == tests] for tests in (False, True))
         source = f"by {Path(which).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _with_pairs(_with_correspondences(data, roots, base), given, which, needs_train)
+    data = _with_pairs(_with_correspondences(data, roots, base), folders, which, needs_train)
     # A shape with a place for every template point is whole.
-    for shapes, chosen in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
-        check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in chosen if shapes[i].template is None])
+    for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
+        check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in part_pairs if shapes[i].template is None])
     return data
 
 
@@ -178,12 +178,12 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     files = {kind: [_beside(shape, kind) for shape in shapes] for kind in (".vts", ".npz")}
-    present = [kind for kind, places in files.items() if any(places)]
-    if len(present) > 1:
+    kinds = [kind for kind, places in files.items() if any(places)]
+    if len(kinds) > 1:
         raise DataError(f"{roots[0]}: there are .vts and .npz files of template points. Keep one kind")
-    if not present:
+    if not kinds:
         return replace(data, maps=_read_maps(data, base))
-    (kind,) = present
+    (kind,) = kinds
     for shape, file in zip(shapes, files[kind], strict=True):
         if file is None:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}{kind}; other meshes have one")
@@ -208,12 +208,14 @@ def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]
     """The files of one folder start at the same number, and have the same number of template points."""
     shapes = data.train + data.test
     for root in roots:
-        own = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
-        for i in own:
+        members = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
+        for i in members:
             check_vertex_numbers(shapes[i].mesh, files[i])
-        found = read_indices([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in own], base)
-        for i, template in zip(own, found, strict=True):
-            _check_count(files[i], len(template), files[own[0]], len(found[0]))
+        templates = read_indices(
+            [IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members], base
+        )
+        for i, template in zip(members, templates, strict=True):
+            _check_count(files[i], len(template), files[members[0]], len(templates[0]))
             shapes[i] = replace(shapes[i], template=template)
     counts = {_count(shape) for shape in shapes}
     mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
@@ -224,10 +226,10 @@ def _count(shape: PairShape) -> int:
     return 0 if shape.template is None else len(shape.template)
 
 
-def _check_count(file: Path, count: int, first: Path, expected: int) -> None:
-    if count != expected:
+def _check_count(file: Path, count: int, first: Path, first_count: int) -> None:
+    if count != first_count:
         raise DataError(
-            f"{file}: {count} template points, but {first} has {expected}. All meshes of a set should have the same"
+            f"{file}: {count} template points, but {first} has {first_count}. All meshes of a set should have the same"
         )
 
 
@@ -235,10 +237,10 @@ def _read_mirror(roots: Sequence[Path], count: int) -> NDArray[np.int64] | None:
     path = next((root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()), None)
     if path is None:
         return None
-    own = read_indices([IndexFile(path, count, "the template")])[0]
-    if len(own) != count:
-        raise DataError(f"{path}: {len(own)} mirror images, but there are {count} template points")
-    return own
+    partners = read_indices([IndexFile(path, count, "the template")])[0]
+    if len(partners) != count:
+        raise DataError(f"{path}: {len(partners)} mirror images, but there are {count} template points")
+    return partners
 
 
 def _with_points(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]) -> MeshPairs:
@@ -296,56 +298,58 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.int64]]:
     """The point-to-point maps between meshes of one part."""
-    known: dict[str, dict[str, Path]] = {}
+    by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
     for folder in dict.fromkeys(shape.folder for shape in data.train + data.test):
         places = sorted({*(Path(folder) / place for place in PLACES), *beside})
-        known[folder] = {file.stem: file for place in places for file in files_in(place, _MAPS, _NAMED)}
-    if not any(known.values()):
+        by_stem[folder] = {file.stem: file for place in places for file in files_in(place, _MAPS, _NAMED)}
+    if not any(by_stem.values()):
         return {}  # without looking at each pair: large sets have very many
-    found: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
+    pairs: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
     for shapes in (data.train, data.test):
         for first, second in permutations(shapes, 2):
             names = mesh_stem(first.mesh.name), mesh_stem(second.mesh.name)
-            file = known[first.folder].get("_".join(names)) or known[first.folder].get("-".join(names))
+            file = by_stem[first.folder].get("_".join(names)) or by_stem[first.folder].get("-".join(names))
             if file is not None:
-                found[first.name, second.name] = file, first, second
-    if not found:
+                pairs[first.name, second.name] = file, first, second
+    if not pairs:
         return {}
-    for file, first, second in found.values():
+    for file, first, second in pairs.values():
         check_vertex_numbers(first.mesh, file)
         check_vertex_numbers(second.mesh, file)
-    given = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in found.values()]
-    maps = read_indices(given, base)
-    for own, (file, first, _) in zip(maps, found.values(), strict=True):
-        if len(own) != len(first.mesh.verts):
-            raise DataError(f"{file}: {len(own)} entries, but {first.mesh.name} has {len(first.mesh.verts)} vertices")
-    return dict(zip(found, maps, strict=True))
+    sides = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in pairs.values()]
+    maps = read_indices(sides, base)
+    for vertices, (file, first, _) in zip(maps, pairs.values(), strict=True):
+        if len(vertices) != len(first.mesh.verts):
+            raise DataError(
+                f"{file}: {len(vertices)} entries, but {first.mesh.name} has {len(first.mesh.verts)} vertices"
+            )
+    return dict(zip(pairs, maps, strict=True))
 
 
-def _pair_rule(given: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[str] | None) -> str:
-    """One of RULES, or the path of a list of pairs. given: the folders of the set"""
+def _pair_rule(folders: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[str] | None) -> str:
+    """One of RULES, or the path of a list of pairs. folders: those of the set"""
     if rule is None:
-        places = [Path(given[0], name) for name in ("pairs.txt", "test_pairs.txt")] if len(given) == 1 else []
+        places = [Path(folders[0], name) for name in ("pairs.txt", "test_pairs.txt")] if len(folders) == 1 else []
         return str(next((place for place in places if place.is_file()), "all"))
     if rule not in RULES and not Path(rule).is_file():
         raise DataError(f"{rule}: pairs should be one of {', '.join(RULES)}, or a file with two names in each line")
     return os.fspath(rule)
 
 
-def _with_pairs(data: MeshPairs, given: Sequence[str | os.PathLike[str]], chosen: str, needs_train: bool) -> MeshPairs:
-    is_list = chosen not in RULES
+def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], rule: str, needs_train: bool) -> MeshPairs:
+    is_list = rule not in RULES
     parts: dict[str, list[Pair]] = {}
     for part, shapes, others in (("train", data.train, data.test), ("test", data.test, data.train)):
-        pairs = _listed_pairs(shapes, others, Path(chosen)) if is_list else []
+        pairs = _listed_pairs(shapes, others, Path(rule)) if is_list else []
         for i, j in pairs:
             if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
-                raise DataError(f"{chosen}: there is no map from {shapes[i].name} to {shapes[j].name}")
+                raise DataError(f"{rule}: there is no map from {shapes[i].name} to {shapes[j].name}")
         if not is_list or (not pairs and part == "train"):
-            pairs = _with_maps(data, shapes, _choose_pairs(shapes, "all" if is_list else chosen))
+            pairs = _pairs_by(data, shapes, "all" if is_list else rule)
         if not pairs and (needs_train or part == "test"):
             raise DataError(
-                f"{given[0]}: there are no pairs ({chosen}) of {part} meshes. This part has "
+                f"{folders[0]}: there are no pairs ({rule}) of {part} meshes. This part has "
                 f"{counted(len(shapes), 'mesh', 'meshes')}; train.txt and test.txt, or folders of these names, set it"
             )
         for first, second in ((shapes[i], shapes[j]) for i, j in pairs):
@@ -358,19 +362,20 @@ def _with_pairs(data: MeshPairs, given: Sequence[str | os.PathLike[str]], chosen
     return replace(data, train_pairs=parts["train"], test_pairs=parts["test"])
 
 
-def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs that have a map, in the direction of the map. All pairs, if the set has no maps."""
+def _pairs_by(data: MeshPairs, shapes: _Shapes, rule: str) -> list[Pair]:
+    """The pairs of meshes by one of RULES, each once, the earlier mesh first.
+
+    If the set has maps, these are the pairs that have one, in its direction.
+    """
+    numbers = combinations(range(len(shapes)), 2)
+    pairs = (
+        (i, j) for i, j in numbers if rule == "all" or (shapes[i].folder == shapes[j].folder) == (rule == "within")
+    )
     if not data.maps:
         return list(pairs)
     names = [shape.name for shape in shapes]
-    ways = [next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs]
+    ways = (next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs)
     return [way for way in ways if way is not None]
-
-
-def _choose_pairs(shapes: Sequence[PairShape], rule: str) -> list[Pair]:
-    """The pairs of meshes by one of RULES, each once, the earlier mesh first."""
-    pairs = combinations(range(len(shapes)), 2)
-    return [(i, j) for i, j in pairs if rule == "all" or (shapes[i].folder == shapes[j].folder) == (rule == "within")]
 
 
 def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path: Path) -> list[Pair]:
@@ -378,18 +383,20 @@ def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path
 
     Raises DataError for an unknown name, and for a pair of a training and a test mesh. The message names the line.
     """
-    places, elsewhere = ({shape.name: i for i, shape in enumerate(part)} for part in (shapes, others))
+    places = {shape.name: i for i, shape in enumerate([*shapes, *others])}
     pairs = []
     for number, names in _lines(path):
-        found, away = ([_find(known, name) for name in names] for known in (places, elsewhere))
-        for name, here, there in zip(names, found, away, strict=True):
-            if here is None and there is None:
+        pair = []
+        for name in names:
+            place = _find(places, name)
+            if place is None:
                 raise DataError(f"{path}, line {number}: there is no mesh {name[:60]!r}")
-        first, second = found
-        if first is not None and second is not None:
-            pairs.append((first, second))
-        elif first is not None or second is not None:
+            pair.append(place)
+        i, j = pair
+        if (i < len(shapes)) != (j < len(shapes)):
             raise DataError(f"{path}, line {number}: one of {names[0]} and {names[1]} is for training, one for testing")
+        if i < len(shapes):
+            pairs.append((i, j))
     return pairs
 
 

@@ -39,15 +39,15 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
     negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
     """
     values = [_read(file) for file in files]
-    first = _detected(files, values) if base == "auto" else int(base)
-    for file, own in zip(files, values, strict=True):
-        wrong = np.flatnonzero((own < first) | (own >= file.vertices + first))
-        if len(wrong):
+    first = _first_number(files, values) if base == "auto" else int(base)
+    for file, array in zip(files, values, strict=True):
+        outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
+        if len(outside):
             raise DataError(
-                f"{file.path}: entry {wrong[0] + 1} is {own[wrong[0]]}, but the vertices of {file.name} are numbered "
-                f"from {first} to {file.vertices + first - 1}"
+                f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
+                f"numbered from {first} to {file.vertices + first - 1}"
             )
-    return [own - first for own in values]
+    return [array - first for array in values]
 
 
 def _read(file: IndexFile) -> Ints:
@@ -61,13 +61,14 @@ def _read(file: IndexFile) -> Ints:
     return values
 
 
-def _detected(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
-    zero = next((file for file, own in zip(files, values, strict=True) if own.min() == 0), None)
-    one = next((file for file, own in zip(files, values, strict=True) if own.max() == file.vertices), None)
-    for file, own in zip(files, values, strict=True):
-        if own.max() > file.vertices:
+def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
+    zero = next((file for file, array in zip(files, values, strict=True) if array.min() == 0), None)
+    one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
+    for file, array in zip(files, values, strict=True):
+        if array.max() > file.vertices:
             raise DataError(
-                f"{file.path}: entry {own.argmax() + 1} is {own.max()}, but {file.name} has {file.vertices} vertices"
+                f"{file.path}: entry {array.argmax() + 1} is {array.max()}, but {file.name} has {file.vertices} "
+                "vertices"
             )
     if zero is not None and one is not None:
         raise DataError(

@@ -32,12 +32,12 @@ def paired_meshes(pairs: MeshPairs, channels: int) -> PairedMeshes:
     channels: C
     """
 
-    def unlabeled(shapes: Sequence[PairShape]) -> list[LabeledMesh]:
+    def meshes_of(shapes: Sequence[PairShape]) -> list[LabeledMesh]:
         return [LabeledMesh(s.name, s.mesh, np.full(len(s.mesh.verts), UNLABELED, np.int64)) for s in shapes]
 
     names = [str(i) for i in range(channels)]
     about: dict[str, Any] = {"source": pairs.source, "left_out": pairs.left_out}
-    return PairedMeshes(unlabeled(pairs.train), unlabeled(pairs.test), names, "vertices", pairs=pairs, **about)
+    return PairedMeshes(meshes_of(pairs.train), meshes_of(pairs.test), names, "vertices", pairs=pairs, **about)
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ class PairSample:
 
 def collate_pairs(pairs: Sequence[PairSample]) -> Sample:
     """Pack pairs into one sample: a and b of the first pair, then of the next one. The labels are the targets."""
-    packed = collate_samples([mesh for pair in pairs for mesh in (pair.a, pair.b)])
-    return replace(packed, labels=torch.cat([pair.target() for pair in pairs]))
+    sample = collate_samples([mesh for pair in pairs for mesh in (pair.a, pair.b)])
+    return replace(sample, labels=torch.cat([pair.target() for pair in pairs]))

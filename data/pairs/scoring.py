@@ -50,37 +50,41 @@ def pair_errors(
 
     Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh.
     """
-    maps = [_map(first, own) for (first, _), own in zip(pairs, predicted, strict=True)]
+    maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
     meshes = [second.mesh for _, second in pairs]
-    truths = [_known(data.truth(first, second), first, second) for first, second in pairs]
-    mirrored = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
+    truths = [_truth_of(data.truth(first, second), first, second) for first, second in pairs]
+    mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
     def measure(questions: list[Prediction]) -> list[Floats]:
         return geodesic_errors_of_all(questions, cache_dir=cache_dir, jobs=jobs)
 
     right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
-    found = measure(
-        [Prediction(mesh, own[t.vertices], t.points) for mesh, own, t in zip(meshes, maps, truths, strict=True)]
-        + [Prediction(mesh, own, t.points) for mesh, own, t in zip(meshes, right, truths, strict=True)]
+    distances = measure(
+        [
+            Prediction(mesh, vertices[t.vertices], t.points)
+            for mesh, vertices, t in zip(meshes, maps, truths, strict=True)
+        ]
+        + [Prediction(mesh, nearest, t.points) for mesh, nearest, t in zip(meshes, right, truths, strict=True)]
         # A sample decides whether a map is flipped. Distances to the wrong truth are long, and long ones take longest.
-        + [_sampled(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrored.items()]
+        + [_sample_of(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrors.items()]
     )
-    errors, floors, samples = found[: len(pairs)], found[len(pairs) : 2 * len(pairs)], found[2 * len(pairs) :]
-    flipped = [
+    count = len(pairs)
+    errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]
+    flips = [
         i
-        for i, sample in zip(mirrored, samples, strict=True)
+        for i, sample in zip(mirrors, samples, strict=True)
         if mean_error(sample) < mean_error(errors[i][_sample(len(errors[i]))])
     ]
-    others = measure([Prediction(meshes[i], maps[i][mirrored[i].vertices], mirrored[i].points) for i in flipped])
-    unflipped = dict(zip(flipped, others, strict=True))
+    others = measure([Prediction(meshes[i], maps[i][mirrors[i].vertices], mirrors[i].points) for i in flips])
+    by_mirror = dict(zip(flips, others, strict=True))
     return [
-        PairErrors(own, i in unflipped, unflipped.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)
+        PairErrors(each, i in by_mirror, by_mirror.get(i, each), mean_error(floors[i])) for i, each in enumerate(errors)
     ]
 
 
-def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
-    given: Any = predicted
-    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+def _map(first: PairShape, vertices: ArrayLike) -> NDArray[np.int64]:
+    values: Any = vertices
+    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
         raise ValueError(
             f"{first.name}: a predicted map should be integers of shape ({len(first.mesh.verts)},), one for each "
@@ -89,7 +93,7 @@ def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _known(truth: Truth | None, first: PairShape, second: PairShape) -> Truth:
+def _truth_of(truth: Truth | None, first: PairShape, second: PairShape) -> Truth:
     if truth is None:
         raise ValueError(f"the true correspondences of {first.name} and {second.name} are not known")
     return truth
@@ -99,6 +103,6 @@ def _sample(count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, FLIP_SAMPLE)).astype(np.int64))
 
 
-def _sampled(mesh: Mesh, predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
-    chosen = _sample(len(predicted))
-    return Prediction(mesh, predicted[chosen], labels[chosen])
+def _sample_of(mesh: Mesh, vertices: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
+    numbers = _sample(len(vertices))
+    return Prediction(mesh, vertices[numbers], labels[numbers])

@@ -104,13 +104,13 @@ class MeshPairs:
 
         Maps and points in faces give them for all vertices of the first mesh, and template vertices for these.
         """
-        own = self.maps.get((first.name, second.name))
-        if own is not None:
-            return Truth(np.arange(len(own)), own)
+        vertices = self.maps.get((first.name, second.name))
+        if vertices is not None:
+            return Truth(np.arange(len(vertices)), vertices)
         if first.template is None or second.template is None:
             return None
         if isinstance(first.template, SurfacePoints) or isinstance(second.template, SurfacePoints):
-            return self._remembered(first, second, "truth", lambda: self._template_positions(second))
+            return self._truth_at(first, second, "truth", lambda: self._template_positions(second))
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
@@ -119,7 +119,7 @@ class MeshPairs:
             return None
         if isinstance(self.mirror, SurfacePoints):
             mirror, faces = self.mirror, self._faces()
-            return self._remembered(
+            return self._truth_at(
                 first, second, "mirror", lambda: mirror.interpolate(faces, self._template_positions(second))
             )
         assert not isinstance(first.template, SurfacePoints)
@@ -136,22 +136,22 @@ class MeshPairs:
             return shape.template.interpolate(shape.mesh.faces, shape.mesh.verts)
         return shape.mesh.verts[shape.template]
 
-    def _remembered(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
+    def _truth_at(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
         """The vertices of the first mesh at the places (T, 3) of the template points, kept in memory."""
         key = (first.name, second.name, kind)
         if key not in self._memo:
             if len(self._memo) >= MAX_KEPT:
                 self._memo.clear()
-            found = self._on_template(first).interpolate(self._faces(), places())
-            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, found))
+            points = self._on_template(first).interpolate(self._faces(), places())
+            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, points))
         return self._memo[key]
 
     def _on_template(self, shape: PairShape) -> SurfacePoints:
         """The vertices of a mesh as points of the template, which lies almost on the mesh."""
         key = (shape.name,)
         if key not in self._memo:
-            moved = make_mesh(self._template_positions(shape), self._faces())
-            self._memo[key] = closest_points(moved, shape.mesh.verts)
+            template = make_mesh(self._template_positions(shape), self._faces())
+            self._memo[key] = closest_points(template, shape.mesh.verts)
         return self._memo[key]
 
 
@@ -165,14 +165,14 @@ def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:
     """
     count = len(data.train)
     pairs = [(i + a, j + b) for i, j in data.train_pairs for a in (0, count) for b in (0, count)]
-    copies = [_stretched(shape, stretch) for shape in data.train]
+    copies = [_copy_of(shape, stretch) for shape in data.train]
     names = {shape.name: copy.name for shape, copy in zip(data.train, copies, strict=True)}
     return replace(
-        data, train=data.train + copies, train_pairs=pairs, maps={**data.maps, **dict(_renamed(data.maps, names))}
+        data, train=data.train + copies, train_pairs=pairs, maps={**data.maps, **dict(_rename(data.maps, names))}
     )
 
 
-def _stretched(shape: PairShape, stretch: float) -> PairShape:
+def _copy_of(shape: PairShape, stretch: float) -> PairShape:
     mesh = shape.mesh
     rng = generator_of(mesh)
     axes, _ = np.linalg.qr(rng.normal(size=(3, 3)))
@@ -183,13 +183,13 @@ def _stretched(shape: PairShape, stretch: float) -> PairShape:
     return replace(shape, name=name, mesh=replace(mesh, verts=verts, normals=normals, name=f"{mesh.name}, stretched"))
 
 
-def _renamed(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
+def _rename(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
     """The maps of pairs in which one or both meshes are copies."""
-    for (first, second), own in maps.items():
+    for (first, second), vertices in maps.items():
         if first in names and second in names:
-            yield (names[first], second), own
-            yield (first, names[second]), own
-            yield (names[first], names[second]), own
+            yield (names[first], second), vertices
+            yield (first, names[second]), vertices
+            yield (names[first], names[second]), vertices
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:

@@ -1,1 +1,1 @@
-"""Functions of positions alone: rotations, principal axes, farthest point sampling and closest points of meshes."""
+"""Functions of positions alone: rotations, farthest point sampling and closest points of meshes."""

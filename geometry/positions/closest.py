@@ -32,17 +32,17 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     """
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
-    array = real_array("points", points)
-    if array.ndim != 2 or array.shape[1] != 3 or not np.isfinite(array).all():
-        raise ValueError(f"points should be finite, of shape (N, 3), got shape {array.shape}")
+    positions = real_array("points", points)
+    if positions.ndim != 2 or positions.shape[1] != 3 or not np.isfinite(positions).all():
+        raise ValueError(f"points should be finite, of shape (N, 3), got shape {positions.shape}")
     corners = mesh.verts[mesh.faces]
-    tree, centers = face_tree(corners), cKDTree(corners.mean(axis=1))
-    best = _Closest(np.zeros(len(array), np.int64), np.zeros((len(array), 3)), np.full(len(array), np.inf))
-    for first in range(0, len(array), MAX_PAIRS):
-        rows = np.arange(first, min(first + MAX_PAIRS, len(array)))
+    tree, centers = _face_tree(corners), cKDTree(corners.mean(axis=1))
+    best = _Closest(np.zeros(len(positions), np.int64), np.zeros((len(positions), 3)), np.full(len(positions), np.inf))
+    for first in range(0, len(positions), MAX_PAIRS):
+        rows = np.arange(first, min(first + MAX_PAIRS, len(positions)))
         # The faces with the nearest centers are often the closest ones. Their distances rule out most boxes.
-        _improve(best, corners, array, rows, centers.query(array[rows])[1])
-        _search(best, tree, corners, array, rows)
+        _improve(best, corners, positions, rows, centers.query(positions[rows])[1])
+        _search(best, tree, corners, positions, rows)
     return SurfacePoints(best.faces, best.weights)
 
 
@@ -54,25 +54,27 @@ class _Closest(NamedTuple):
     squares: Floats
 
 
-def _search(best: _Closest, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
-    """Put closer points of all faces into `found`. Boxes that are farther away than the best face are left out."""
-    waiting = [(0, rows, np.zeros(len(rows), np.int64))]
+def _search(best: _Closest, tree: _FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
+    """Put closer points of all faces into `best`. Boxes that are farther away than the best face are left out."""
+    waiting, last = [(0, rows, np.zeros(len(rows), np.int64))], len(tree.lows) - 1
     while waiting:
         level, rows, boxes = waiting.pop()
-        near = tree.squared_distances(level, boxes, points[rows]) < best.squares[rows]
+        places, lows, highs = points[rows], tree.lows[level][boxes], tree.highs[level][boxes]
+        gaps = np.maximum(lows - places, places - highs).clip(0)  # 0 for points in their boxes
+        near = _dot(gaps, gaps) < best.squares[rows]
         rows, boxes = rows[near], boxes[near]
-        if level == tree.last:
+        if level == last:
             _improve(best, corners, points, rows, tree.faces[boxes])
             continue
-        parts = tree.parts(level, boxes)
-        rows, boxes = np.repeat(rows, parts.shape[1]), parts.ravel()
+        count = len(tree.lows[level + 1]) // len(tree.lows[level])
+        rows, boxes = np.repeat(rows, count), (count * boxes[:, None] + np.arange(count)).ravel()
         for first in range(0, len(rows), MAX_PAIRS):
             group = slice(first, first + MAX_PAIRS)
             waiting.append((level + 1, rows[group], boxes[group]))
 
 
 def _improve(best: _Closest, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
-    """Put closer points into `found`, of candidates (N,): the numbers of the points, and the faces to try."""
+    """Put closer points into `best`, of candidates (N,): the numbers of the points, and the faces to try."""
     weights, squares = _in_triangles(corners[faces], points[rows])
     order = np.lexsort((-squares, rows))  # the last write to a point wins
     order = order[squares[order] < best.squares[rows[order]]]
@@ -100,9 +102,9 @@ def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
         along = np.clip(_dot(points - start, side) / length, 0, 1)
         on_side = np.zeros((len(along), 3))
         on_side[:, i], on_side[:, j] = 1 - along, along
-        away = _squares(corners, on_side, points)
-        closer = away < squares[off]
-        best[off[closer]], squares[off[closer]] = on_side[closer], away[closer]
+        distances = _squares(corners, on_side, points)
+        closer = distances < squares[off]
+        best[off[closer]], squares[off[closer]] = on_side[closer], distances[closer]
     return best, squares
 
 
@@ -115,7 +117,7 @@ def _dot(x: Floats, y: Floats) -> Floats:
     return np.einsum("nx,nx->n", x, y)
 
 
-class FaceTree(NamedTuple):
+class _FaceTree(NamedTuple):
     """A tree of boxes with sides along the axes. The boxes of the last level hold one face each.
 
     Each level has a whole multiple of the boxes of the level before: box i holds boxes i * n to i * n + n - 1.
@@ -128,24 +130,8 @@ class FaceTree(NamedTuple):
     highs: list[Floats]
     faces: Ints
 
-    @property
-    def last(self) -> int:
-        """The number of the last level."""
-        return len(self.lows) - 1
 
-    def parts(self, level: int, boxes: Ints) -> Ints:
-        """The boxes (N, n) of the next level in boxes (N,) of a level."""
-        count = len(self.lows[level + 1]) // len(self.lows[level])
-        return count * boxes[:, None] + np.arange(count)
-
-    def squared_distances(self, level: int, boxes: Ints, points: Floats) -> Floats:
-        """Squared distances (N,) from points (N, 3) to boxes (N,) of a level. They are 0 for points in their boxes."""
-        gaps = np.maximum(self.lows[level][boxes] - points, points - self.highs[level][boxes])
-        np.maximum(gaps, 0, out=gaps)
-        return _dot(gaps, gaps)
-
-
-def face_tree(corners: Floats) -> FaceTree:
+def _face_tree(corners: Floats) -> _FaceTree:
     """The tree of faces with these corners (F, 3, 3). There must be at least one face.
 
     Each box is divided where half of its faces are on either side, across its longest extent.
@@ -166,4 +152,4 @@ def face_tree(corners: Floats) -> FaceTree:
     for parts in [count] + depth * [2]:
         lows.append(lows[-1].reshape(-1, parts, 3).min(axis=1))
         highs.append(highs[-1].reshape(-1, parts, 3).max(axis=1))
-    return FaceTree(lows[::-1], highs[::-1], faces)
+    return _FaceTree(lows[::-1], highs[::-1], faces)

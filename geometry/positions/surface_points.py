@@ -71,6 +71,6 @@ class SurfacePoints:
         """The vertex (N,) of each point's face that is closest to the point. -1 for unknown points."""
         corners = mesh.faces[self.faces]
         points = np.einsum("nk,nkx->nx", self.weights, mesh.verts[corners])
-        away = np.linalg.norm(mesh.verts[corners] - points[:, None], axis=2)
-        nearest = corners[np.arange(len(corners)), away.argmin(axis=1)]
+        distances = np.linalg.norm(mesh.verts[corners] - points[:, None], axis=2)
+        nearest = corners[np.arange(len(corners)), distances.argmin(axis=1)]
         return np.where(self.faces >= 0, nearest, -1)

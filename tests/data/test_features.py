@@ -423,20 +423,17 @@ def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:
     return LabeledMesh("", own, np.zeros(len(mesh.verts), np.int64), arrays={"wind": wind @ turn, **more})
 
 
-@pytest.mark.parametrize("align", [False, True])
-def test_vectors_turn_with_the_mesh_in_features(align: bool) -> None:
-    """Features of a turned mesh are the turned features, and in principal axes they stay."""
+def test_vectors_turn_with_the_mesh_in_features() -> None:
     turn = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
-    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+normals+curvature+scalar:side", align=align)
+    options = Preprocessing(k=8, features="vector:wind+log-hks+xyz+normals+curvature+scalar:side")
     rest = {"side": np.arange(162.0)}
     statistics = array_statistics([windy(0, **rest), windy(1, **rest)], options.features)
     assert len(set(statistics["wind"]["std"])) == 1
     before, after = (make_sample(windy(0, own, **rest), options, statistics=statistics) for own in (EYE, turn))
     vectors = vector_channels(options.features)
     assert vectors == [slice(0, 3), slice(3, 6), slice(6, 9)]
-    expected = before.features
-    if not align:
-        expected = rotate_vectors(expected, vectors, torch.from_numpy(turn).float()[None], before.operators.ptr)
+    turns = torch.from_numpy(turn).float()[None]
+    expected = rotate_vectors(before.features, vectors, turns, before.operators.ptr)
     torch.testing.assert_close(after.features, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -463,9 +460,8 @@ def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
     for own in ("file:wind", "file:wind+file:colors", "scalar:wind", "vector:wind", "file:colors"):
         features = "xyz+" + own
         sample = make_sample(items[0], Preprocessing(k=8, features=features))
-        for given in ({}, {"rotate": False, "mirror": True}, {"rotate_about": "z"}, {"align": True}):
-            task = "correspondence" if "align" in given else "segmentation"
-            options = TrainOptions(task=task, features=features, **given)
+        for given in ({}, {"rotate": False, "mirror": True}, {"rotate_about": "z"}):
+            options = TrainOptions(features=features, **given)
             with pytest.raises(OptionError, match=message) if "file:wind" in own else nullcontext():
                 check_own_arrays(items, options)
         check_own_arrays(items, TrainOptions(features=features, rotate=False))

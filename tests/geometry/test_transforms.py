@@ -1,4 +1,4 @@
-"""Random rotations, principal axes, farthest points, and transforms, cuts and decimation of meshes and operators."""
+"""Random rotations, farthest points, and transforms, cuts and decimation of meshes and operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from diffnet.geometry import (
     scaled,
     wks,
 )
-from diffnet.geometry.positions.rotation import center_of, is_common_orientation, principal_axes, small_rotations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,46 +87,6 @@ def test_rotations_about_an_axis(axis: int) -> None:
     assert torch.equal(random_rotation(points, generator=seeded(2), axis=axis)[:, axis], points[:, axis])
     with pytest.raises(ValueError, match="axis should be 0, 1, 2 or None, got 3"):
         random_rotations(2, axis=3)
-
-
-def test_small_rotations() -> None:
-    torch.manual_seed(0)
-    rotations = small_rotations(5000, 0.1)
-    torch.testing.assert_close(rotations @ rotations.mT, torch.eye(3).expand(5000, 3, 3))
-    angle = torch.arccos((rotations.diagonal(dim1=1, dim2=2).sum(1).double() - 1) / 2)
-    assert angle.square().mean().sqrt() == pytest.approx(0.1 * 3**0.5, rel=0.05)
-    assert rotations.mean(0).sub(torch.eye(3)).abs().max() < 0.02
-
-
-def test_principal_axes_turn_with_the_shape() -> None:
-    points = torch.randn(200, 3, generator=seeded(0), dtype=torch.float64).exp() * torch.tensor([1.0, 3.0, 2.0])
-    mass = torch.rand(200, generator=seeded(1), dtype=torch.float64)
-    inside = (points - center_of(points, mass)) @ principal_axes(points, mass).mT
-    assert (mass @ inside / mass.sum()).abs().max() < 1e-12
-    spread = inside.mT @ (mass[:, None] * inside)
-    assert (spread - spread.diagonal().diag()).abs().max() < 1e-9 * spread.max()
-    assert spread[0, 0] > spread[1, 1] > spread[2, 2]
-    assert mass @ (inside[:, 0] * inside.square().sum(1)) > 0
-    assert mass @ inside[:, 2] ** 3 > 0
-    for rotation in random_rotations(20, seeded(2), torch.float64):
-        turned = points @ rotation + 5
-        axes = principal_axes(turned, mass)
-        assert torch.linalg.det(axes) == pytest.approx(1)
-        torch.testing.assert_close((turned - center_of(turned, mass)) @ axes.mT, inside)
-    with pytest.raises(ValueError, match=r"mass should have shape \(200,\)"):
-        principal_axes(points, mass[1:])
-
-
-def test_common_orientation() -> None:
-    upright = small_rotations(60, 0.3)
-    assert is_common_orientation(upright)
-    assert not is_common_orientation(upright[:7])  # they are too few to tell
-    assert not is_common_orientation(random_rotations(60, seeded(0)))
-    assert not is_common_orientation(random_rotations(60, seeded(0), axis=2))
-    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
-    assert not is_common_orientation(torch.cat([upright[:30], upright[30:] @ half_turn]))
-    assert is_common_orientation(torch.cat([upright[:45], upright[45:] @ half_turn]))  # poses turn some axes
-    assert not is_common_orientation(torch.cat([upright[:30], upright[30:].roll(1, 2)]))  # half of them lie
 
 
 def test_rotations_use_the_given_generator_only() -> None:

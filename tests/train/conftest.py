@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diffnet import DiffusionNet
 from diffnet.data import Sample
 from diffnet.geometry import Operators
-from diffnet.train.correspondence import scoring
+from diffnet.train.correspondence import maps
 from diffnet.train.steps.step import TrainingStep
 
 DRAW = Figure.savefig
@@ -56,7 +56,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     check(TrainingStep, "__call__")
     check(TrainingStep, "add")
     check(DiffusionNet, "forward")
-    check(scoring, "point_map_of")
+    check(maps, "point_map_of")
     return calls
 
 

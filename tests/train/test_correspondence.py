@@ -34,19 +34,17 @@ from diffnet.data import (
     paired_meshes,
 )
 from diffnet.data.pairs.shapes import boundary_length
-from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
+from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.rotation import is_common_orientation, shared_axes
 from diffnet.ops import functional_map
 from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
-from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import is_tilted, mesh_axes
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.correspondence import TASK
 from diffnet.train.tasks.task import MetadataError
@@ -96,9 +94,9 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
     return folder
 
 
-def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20, align: bool = False) -> list[Sample]:
+def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20) -> list[Sample]:
     shapes = data.train if part == "train" else data.test
-    options = Preprocessing(k=k, features=features, normalize="area", align=align)
+    options = Preprocessing(k=k, features=features, normalize="area")
     return [make_sample(LabeledMesh(s.name, s.mesh, np.zeros(0, np.int64)), options) for s in shapes]
 
 
@@ -241,56 +239,6 @@ def test_scaled_features() -> None:
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
 
 
-def test_figures_are_turned_to_face_alike() -> None:
-    """Only the second mesh of a pair that looks the other way is turned."""
-    data = two_bodies()
-    samples = [replace(s, features=s.features + 0.1) for s in samples_of(data, "train", "xyz", align=True)]
-    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
-    away = replace(samples[1], features=samples[1].features @ half_turn)
-    options = small(method="unsupervised", align=True)
-    model = network_of(options)
-    pairs = [PairSample(*sides, lambda: torch.zeros(1, 8, 8)) for sides in (samples, (samples[0], away), samples)]
-    batch = collate_pairs(pairs)
-    found = facing_alike(model, batch.features, batch.operators, options)
-    assert torch.equal(found, collate_pairs([pairs[0]] * 3).features)
-    assert model.training
-    torch.testing.assert_close(facing_alike(model, found, batch.operators, options), found)
-
-
-def test_tilted_meshes_are_named() -> None:
-    """The network gets positions as they are, so it expects the orientation of the training meshes."""
-    meshes = [load_mesh(body(seed, 0.05)) for seed in range(40)]
-    upright = shared_axes(torch.stack([mesh_axes(mesh) for mesh in meshes])).flatten().tolist()
-    standing = meshes[0]
-    lying = replace(standing, verts=standing.verts[:, [1, 2, 0]])
-    for expected in (upright, upright[:3]):  # as earlier versions stored it
-        assert [is_tilted(mesh, expected) for mesh in (standing, lying)] == [False, True]
-    assert not is_tilted(lying, ())
-    assert not is_common_orientation(torch.stack([mesh_axes(mesh) for mesh in [standing, lying] * 20]))
-
-
-def test_aligned_meshes_are_matched_alike_however_they_are_rotated() -> None:
-    meshes = [body(seed, 0.05) for seed in (4, 5)]
-    rotations = random_rotations(2, torch.Generator().manual_seed(0), torch.float64).numpy()
-    turned = [
-        trimesh.Trimesh(mesh.vertices @ rotation, mesh.faces, process=False)
-        for mesh, rotation in zip(meshes, rotations, strict=True)
-    ]
-    found = {}
-    for align in (False, True):
-        torch.manual_seed(0)
-        network = DiffusionNet(6, 16, width=16, blocks=1)
-        own = {"task": "correspondence", "method": "unsupervised", "features": "xyz+normals", "align": align}
-        network.metadata = {**own, "k": 20, "map_k": 8, "feature_scale": 1.0, "normalize": "area"}
-        found[align] = [match_meshes(*pair, network).functional_map for pair in (meshes, turned)]
-    # Eigenvectors of rotated meshes differ in sign.
-    torch.testing.assert_close(found[True][0].abs(), found[True][1].abs(), rtol=0, atol=1e-2)
-    assert (found[False][0].abs() - found[False][1].abs()).abs().max() > 0.1
-    assert not TrainOptions(task="correspondence", method="unsupervised", features="wks", align=True).aligns
-    with pytest.raises(OptionError, match="rotate_about is 'z', but features are aligned"):
-        TrainOptions(task="correspondence", method="unsupervised", features="xyz", align=True, rotate_about="z")
-
-
 def test_clipped_gradients() -> None:
     """Adam's first moment after a step is a tenth of the gradient."""
     batch = collate_pairs(pairs_of(two_bodies(0.1)))
@@ -309,9 +257,9 @@ def test_clipped_gradients() -> None:
         TrainOptions(clip=-1)
 
 
-@pytest.mark.parametrize(("method", "align"), [("supervised", False), ("unsupervised", False), ("unsupervised", True)])
-def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str, align: bool) -> None:
-    options = small(method=method, dropout=0, align=align)
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str) -> None:
+    options = small(method=method, dropout=0)
     batch = collate_pairs(pairs_of(two_bodies(0.1), features="xyz"))
     rotations = torch.eye(3)[[1, 2, 0]].expand(2, 3, 3)
     found = []
@@ -382,28 +330,40 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     assert "nan" not in out
     results = results_of(tmp_path / "b")
     assert results["mean_error"] is None
-    assert results["options"]["features"] == "wks"  # a small set shows no common orientation
-    assert "the network gets no positions" in out
+    assert results["options"]["features"] == "wks"
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
-    # A large set decides so itself.
-    monkeypatch.setattr("diffnet.train.tasks.correspondence.is_common_orientation", lambda axes: len(axes) == 4)
-    monkeypatch.setattr(run, "upright_axes", lambda items, options: (0.0, 0.0, 1.0))
+    # Positions that are asked for are given, and with --no-rotate, meshes with another orientation are named.
+    monkeypatch.setattr(run, "upright_axes", lambda items, options: () if options.rotates else (0.0, 0.0, 1.0))
+    given = [*unsupervised[:-1], "--features", "xyz+wks", "--epochs", 1, "--out"]
+    assert "xyz rotated at random about any axis" in output(*given, tmp_path / "c")
     with pytest.warns(UserWarning, match="b4, b5, b6: a principal axis"):  # the test meshes lie
-        assert "stand and look the same way" in output(*unsupervised, tmp_path / "c")
-    options = results_of(tmp_path / "c")["options"]
-    assert (options["align"], options["rotate"]) == (False, False)
-    assert (options["upright"], options["features"]) == ([0, 0, 1], "xyz+normals+wks")
-    # Positions that are asked for are given.
-    monkeypatch.setattr("diffnet.train.tasks.correspondence.is_common_orientation", lambda axes: False)
-    for name, given in (("d", ["--align"]), ("e", ["--features", "xyz"]), ("f", ["--rotate"])):
-        output(*unsupervised, tmp_path / name, *given, "--epochs", 1)
-        options = results_of(tmp_path / name)["options"]
-        assert options["align"]
-        assert options["features"] == ("xyz" if name == "e" else "xyz+normals+wks")
+        output(*given, tmp_path / "d", "--no-rotate")
+    assert results_of(tmp_path / "d")["options"]["upright"] == [0, 0, 1]
+    with pytest.warns(UserWarning, match="the first mesh, the second mesh: a principal axis"):
+        match_meshes(body(4), body(5), DiffusionNet.load(tmp_path / "d" / "last.pt"))
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
+
+
+def test_networks_that_got_positions_in_principal_axes_are_refused(room: Path, tmp_path: Path) -> None:
+    """Earlier versions stored `align` in every run. Without vectors among the features, it did nothing."""
+    file = tmp_path / "last.pt"
+    stored = torch.load(room / "run" / "last.pt")
+    former = {"align": True}
+    torch.save({**stored, "options": {**stored["options"], **former}}, file)
+    assert load_checkpoint(file)["options"] == load_checkpoint(room / "run" / "last.pt")["options"]
+    match_meshes(body(4), body(5), DiffusionNet.load(file))
+    message = "align is true, so the network gets the vectors in xyz in the principal axes of each mesh. .* 1.0.0 of"
+    torch.save({**stored, "options": {**stored["options"], **former, "features": "xyz"}}, file)
+    with pytest.raises(CheckpointError, match=f"last.pt: {message}"):
+        load_checkpoint(file)
+    network = DiffusionNet(3, 16, width=16, blocks=1)
+    network.metadata = {"task": "correspondence", "features": "xyz", "k": 20, "map_k": 8}
+    network.metadata |= {"normalize": "area", "align": True}
+    with pytest.raises(MetadataError, match=message):
+        match_meshes(body(4), body(5), network)
 
 
 def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:

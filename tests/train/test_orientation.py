@@ -21,11 +21,11 @@ from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, load_targets
 from diffnet.data.feature_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
+from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.rotation import shared_axes
 from diffnet.train import predict_labels
 from diffnet.train.options import TrainOptions
-from diffnet.train.orientation import is_tilted, mesh_axes, rotations_of, upright_axes, warn_of_rotations
+from diffnet.train.orientation import is_tilted, mesh_axes, rotations_of, shared_axes, upright_axes, warn_of_rotations
 from diffnet.train.tasks.regression import TASK as REGRESSION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -43,6 +43,28 @@ def turned(meshes: list[Mesh], axis: int | None) -> list[Mesh]:
 
 def stand_alike(meshes: list[Mesh]) -> bool:
     return bool(shared_axes(torch.stack([mesh_axes(mesh) for mesh in meshes])).any())
+
+
+def test_axes_turn_with_the_mesh() -> None:
+    mesh = ellipsoid(0, 2)
+    mesh = make_mesh(np.exp(mesh.verts * [1, 3, 2]), mesh.faces)
+    mass = torch.from_numpy(element_areas(mesh, "vertices"))
+
+    def inside(mesh: Mesh) -> torch.Tensor:
+        """The vertices around the center, in the axes of the mesh."""
+        verts = torch.from_numpy(mesh.verts)
+        return (verts - mass @ verts / mass.sum()) @ mesh_axes(mesh).mT
+
+    places = inside(mesh)
+    spread = places.mT @ (mass[:, None] * places)
+    assert (spread - spread.diagonal().diag()).abs().max() < 1e-9 * spread.max()
+    assert spread[0, 0] > spread[1, 1] > spread[2, 2]
+    assert mass @ (places[:, 0] * places.square().sum(1)) > 0
+    assert mass @ places[:, 2] ** 3 > 0
+    for turn in random_rotations(20, torch.Generator().manual_seed(0), torch.float64).numpy():
+        other = make_mesh(mesh.verts @ turn + 5, mesh.faces)
+        assert torch.linalg.det(mesh_axes(other)) == pytest.approx(1)
+        torch.testing.assert_close(inside(other), places)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +89,6 @@ def test_shapes_that_stand_alike(meshes: list[Mesh], expected: bool) -> None:
         ({"features": "xyz", "rotate_about": "z"}, "xyz rotated at random about the z axis, so that", False),
         ({"features": "xyz", "rotate": False}, "", False),
         ({"features": "hks"}, "", False),
-        ({"features": "xyz", "task": "correspondence", "align": True}, "xyz in the axes of each", False),
     ],
 )
 def test_what_a_run_says(given: dict[str, Any], said: str, warned: bool) -> None:
@@ -215,21 +236,25 @@ def upright_of(meshes: list[Mesh], **options: Any) -> tuple[float, ...]:
 
 
 def test_which_orientation_is_expected() -> None:
-    """Axes of jaws have no reliable signs. Rotations about an axis leave this axis, and others leave none."""
+    """Axes of jaws have no reliable signs. Rotations about an axis leave this axis, and others leave none.
+
+    Earlier versions stored the first axis alone.
+    """
     jaws = [make_mesh(one.verts, one.faces) for one in map(jaw, range(12))]
     quarter = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1.0]])
     turned, tipped = (make_mesh(jaws[0].verts @ turn, jaws[0].faces) for turn in (quarter, LYING))
     plain = upright_of(jaws, rotate=False)
     assert [is_tilted(mesh, plain) for mesh in (*jaws, turned, tipped)] == [False] * 12 + [True] * 2
+    assert [is_tilted(mesh, plain[:3]) for mesh in (*jaws, turned, tipped)] == [False] * 12 + [True] * 2
+    assert not is_tilted(tipped, ())
     about = upright_of(jaws, rotate_about="z")
     assert [is_tilted(mesh, about) for mesh in (*jaws, turned, tipped)] == [False] * 13 + [True]
-    for given in ({}, {"features": "hks"}, {"task": "correspondence", "align": True}):
+    for given in ({}, {"features": "hks"}):
         assert upright_of(jaws, **given) == ()
     assert upright_of(jaws[:3], rotate=False) == ()  # too few to tell
 
 
 def test_a_network_on_own_vectors_labels_turned_meshes_alike(upright: Path, tmp_path: Path) -> None:
-    """In the principal axes of a mesh, positions and vectors don't depend on its orientation."""
     train = ["train", "segmentation", "--data", upright / "lying", *SHORT, "--cache", tmp_path / "cache"]
     said = output(*train, "--features", "vector:wind+wks", "--out", tmp_path / "run", "--epochs", 2)
     assert "vector:wind rotated at random about any axis" in said

@@ -60,7 +60,7 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
     shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
     unset = {"laplacian": None}  # decided by --operators
     if task == "correspondence":
-        unset |= {"epochs": None, "align": None, "features": None}  # decided by the training set
+        unset |= {"epochs": None, "features": None}  # decided by the training set
     assert shown == {name: value for name, value in (options | unset).items() if name in shown}
     assert len(shown) > 25
 
@@ -69,7 +69,7 @@ def test_a_recipe_may_depend_on_other_options() -> None:
     known = recipe("default", "correspondence")
     assert recipe("default", "correspondence", {"k": 64}) == {**known, "map_k": 64}
     changed = recipe("default", "correspondence", {"method": "unsupervised"})
-    assert (changed["features"], changed["k"], changed["map_k"]) == ("xyz+normals+wks", 200, 200)
+    assert (changed["features"], changed["k"], changed["map_k"]) == ("wks", 200, 200)
     changed = recipe("original", "correspondence", {"method": "unsupervised"})
     assert (changed["features"], changed["k"], changed["map_k"]) == ("wks", 200, 200)
     for name in get_args(RecipeName):

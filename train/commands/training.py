@@ -171,13 +171,13 @@ def _loaded(
         jobs=arguments["jobs"],
     )
     dataset = task.load(data, how, options)
-    notes: list[str] = []
     if before is None:
-        options, notes = task.adapted(dataset, options, choices)
+        options = task.adapted(dataset, options, choices)
+    notes: list[str] = []
     counts = getattr(dataset.train, "vertex_counts", None)  # the generated set has none, and few classes
     if counts is not None and len(counts):
         hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
-        notes += [] if hint is None else [hint]
+        notes = [] if hint is None else [hint]
     return dataset, options, notes
 
 

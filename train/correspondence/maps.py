@@ -1,13 +1,20 @@
-"""Functional maps of pairs from the features of a network, and maps of points from functional maps."""
+"""Functional maps of pairs from the features of a network, maps of points from functional maps, and their scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet import ops
-from diffnet.data import rotate_vectors, vector_channels
+from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
 from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
 from diffnet.train.options import TrainOptions
@@ -32,24 +39,6 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
     the losses need the soft maps, so without gradients it returns (P, 2, K, K).
     """
     features = features.float()
-    solved = solved_maps(features, operators, method, k, scale)
-    if method == "supervised" or not features.requires_grad:
-        return solved
-    unit, evecs = (
-        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
-    )
-    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
-    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
-    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
-    return torch.cat([solved, soft[0::2, None], soft[1::2, None]], 1)
-
-
-def solved_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
-    """The functional maps that take features to features: (P, 1, K, K), or (P, 2, K, K) if unsupervised.
-
-    For the arguments see `pair_maps`.
-    """
-    features = features.float()
     # One transform serves all meshes. Splitting the operators would also split their matrices, unused here.
     spectra, evals = to_spectral(features, operators)[:, :k], operators.evals[:, :k]
     if scale > 0:
@@ -59,7 +48,16 @@ def solved_maps(features: Tensor, operators: Operators, method: Method, k: int, 
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
         return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
-    return torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
+    maps = torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
+    if not features.requires_grad:
+        return maps
+    unit, evecs = (
+        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
+    )
+    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
+    images = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
+    soft = to_spectral(torch.cat(images), operators)[:, :k]
+    return torch.cat([maps, soft[0::2, None], soft[1::2, None]], 1)
 
 
 def unsupervised_loss(maps: Tensor) -> Tensor:
@@ -109,34 +107,44 @@ def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
     return (there + back.mT) / 2
 
 
-def facing_alike(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-    """Turn the second mesh of a pair by 180° about its first axis if bijectivity and orthogonality are better then.
+@dataclass(frozen=True)
+class ScoredPairs:
+    """The test pairs of a set with their predicted maps.
 
-    Principal axes tell reliably where the head of a figure is, but not its front. If two figures face different
-    directions, their functional maps are less orthogonal. Features stay as they are if the options don't align them.
-
-    features: (V, C) in principal axes, see `principal_axes`
-    operators: meshes a and b of each pair in turn, as `collate_pairs` packs them
-
-    Returns (V, C). The network runs twice, in eval mode and without gradients.
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
+    errors: of each test pair; empty if the true correspondences are not known
     """
-    if not options.aligns:
-        return features
-    half_turn = torch.diag(features.new_tensor([1.0, -1.0, -1.0]))
-    turns = torch.stack([torch.eye(3, device=features.device, dtype=features.dtype), half_turn])
-    rotations = turns.repeat(len(operators) // 2, 1, 1)
-    turned = rotate_vectors(features, vector_channels(options.features), rotations, operators.ptr)
-    was_training = network.training
-    network.eval()
-    with torch.no_grad():
-        before, after = (_losses(network(x, operators), operators, options) for x in (features, turned))
-    network.train(was_training)
-    rows = (after < before).repeat_interleave(2).repeat_interleave(operators.ptr.diff(), output_size=len(features))
-    return torch.where(rows[:, None], turned, features)
+
+    data: MeshPairs
+    maps: Sequence[NDArray[np.int64]]
+    errors: Sequence[PairErrors]
 
 
-def _losses(outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-    """The loss (P,) of each pair."""
-    maps = solved_maps(outputs, operators, "unsupervised", options.map_k, options.feature_scale)
-    there, back = maps.unbind(1)
-    return torch.stack([structure_loss(there[p : p + 1], back[p : p + 1]) for p in range(len(maps))])
+def score_pairs(
+    data: MeshPairs,
+    maps: Sequence[Tensor],
+    samples: Sequence[PairSample],
+    options: TrainOptions,
+    device: torch.device,
+    *,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> ScoredPairs:
+    """Turn functional maps into maps of points, and measure these if the true correspondences are known.
+
+    maps: (1, K, K) for each test pair
+    samples: the test pairs
+    options: `method` and `zoomout` of `point_map_of`
+    cache_dir, jobs: see `geodesic_errors_of_all`
+    """
+    point_maps = []
+    for c, pair in zip(maps, samples, strict=True):
+        a, b = pair.a.operators.to(device), pair.b.operators.to(device)
+        point_maps.append(point_map_of(c, a, b, options.method, options.zoomout).cpu().numpy())
+    if not data.is_supervised:
+        return ScoredPairs(data, point_maps, ())
+    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+    with console.status("geodesic distances"):
+        errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs)
+    return ScoredPairs(data, point_maps, errors)

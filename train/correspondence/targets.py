@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,10 +39,10 @@ def pair_samples(
             raise DataError(
                 f"{shape.name}: {vertices} vertices are too few for maps of {map_k} eigenpairs; lower --map-k"
             )
-    truths = _Truths(data, shapes, map_k) if with_targets and data.is_supervised else None
-    return PairSamples(samples, pairs, truths, map_k)
+    return PairSamples(samples, pairs, _Truths(data if with_targets else None, shapes, map_k))
 
 
+@dataclass(frozen=True, eq=False)
 class PairSamples(ReadAhead[PairSample]):
     """Pairs of samples, see `pair_samples`.
 
@@ -49,47 +50,46 @@ class PairSamples(ReadAhead[PairSample]):
     pairs: the numbers of two meshes
     """
 
-    def __init__(self, meshes: Sequence[Sample], pairs: Sequence[Pair], truths: _Truths | None, map_k: int) -> None:
-        self._meshes, self._pairs, self._truths, self._map_k = meshes, pairs, truths, map_k
+    meshes: Sequence[Sample]
+    pairs: Sequence[Pair]
+    truths: _Truths
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.pairs)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            return PairSamples(self._meshes, self._pairs[key], self._truths, self._map_k)
-        i, j = self._pairs[key]
-        first, second = self._meshes[i], self._meshes[j]
-        if self._truths is None:
-            return PairSample(second, first, partial(unknown_map, self._map_k))
-        return PairSample(second, first, partial(self._truths.functional_map, (i, j), first, second))
+            return replace(self, pairs=self.pairs[key])
+        i, j = self.pairs[key]
+        first, second = self.meshes[i], self.meshes[j]
+        return PairSample(second, first, partial(self.truths.functional_map, (i, j), first, second))
 
     def take(self, numbers: Sequence[int]) -> PairSamples:
-        return PairSamples(self._meshes, [self._pairs[n] for n in numbers], self._truths, self._map_k)
+        return replace(self, pairs=[self.pairs[n] for n in numbers])
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
         """Of both meshes together."""
-        counts = np.asarray(counts_of(self._meshes), np.int64)
-        return counts[np.array(self._pairs, np.int64).reshape(-1, 2)].sum(1)
+        counts = np.asarray(counts_of(self.meshes), np.int64)
+        return counts[np.array(self.pairs, np.int64).reshape(-1, 2)].sum(1)
 
     @property
     def is_resident(self) -> bool:
-        if isinstance(self._meshes, ReadAhead):
-            return self._meshes.is_resident
-        return len(self._meshes) == 0 or self._meshes[0].operators.device.type != "cpu"
+        if isinstance(self.meshes, ReadAhead):
+            return self.meshes.is_resident
+        return len(self.meshes) == 0 or self.meshes[0].operators.device.type != "cpu"
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        if isinstance(self._meshes, ReadAhead):
-            self._meshes.prefetch([mesh for n in numbers for mesh in self._pairs[n]])
+        if isinstance(self.meshes, ReadAhead):
+            self.meshes.prefetch([mesh for n in numbers for mesh in self.pairs[n]])
 
     @property
     def is_busy(self) -> bool:
-        return self._meshes.is_busy if isinstance(self._meshes, ReadAhead) else True
+        return self.meshes.is_busy if isinstance(self.meshes, ReadAhead) else True
 
     def forget(self) -> None:
-        if isinstance(self._meshes, ReadAhead):
-            self._meshes.forget()
+        if isinstance(self.meshes, ReadAhead):
+            self.meshes.forget()
 
 
 def unknown_map(k: int) -> Tensor:
@@ -98,9 +98,9 @@ def unknown_map(k: int) -> Tensor:
 
 
 class _Truths:
-    """True functional maps by least squares, from the correspondences of a set."""
+    """True functional maps by least squares, from the correspondences of a set. Without a set, they are not known."""
 
-    def __init__(self, data: MeshPairs, shapes: Sequence[PairShape], k: int) -> None:
+    def __init__(self, data: MeshPairs | None, shapes: Sequence[PairShape], k: int) -> None:
         self._data, self._shapes, self._k = data, shapes, k
         self._values: dict[int, Tensor] = {}
         self._inverses: dict[int, Tensor] = {}
@@ -115,10 +115,10 @@ class _Truths:
         """
         i, j = pair
         first, second = self._shapes[i], self._shapes[j]
-        if first.template is not None and second.template is not None:
+        if self._data is not None and first.template is not None and second.template is not None:
             c = self._inverse_at_template(i, one) @ self._at_template(j, other)
         else:
-            truth = self._data.truth(first, second)
+            truth = None if self._data is None else self._data.truth(first, second)
             if truth is None:
                 return unknown_map(self._k)
             assert not isinstance(truth.points, SurfacePoints)  # only templates have points in faces
@@ -137,9 +137,10 @@ class _Truths:
             if isinstance(shape.template, SurfacePoints):
                 corners = torch.from_numpy(shape.mesh.faces[shape.template.faces]).to(evecs.device)
                 weights = torch.from_numpy(shape.template.weights).float().to(evecs.device)
-                _keep(self._values, number, (evecs[corners] * weights[:, :, None]).sum(1))
+                values = (evecs[corners] * weights[:, :, None]).sum(1)
             else:
-                _keep(self._values, number, evecs[torch.as_tensor(shape.template, device=evecs.device)])
+                values = evecs[torch.as_tensor(shape.template, device=evecs.device)]
+            _keep(self._values, number, values)
         return self._values[number]
 
     def _inverse_at_template(self, number: int, sample: Sample) -> Tensor:
@@ -150,8 +151,8 @@ class _Truths:
         return self._inverses[number]
 
 
-def _keep(found: dict[int, Tensor], number: int, value: Tensor) -> None:
+def _keep(values: dict[int, Tensor], number: int, value: Tensor) -> None:
     """Keep a value, and drop the oldest one if there are too many."""
-    if len(found) >= MAX_KEPT:
-        del found[next(iter(found))]
-    found[number] = value
+    if len(values) >= MAX_KEPT:
+        del values[next(iter(values))]
+    values[number] = value

@@ -19,7 +19,7 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.options import counts_all
-from diffnet.train.correspondence.maps import facing_alike, pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.fine_tuning import is_original
@@ -109,12 +109,12 @@ def match_meshes(
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))
-    pair, swapped = (
+    pair, reverse = (
         collate_pairs([PairSample(*sides, lambda: unknown_map(1))]) for sides in ((one, other), (other, one))
     )
     network = copy.deepcopy(network).to(device).eval()
     if fine_tune > 0:
-        _fine_tune(network, pair, swapped, options, fine_tune, after_step)
+        _fine_tune(network, pair, reverse, options, fine_tune, after_step)
     with torch.no_grad():
         c = _maps(network, pair, options)[:, 0]
     matches = point_map_of(c, one.operators, other.operators, options.method, zoomout).cpu().numpy()
@@ -125,22 +125,21 @@ def match_meshes(
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
-        given = facing_alike(network, pair.features, pair.operators, options)
-        features: Tensor = network(given, pair.operators)
+        features: Tensor = network(pair.features, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
 
 
 def _fine_tune(
     network: DiffusionNet,
     pair: Sample,
-    swapped: Sample,
+    reverse: Sample,
     options: TrainOptions,
     steps: int,
     after_step: Callable[[], Any],
 ) -> None:
     """Train on one pair. Dropout is off, so that the steps are no different from the match that follows.
 
-    swapped: the same pair, b first
+    reverse: the same pair, b first
     options: those of the training, for the limit of gradients and the loss
     """
     options = replace(options, learning_rate=FINE_TUNING_RATE)
@@ -151,7 +150,7 @@ def _fine_tune(
         if options.method == "unsupervised":
             loss = unsupervised_loss(maps)
         else:
-            loss = structure_loss(maps[:, 0], _maps(network, swapped, options)[:, 0])
+            loss = structure_loss(maps[:, 0], _maps(network, reverse, options)[:, 0])
         loss.backward()  # type: ignore[no-untyped-call]
         if options.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)

@@ -70,9 +70,9 @@ def sampled(mesh: Mesh, rng: np.random.Generator) -> Changed:
     """As many points as the mesh has vertices, spread at random over the faces, as a point cloud."""
     corners = mesh.verts[mesh.faces]
     areas = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1)
-    chosen = rng.choice(len(corners), len(mesh.verts), p=areas / areas.sum())
-    weights = rng.dirichlet((1, 1, 1), size=len(chosen))  # uniform over a triangle
-    return _nearest(mesh, np.einsum("pc,pcx->px", weights, corners[chosen]), None)
+    faces = rng.choice(len(corners), len(mesh.verts), p=areas / areas.sum())
+    weights = rng.dirichlet((1, 1, 1), size=len(faces))  # uniform over a triangle
+    return _nearest(mesh, np.einsum("pc,pcx->px", weights, corners[faces]), None)
 
 
 def noisy(mesh: Mesh, rng: np.random.Generator, strength: float) -> Changed:
@@ -84,25 +84,25 @@ def noisy(mesh: Mesh, rng: np.random.Generator, strength: float) -> Changed:
 
 def with_missing_faces(mesh: Mesh, rng: np.random.Generator, share: float) -> Changed:
     """Remove a random share of the faces. All vertices stay."""
-    kept = np.sort(rng.permutation(len(mesh.faces))[round(share * len(mesh.faces)) :])
-    return _same_vertices(mesh, mesh.verts, mesh.faces[kept])
+    rest = np.sort(rng.permutation(len(mesh.faces))[round(share * len(mesh.faces)) :])
+    return _same_vertices(mesh, mesh.verts, mesh.faces[rest])
 
 
 def cut(mesh: Mesh, share: float) -> Changed:
     """Remove this share of the vertices, those with the smallest z, with their faces and vertices left without any."""
     above = mesh.verts[:, 2] > np.quantile(mesh.verts[:, 2], share)
-    kept, faces = np.unique(mesh.faces[above[mesh.faces].all(axis=1)], return_inverse=True)
+    rows, faces = np.unique(mesh.faces[above[mesh.faces].all(axis=1)], return_inverse=True)
     stand_ins = np.full(len(mesh.verts), LOST)
-    stand_ins[kept] = np.arange(len(kept))
-    return make_mesh(mesh.verts[kept], faces.reshape(-1, 3), name=mesh.name), stand_ins
+    stand_ins[rows] = np.arange(len(rows))
+    return make_mesh(mesh.verts[rows], faces.reshape(-1, 3), name=mesh.name), stand_ins
 
 
 def soup(mesh: Mesh) -> Changed:
     """Give each face three vertices of its own. The first of its copies stands for a vertex."""
     corners = mesh.faces.reshape(-1)
-    kept, first = np.unique(corners, return_index=True)
+    rows, first = np.unique(corners, return_index=True)
     stand_ins = np.full(len(mesh.verts), LOST)
-    stand_ins[kept] = first
+    stand_ins[rows] = first
     return make_mesh(mesh.verts[corners], np.arange(len(corners)).reshape(-1, 3), name=mesh.name), stand_ins
 
 

@@ -16,6 +16,7 @@ from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.checkpoint import fits
 from diffnet.train.fine_tuning import is_original, load_any_network
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.orientation import check_not_aligned
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
@@ -28,7 +29,6 @@ OPTIONAL = (
     "max_faces",
     "precision",
     "clip",
-    "align",
     "upright",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
@@ -45,7 +45,6 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
     | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
-    | `align` | whether vectors are given in principal axes, see `input_features` | false |
     | `upright` | the orientation of the training meshes, for a warning of others | not known |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
@@ -64,54 +63,55 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
         raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
     labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
-    found = network.metadata
-    missing = [name for name in NEEDED if name not in found]
+    metadata = network.metadata
+    missing = [name for name in NEEDED if name not in metadata]
     if missing:
         raise MetadataError(
             f"the metadata of the network lack {', '.join(missing)}; write for example "
             'model.save(path, features="hks", k=128, normalize=True)'
         )
     try:
-        rule = scale_rule(found["normalize"])
+        rule = scale_rule(metadata["normalize"])
     except OptionError as e:
         raise MetadataError(f"{e}, in the metadata") from e
     options = {
         "task": "classification" if labels_at == "meshes" else "segmentation",
         "precision": "fp32",
         "normalize": rule or "radius",
-        **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
+        **{name: metadata[name] for name in ("features", "k", *OPTIONAL) if name in metadata},
     }
     hints = get_type_hints(TrainOptions)
-    wrong = [name for name in OPTIONAL if name in options and not fits(options[name], hints[name])]
-    fault = f"{wrong[0]} has the value {shown(options[wrong[0]])}, which is not allowed" if wrong else None
+    faults = [name for name in OPTIONAL if name in options and not fits(options[name], hints[name])]
+    fault = f"{faults[0]} has the value {shown(options[faults[0]])}, which is not allowed" if faults else None
     try:
-        read = TrainOptions(**options, diffusion=network.diffusion)
+        trained = TrainOptions(**options, diffusion=network.diffusion)
         if fault is not None:
             raise OptionError(fault)
-        statistics = check_statistics(read.features, found.get("statistics", {}))
-        task, targets = task_named(read.task), None
+        check_not_aligned(metadata.get("align"), trained.features)
+        statistics = check_statistics(trained.features, metadata.get("statistics", {}))
+        task, targets = task_named(trained.task), None
         if task.standardized:
             count = network.out_channels
             plain = {"mean": [0.0] * count, "std": [1.0] * count}
-            targets = check_target_statistics(found.get("target_statistics", plain), count)
+            targets = check_target_statistics(metadata.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
     if labels_at not in task.targets_at:
-        raise MetadataError(f"the metadata name the task {read.task}, but the network has outputs at {labels_at}")
-    channels = feature_channels(read.features, statistics)
+        raise MetadataError(f"the metadata name the task {trained.task}, but the network has outputs at {labels_at}")
+    channels = feature_channels(trained.features, statistics)
     if network.in_channels != channels:
         raise MetadataError(
-            f"the features {read.features} have {channels} channels, and the network takes {network.in_channels}; "
+            f"the features {trained.features} have {channels} channels, and the network takes {network.in_channels}; "
             "call a network with features of its own in Python"
         )
-    label_names = _label_names(found.get("label_names"), network.out_channels)
-    numbers = _label_numbers(found.get("label_numbers"), label_names)
-    hashes = found.get("train_meshes")
+    label_names = _label_names(metadata.get("label_names"), network.out_channels)
+    numbers = _label_numbers(metadata.get("label_numbers"), label_names)
+    hashes = metadata.get("train_meshes")
     if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
         raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
-    known = None if hashes is None else frozenset(hashes)
-    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, known, numbers)
+    meshes = None if hashes is None else frozenset(hashes)
+    return NetworkInput(trained, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers)
 
 
 def _label_names(names: Any, count: int) -> list[str]:
@@ -125,8 +125,9 @@ def _label_names(names: Any, count: int) -> list[str]:
 def _label_numbers(numbers: Any, names: list[str]) -> tuple[int, ...]:
     if numbers is None:
         # Checkpoints of older versions have no numbers, but the names that numbers without names got.
-        written = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", name) for name in names) and len(set(names)) == len(names)
-        return tuple(int(name) for name in names) if written else tuple(range(len(names)))
+        are_numbers = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", name) for name in names)
+        are_numbers = are_numbers and len(set(names)) == len(names)
+        return tuple(int(name) for name in names) if are_numbers else tuple(range(len(names)))
     if (
         not isinstance(numbers, list)
         or not all(type(number) is int and abs(number) < 2**63 for number in numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,8 @@ def predict_labels(
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
     needed, and for one of a regression or of a correspondence.
     """
-    return _of_classes(
-        sources, network, device, cache_dir, lambda outputs: _where_finite(outputs.argmax(-1), outputs).cpu().numpy()
-    )
+    _check_classes(network)
+    return _predictions(sources, network, device, cache_dir, lambda x: _where_finite(x.argmax(-1), x))
 
 
 def predict_probabilities(
@@ -71,7 +71,8 @@ def predict_probabilities(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
-    return _of_classes(sources, network, device, cache_dir, lambda outputs: outputs.float().softmax(-1).cpu().numpy())
+    _check_classes(network)
+    return _predictions(sources, network, device, cache_dir, lambda x: x.float().softmax(-1))
 
 
 def predict_values(
@@ -86,36 +87,33 @@ def predict_values(
     MetadataError for a network of another task.
     """
     expected = network_input(network)
-    if expected.target_statistics is None:
-        raise MetadataError(
-            f"the network is one of {expected.options.task}; call predict_labels or predict_probabilities"
-        )
-    check_several(sources)
-    predicted = map(predictor(network, device, cache_dir), sources)
-    return _warned([(each.mesh, each.values.numpy()) for each in predicted], network)
+    targets, task = expected.target_statistics, task_named(expected.options.task)
+    if targets is None:
+        raise MetadataError(f"the network is one of {task.name}; call predict_labels or predict_probabilities")
+    return _predictions(sources, network, device, cache_dir, lambda x: original_targets(task.predict(x).cpu(), targets))
 
 
-def _warned(found: list[tuple[Mesh, Any]], network: DiffusionNet) -> list[tuple[Mesh, Any]]:
-    """Predictions of meshes, with a warning of those in another orientation than the training meshes."""
-    upright = network_input(network).options.upright
-    warn_of_tilted([mesh.name for mesh, _ in found if is_tilted(mesh, upright)])
-    return found
+def _check_classes(network: DiffusionNet) -> None:
+    """Raises MetadataError for a network without classes."""
+    reason = task_named(network_input(network).options.task).no_classes
+    if reason is not None:
+        raise MetadataError(reason)
 
 
-def _of_classes(
+def _predictions(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
-    of: Callable[[Tensor], NDArray[Any]],
+    prediction: Callable[[Tensor], Tensor],
 ) -> list[tuple[Mesh, NDArray[Any]]]:
-    """The meshes, and a function of the outputs (N, C) for each. Raises MetadataError for a network without classes."""
-    reason = task_named(network_input(network).options.task).no_classes
-    if reason is not None:
-        raise MetadataError(reason)
+    """The meshes, and a function of the outputs (N, C) for each. Warns of meshes in another orientation."""
     check_several(sources)
     outputs = map(_outputs(network, device, cache_dir), sources)
-    return _warned([(mesh, of(each)) for mesh, each in outputs], network)
+    predictions = [(mesh, prediction(each).cpu().numpy()) for mesh, each in outputs]
+    upright = network_input(network).options.upright
+    warn_of_tilted([mesh.name for mesh, _ in predictions if is_tilted(mesh, upright)])
+    return predictions
 
 
 def predictor(
@@ -170,17 +168,17 @@ def _outputs(
 
     They are at the vertices, faces or edges of the mesh file, and NaN at vertices of no face, unless these count.
     """
-    expected, chosen = network_input(network), usable_device(device)
-    network = graphed(network.to(chosen))  # once, because the graphs serve all meshes
+    expected, place = network_input(network), usable_device(device)
+    network = graphed(network.to(place))  # once, because the graphs serve all meshes
 
     def outputs_of(source: MeshLike) -> tuple[Mesh, Tensor]:
         mesh = load_mesh(source)
         sample = input_sample(mesh, expected, cache_dir)
-        outputs = network_outputs(network, sample, expected.options, chosen)
+        outputs = network_outputs(network, sample, expected.options, place)
         if expected.labels_at == "edges" and mesh.has_polygons:
-            outputs = outputs[torch.from_numpy(file_edges(mesh)).to(chosen)]
+            outputs = outputs[torch.from_numpy(file_edges(mesh)).to(place)]
         elif expected.labels_at == "vertices" and not counts_all(expected.options.preprocessing.normalize):
-            outputs = torch.where(torch.from_numpy(mesh.on_surface).to(chosen)[:, None], outputs, torch.nan)
+            outputs = torch.where(torch.from_numpy(mesh.on_surface).to(place)[:, None], outputs, torch.nan)
         return mesh, outputs
 
     return outputs_of
@@ -190,37 +188,25 @@ def input_sample(
     mesh: Mesh,
     expected: NetworkInput,
     cache_dir: str | os.PathLike[str] | None = None,
-    given: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, Any] | None = None,
 ) -> Sample:
     """A mesh as a network takes it, without labels. A decimated mesh takes its outputs to the full one.
 
-    given: own arrays by name, see `own_arrays`
+    arrays: own arrays by name, see `own_arrays`
 
     Raises MeshError for a mesh that can't be used, and DataError for an own array that can't be used.
     """
     if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
         raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
     options, statistics = expected.options.preprocessing, expected.statistics
-    arrays = own_arrays(mesh, options.features, statistics, given)
-    small, arrays = with_few_faces(mesh, arrays, expected.options.max_faces, cache_dir)
+    values = own_arrays(mesh, options.features, statistics, arrays)
+    surface, values = with_few_faces(mesh, values, expected.options.max_faces, cache_dir)
     if expected.normalize:
-        taken, operators = prepare(small, options, cache_dir)
+        input_mesh, operators = prepare(surface, options, cache_dir)
     else:
-        taken = small
-        operators = precompute(
-            small,
-            k=options.k,
-            laplacian=options.laplacian,
-            cache_dir=cache_dir,
-            basis=options.basis,
-            join=options.join,
-            operators=options.operators,
-        )
-    features = input_features(
-        taken, operators, options.features, statistics=statistics, arrays=arrays, align=options.align
-    )
-    at, back = expected.labels_at, None
-    if small is not mesh and at != "meshes":
-        back = interpolation_weights(mesh, small, at)
-    to_score = Interpolation.to_score(mesh, at, back)
+        input_mesh, operators = surface, precompute(surface, **asdict(options.decisive), cache_dir=cache_dir)
+    features = input_features(input_mesh, operators, options.features, statistics=statistics, arrays=values)
+    at = expected.labels_at
+    weights = None if surface is mesh or at == "meshes" else interpolation_weights(mesh, surface, at)
+    to_score = Interpolation.to_score(mesh, at, weights)
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score)

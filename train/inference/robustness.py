@@ -7,7 +7,6 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,72 +31,47 @@ Labels: TypeAlias = NDArray[np.int64]
 SEED = 0  # of the random changes
 
 
-@dataclass(frozen=True)
-class Row:
-    """One change of all test meshes. The shares are means over the meshes of shares of their vertices.
-
-    kept: share of the vertices whose predicted label is that of the unchanged mesh
-    accuracy_before, accuracy: shares of correct predictions for the unchanged and for the changed mesh. Vertices that
-        the change removes count in neither.
-    error: why the change could not be measured, else None
-    """
-
-    change: str
-    kept: float | None = None
-    accuracy_before: float | None = None
-    accuracy: float | None = None
-    error: str | None = None
-
-
 def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device, console: Console) -> None:
     """`diffnet robustness`: measure, print each row, and write results.json into the folder `out`.
 
     data: the folder of the network's data set. Its labels are converted to the vertices.
 
-    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used.
+    Each change of `CHANGES` is made to the test meshes that have faces. Their labels are predicted as `diffnet predict`
+    does it, and carried over to the original vertices. Random changes are the same in every run. A change that leaves a
+    mesh that can't be used has a row with an error.
+
+    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used, and OptionError if the
+    data set does not fit the network.
     """
     if is_safetensors(checkpoint):
         raise OptionError(
             f"--checkpoint should be a checkpoint of diffnet train, got {checkpoint}, a file of model.save"
         )
-    loaded = load_checkpoint(checkpoint)
-    seed = loaded["options"]["seed"]  # it decides which meshes of some data sets are test meshes
+    network = load_checkpoint(checkpoint)
+    seed = network["options"]["seed"]  # it decides which meshes of some data sets are test meshes
     make_folder(out)
     dataset = load_dataset(data, seed=seed, labels_at="vertices")
-    results = measure_robustness(loaded, dataset, device, console)
-    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
-
-
-def measure_robustness(
-    checkpoint: Checkpoint, data: LabeledMeshes, device: torch.device, console: Console
-) -> dict[str, Any]:
-    """The content of results.json: one row per change of `CHANGES`, with the network and the versions.
-
-    Each change is made to the test meshes that have faces. Their labels are predicted as `diffnet predict` does it, and
-    carried over to the original vertices. Random changes are the same in every run.
-
-    A change that needs a missing package, or leaves a mesh that can't be used, has a row with an error. Raises
-    OptionError if the data set does not fit the network.
-    """
-    items = [item for item in data.test if not item.mesh.is_point_cloud]
-    _check(checkpoint, data, items)
-    before = _predict([item.mesh for item in items], checkpoint, device)
+    items = [item for item in dataset.test if not item.mesh.is_point_cloud]
+    _check(network, dataset, items)
+    before = _predict([item.mesh for item in items], network, device)
     rows = []
     for name in CHANGES:
-        row = _measure(name, items, before, checkpoint, device)
-        console.print(f"{row.change}: {row.error or f'{percent(row.kept)} kept, accuracy {percent(row.accuracy)}'}")
-        rows.append(asdict(row))
-    return {
+        row = _measure(name, items, before, network, device)
+        scores = row["error"] or f"{percent(row['kept'])} kept, accuracy {percent(row['accuracy'])}"
+        console.print(f"{name}: {scores}")
+        rows.append(row)
+    results = {
         "accuracy": _mean([_accuracy(labels, item.labels) for labels, item in zip(before, items, strict=True)]),
         "rows": rows,
         "test_meshes": len(items),
-        "epochs": len(checkpoint["history"]),
+        "epochs": len(network["history"]),
         "command": ["diffnet", *sys.argv[1:]],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "options": checkpoint["options"],
+        "options": network["options"],
     }
+    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
 
 
 def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledMesh]) -> None:
@@ -114,35 +88,43 @@ def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledM
 
 def _measure(
     name: str, items: Sequence[LabeledMesh], before: Sequence[Labels], checkpoint: Checkpoint, device: torch.device
-) -> Row:
+) -> dict[str, Any]:
+    """One change of all test meshes. The shares are means over the meshes of shares of their vertices.
+
+    kept: share of the vertices whose predicted label is that of the unchanged mesh
+    accuracy_before, accuracy: shares of correct predictions for the unchanged and for the changed mesh. Vertices that
+        the change removes count in neither.
+    error: why the change could not be measured, else None
+    """
+    row: dict[str, Any] = dict.fromkeys(("change", "kept", "accuracy_before", "accuracy", "error")) | {"change": name}
     try:
-        changed = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
-        after = _predict([mesh for mesh, _ in changed], checkpoint, device)
+        changes = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
+        after = _predict([mesh for mesh, _ in changes], checkpoint, device)
     except MeshError as e:
-        return Row(name, error=str(e))
-    kept, accuracy_before, accuracy = [], [], []
-    for item, old, (_, stand_ins), new in zip(items, before, changed, after, strict=True):
+        return row | {"error": str(e)}
+    same, accuracy_before, accuracy = [], [], []
+    for item, labels_before, (_, stand_ins), labels_after in zip(items, before, changes, after, strict=True):
         there = stand_ins != LOST
-        old, new, truth = old[there], new[stand_ins[there]], item.labels[there]
-        kept.append(float((new == old).mean()))
-        accuracy_before.append(_accuracy(old, truth))
-        accuracy.append(_accuracy(new, truth))
-    return Row(name, _mean(kept), _mean(accuracy_before), _mean(accuracy))
+        labels_before, labels_after, truth = labels_before[there], labels_after[stand_ins[there]], item.labels[there]
+        same.append(float((labels_after == labels_before).mean()))
+        accuracy_before.append(_accuracy(labels_before, truth))
+        accuracy.append(_accuracy(labels_after, truth))
+    return row | {"kept": _mean(same), "accuracy_before": _mean(accuracy_before), "accuracy": _mean(accuracy)}
 
 
 def _predict(meshes: Sequence[Mesh], checkpoint: Checkpoint, device: torch.device) -> list[Labels]:
     """The labels of meshes. All cores preprocess them first. Raises MeshError for a mesh that can't be used."""
     with tempfile.TemporaryDirectory() as cache:
         network, options = restore_model(checkpoint)
-        failed = fill_cache(meshes, options.preprocessing, cache)
-        if failed:
-            raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {next(iter(failed.values()))}")
+        failures = fill_cache(meshes, options.preprocessing, cache)
+        if failures:
+            raise MeshError(f"{len(failures)} of {len(meshes)} meshes can't be used: {next(iter(failures.values()))}")
         return [labels for _, labels in predict_labels(meshes, network, device, cache)]
 
 
-def _accuracy(predicted: Labels, truth: Labels) -> float:
-    labeled = truth != UNLABELED
-    return float((predicted == truth)[labeled].mean()) if labeled.any() else float("nan")
+def _accuracy(labels: Labels, truth: Labels) -> float:
+    has_label = truth != UNLABELED
+    return float((labels == truth)[has_label].mean()) if has_label.any() else float("nan")
 
 
 def _mean(shares: Sequence[float]) -> float:

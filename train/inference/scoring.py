@@ -61,9 +61,9 @@ def run_evaluation(
     ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
     options = replace(expected.options, zoomout=zoomout)
-    tested = task.test_set(data, expected)
-    items: Sequence[LabeledMesh] = tested.test
-    standardized = items if targets is None else standardized_targets(items, targets)
+    test_data = task.test_set(data, expected)
+    items: Sequence[LabeledMesh] = test_data.test
+    standard_items = items if targets is None else standardized_targets(items, targets)
     check_stored_options([items], options.preprocessing)
     meshes: Sequence[Sample]
     at, statistics = expected.labels_at, expected.statistics
@@ -71,21 +71,21 @@ def run_evaluation(
     def read() -> Sequence[LabeledMesh]:
         check_arrays_of_all(items, options.features, statistics, jobs)  # names what is missing
         if not expected.normalize:
-            return standardized
-        return with_max_faces(standardized, at, options, to_score=True, **where)
+            return standard_items
+        return with_max_faces(standard_items, at, options, to_score=True, **where)
 
-    taken = ranks.after_first(read)
+    views = ranks.after_first(read)
     if expected.normalize:
-        meshes = preprocess(taken, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
+        meshes = preprocess(views, options.preprocessing, statistics, at, cache_dir, jobs, console, device, ranks=ranks)
     else:
 
         def load(i: int) -> Sample:
-            item = standardized[i]
+            item = standard_items[i]
             sample = input_sample(item.mesh, expected, cache_dir, item.arrays)
             return replace(sample, labels=torch.as_tensor(item.labels))
 
         meshes = OnDemand(len(items), load)
-    samples = task.samples(tested, "test", meshes, options)
+    samples = task.samples(test_data, "test", meshes, options)
     make_folder(out)
     spool = Spool(out)
     evaluate(task, network.to(device), samples, options, device, spool, ranks)
@@ -93,26 +93,27 @@ def run_evaluation(
     def report() -> dict[str, Any]:
         warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets)
-        scored = task.scored(tested, predictions, samples, options=options, device=device, **where)
-        known = expected.train_meshes
-        hashes = [] if known is None else [mesh[:DIGITS] for mesh, *_ in contents_of(items, jobs)]
-        seen = None if known is None else sum(own in known for own in hashes)
+        scored = task.scored(test_data, predictions, samples, options=options, device=device, **where)
+        train_hashes = expected.train_meshes
+        overlap = None
+        if train_hashes is not None:
+            overlap = sum(content[:DIGITS] in train_hashes for content, *_ in contents_of(items, jobs))
         results = {
             "task": task.name,
             **task.results(scored),
             **task.place(expected.labels_at),
             "test_meshes": len(items),
-            "scored_training_meshes": seen,
+            "scored_training_meshes": overlap,
             **surroundings(device),
-            "divided": tested.source,
+            "divided": test_data.source,
             "meshes": {"test": list(map(as_text, names_of(items)))},
         }
         write_results(out, results)
-        if seen is None:
+        if overlap is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:
-            console.print(f"scored meshes in the training part: {seen} of {len(items)}")
-        count = "not known" if seen is None else str(seen)
+            console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
+        count = "not known" if overlap is None else str(overlap)
         summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
         task.write_report(out, scored, results, summary, None)
         return results
@@ -123,6 +124,6 @@ def run_evaluation(
 def check_empty(out: Path) -> None:
     """Raises OptionError if `out` can't be a folder or holds results."""
     check_folder_path(out)
-    present = [name for name in ("results.json", "last.pt") if (out / name).exists()]
-    if present:
-        raise OptionError(f"{out}: this folder already holds results ({present[0]}); choose another one")
+    names = [name for name in ("results.json", "last.pt") if (out / name).exists()]
+    if names:
+        raise OptionError(f"{out}: this folder already holds results ({names[0]}); choose another one")

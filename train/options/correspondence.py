@@ -14,28 +14,17 @@ from diffnet.train.options.task_options import RecipeName, TaskOptions
 
 Method: TypeAlias = Literal["supervised", "unsupervised"]
 
-# Changes for the unsupervised method: of the default, and those of Cao et al. 2023.
-_UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
-    "default": {
-        "features": "xyz+normals+wks",
-        "k": 200,
-        "map_k": 200,
-        "feature_scale": 1.0,
-        "learning_rate": 2e-3,
-        "align": True,
-    },
-    "original": {"features": "wks", "k": 200, "map_k": 200},
-}
+# Changes for the unsupervised method, as in Cao et al. 2023, and those of the default besides.
+_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
+_UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0, "learning_rate": 2e-3}
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
         "default": None,
-        "help": "Input features, see `diffnet train segmentation`. By default curvature+log-hks. If unsupervised, "
-        "xyz+normals+wks, or wks alone for training meshes without a common orientation.",
+        "help": "Input features, see `diffnet train segmentation`. By default curvature+log-hks; wks if unsupervised.",
     },
     "k": {"least": 1, "help": "Eigenpairs of the network. If unsupervised, 200."},
     "map_k": {"least": 1, "most": 300},
-    "align": {"default": None},
     "epochs": {"default": None, "help": "Passes over the training pairs. By default 10,000 pairs in all."},
     "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
 }
@@ -72,10 +61,12 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
 
 
-def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of the method, with maps of at most k eigenpairs."""
-    recipe = {**options, **(_UNSUPERVISED[name] if chosen.get("method") == "unsupervised" else {})}
-    return {**recipe, "map_k": min(recipe["map_k"], chosen.get("k", recipe["k"]))}
+    recipe = dict(options)
+    if choices.get("method") == "unsupervised":
+        recipe |= _UNSUPERVISED | (_UNSUPERVISED_DEFAULT if name == "default" else {})
+    return {**recipe, "map_k": min(recipe["map_k"], choices.get("k", recipe["k"]))}
 
 
 OPTIONS = TaskOptions(

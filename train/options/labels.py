@@ -161,7 +161,6 @@ SEGMENTATION = TaskOptions(
     sets=("layout", "outputs_at"),
     own=LabelOptions,
     owners="tasks with labels",
-    unavailable=("align",),
     builtin="bodies",
     folder=BODIES,
     prediction=("ignore",),

@@ -53,7 +53,6 @@ OPTIONS = TaskOptions(
     """,
     data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv), or shards.",
     own=RegressionOptions,
-    unavailable=("align",),
     prediction=("targets",),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

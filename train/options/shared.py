@@ -44,8 +44,6 @@ class SharedOptions(Architecture):
 
     task: the task that the network learns, which is the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
-    align: give the vectors among the features in the principal axes of each mesh, see `input_features`. In training,
-        they are then rotated by small random angles only. Only some tasks have it.
     rotate: None means yes if there are vectors among the features
     upright: the `shared_axes` of the training meshes, nine numbers, if the network gets their orientation. Earlier
         versions stored the first axis alone, three numbers.
@@ -84,12 +82,6 @@ class SharedOptions(Architecture):
         FEATURES,
         "Decimate meshes with more faces. Scores and predictions are those of the full meshes. Default: none.",
         least=4,
-    )
-    align: bool = option(
-        False,
-        None,
-        "Give xyz, normals and vectors in the principal axes of each mesh. By default, yes if the method is "
-        "unsupervised, --features has them, and the training meshes have no common orientation.",
     )
     start: str | None = option(
         None,
@@ -188,10 +180,6 @@ class SharedOptions(Architecture):
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz, normals or vector:NAME, got {self.features!r}")
-        if self.align and self.rotate_about != "any":
-            raise OptionError(
-                f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
-            )
         if self.rotate is False and self.rotate_about != "any":
             raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):
@@ -204,13 +192,8 @@ class SharedOptions(Architecture):
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
         return Preprocessing(
-            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
         )
-
-    @property
-    def aligns(self) -> bool:
-        """Whether there are features that are given in principal axes."""
-        return self.align and bool(vector_channels(self.features))
 
     @property
     def mesh_variants(self) -> Variants:

@@ -51,9 +51,9 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.set_ylabel("Truth")
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
-    named = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
-    _name_ticks(axes, named, short_names([class_name(label_names, int(c)) for c in occur[named]], fits_chart), size)
-    if len(named) < n:
+    ticks = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
+    _name_ticks(axes, ticks, short_names([class_name(label_names, int(c)) for c in occur[ticks]], fits_chart), size)
+    if len(ticks) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
     if n <= _MAX_CLASSES_WITH_NUMBERS:
@@ -80,15 +80,15 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
         for name in columns
     }
     # A score is NaN in all epochs if no truth is known.
-    drawn = [name for name in columns if any(math.isfinite(value) for _, value in cells[name])] or columns
-    kinds = [kind for kind in ("loss", score) if any(name.endswith(kind) for name in drawn)]
+    lines = [name for name in columns if any(math.isfinite(value) for _, value in cells[name])] or columns
+    kinds = [kind for kind in ("loss", score) if any(name.endswith(kind) for name in lines)]
     figure = Figure(figsize=(5.2, 2.5 * len(kinds)), layout="constrained")
     colors = label_colors(10) / 255.0
     for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
         curves = []
         for color, name in zip(colors[[0, 5, 2, 3, 7]], [c for c in columns if c.endswith(kind)], strict=False):
             points = cells[name]
-            if not points or name not in drawn:
+            if not points or name not in lines:
                 continue
             label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
             marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible
@@ -136,11 +136,11 @@ def png_of(figure: Figure) -> bytes:
 
 
 def _name_ticks(axes: Axes, positions: NDArray[np.int64], names: list[str], size: float) -> None:
-    slanted = max(map(len, names), default=0) > 3
-    axes.set_xticks(positions, names, rotation=45 if slanted else 0, ha="right" if slanted else "center")
+    is_slanted = max(map(len, names), default=0) > 3
+    axes.set_xticks(positions, names, rotation=45 if is_slanted else 0, ha="right" if is_slanted else "center")
     axes.set_yticks(positions, names)
     for text in axes.get_xticklabels():
-        text.set(fontsize=size, parse_math=False, rotation_mode="anchor" if slanted else "default")
+        text.set(fontsize=size, parse_math=False, rotation_mode="anchor" if is_slanted else "default")
     for text in axes.get_yticklabels():
         text.set(fontsize=size, parse_math=False)
 

@@ -15,7 +15,7 @@ from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.geodesics.errors import THRESHOLDS
-from diffnet.train.correspondence.scoring import ScoredPairs
+from diffnet.train.correspondence.maps import ScoredPairs
 from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
@@ -35,12 +35,11 @@ def write_pairs_report(
     results: the content of results.json
     summary: entries at the top of the page
     """
-    numbers, kind = _shown(pairs), "test" if scores_a_test(results) else "scored"
+    numbers, kind = _spread(pairs), "test" if scores_a_test(results) else "scored"
     scores: dict[str, str] = {}
     charts: list[Chart] = []
     if pairs.errors:
-        every = np.concatenate([own.errors for own in pairs.errors])
-        curve = error_curve(every)
+        curve = error_curve(np.concatenate([pair.errors for pair in pairs.errors]))
         rows = ((f"{limit:.6g}", f"{share:.6g}") for limit, share in zip(THRESHOLDS, curve, strict=True))
         write_atomically(out / "errors.csv", csv_text([("error", "share"), *rows]))
         chart = curve_png(curve)
@@ -74,7 +73,7 @@ def curve_png(curve: NDArray[np.float64]) -> bytes:
     return png_of(figure)
 
 
-def _shown(pairs: ScoredPairs) -> list[int]:
+def _spread(pairs: ScoredPairs) -> list[int]:
     """Pairs from the best to the worst. Without errors, pairs spread over the test set."""
     order = list(range(len(pairs.data.test_pairs)))
     if pairs.errors:
@@ -88,11 +87,10 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
     first, second = (data.test[i] for i in data.test_pairs[number])
     notes, errors = "", None
     if pairs.errors:
-        own = pairs.errors[number]
-        notes = (
-            f"mean error ×100 {100 * np.nanmean(own.errors):.2f}{', left and right exchanged' if own.flipped else ''}"
-        )
-        errors = _at_vertices(data, number, own.errors)
+        scores = pairs.errors[number]
+        notes = f"mean error ×100 {100 * np.nanmean(scores.errors):.2f}"
+        notes += ", left and right exchanged" if scores.flipped else ""
+        errors = _at_vertices(data, number, scores.errors)
     heading = pair_heading(first.name, second.name)
     path = f"pairs/{number:03d}.html"
     pair_page(first.mesh, second.mesh, matches, (first.name, second.name), errors).save(out / path)

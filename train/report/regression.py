@@ -83,11 +83,11 @@ def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
         prediction, truth = row.prediction[:, i], row.truth[:, i]
         error = prediction - truth
         # One scale for prediction and truth, so that their colors can be compared.
-        shared, around = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
+        value_scale, error_scale = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
         pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
-            ("Prediction", prediction, shared),
-            ("Truth", truth, shared),
-            ("Error", error, around),
+            ("Prediction", prediction, value_scale),
+            ("Truth", truth, value_scale),
+            ("Error", error, error_scale),
         ]
         figures = ""
         for kind, values, scale in pictures:
@@ -95,17 +95,17 @@ def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
             note = f"{_number(scale.low)} to {_number(scale.high)}"
             figures += figure_html(png, f"{row.name}: {kind.lower()} of {name}", f"{kind} of {name}", note)
         body += f'<div class="pictures">{figures}</div>'
-        known = np.abs(error[~np.isnan(error)])
-        means.append(f"MAE of {name} {_number(float(known.mean()))}" if len(known) else f"no targets of {name}")
+        sizes = np.abs(error[~np.isnan(error)])
+        means.append(f"MAE of {name} {_number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}")
     heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"
     return f"<article>{heading}{body}</article>"
 
 
 def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:
     prediction, truth = row.prediction[0], row.truth[0]
-    shown = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
+    texts = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
     true = ", ".join(_number(value) for value in truth[:PICTURED_COLUMNS])
-    return small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(shown), f"truth: {true}")
+    return small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(texts), f"truth: {true}")
 
 
 def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], names: Sequence[str]) -> bytes:
@@ -114,23 +114,23 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
     predictions, truth: (N, C); NaN in the truth is missing
     names: of the columns; the first MAX_COLUMNS are drawn
     """
-    shown = min(len(names), MAX_COLUMNS)
-    wide = math.ceil(math.sqrt(shown))
-    high = math.ceil(shown / wide)
-    side = 4.0 if shown == 1 else 2.6  # inches; a page shows all panels in the same width
-    figure = Figure(figsize=(1.05 * side * wide, side * high), layout="constrained")
+    count = min(len(names), MAX_COLUMNS)
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
+    side = 4.0 if count == 1 else 2.6  # inches; a page shows all panels in the same width
+    figure = Figure(figsize=(1.05 * side * across, side * down), layout="constrained")
     color = label_colors(1)[0] / 255.0
-    titles = short_names(names[:shown], fits_chart)
-    for i in range(shown):
-        axes = figure.add_subplot(high, wide, i + 1)
-        known = np.flatnonzero(~np.isnan(truth[:, i]))
-        if len(known) > MAX_POINTS:
-            known = np.random.default_rng(0).choice(known, MAX_POINTS, replace=False)
-        x, y = truth[known, i], predictions[known, i]
+    titles = short_names(names[:count], fits_chart)
+    for i in range(count):
+        axes = figure.add_subplot(down, across, i + 1)
+        rows = np.flatnonzero(~np.isnan(truth[:, i]))
+        if len(rows) > MAX_POINTS:
+            rows = np.random.default_rng(0).choice(rows, MAX_POINTS, replace=False)
+        x, y = truth[rows, i], predictions[rows, i]
         # Few points are drawn large, and many small and transparent.
-        crowding = max(len(known) / 300, 1)
+        crowding = max(len(rows) / 300, 1)
         axes.scatter(x, y, s=max(18 / crowding, 3), color=color, alpha=max(0.8 / crowding, 0.25), lw=0)
-        if len(known):
+        if len(rows):
             ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
             axes.plot(ends, ends, color="0.5", lw=1, zorder=0)
         axes.set_title(titles[i], fontsize=10, parse_math=False)

@@ -154,8 +154,8 @@ def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:
     probabilities, truth = np.asarray(row.prediction).ravel(), int(np.asarray(row.truth).ravel()[0])
     label = int(probabilities.argmax())
     caption = f"{class_name(label_names, label)}, {percent(float(probabilities[label]), 0)}"
-    wrong = "unlabeled" if truth < 0 else f"✗ truth: {class_name(label_names, truth)}"
-    return small_figure(row, colorize(np.array([label]))[0], caption, "" if truth == label else wrong)
+    note = "unlabeled" if truth < 0 else f"✗ truth: {class_name(label_names, truth)}"
+    return small_figure(row, colorize(np.array([label]))[0], caption, "" if truth == label else note)
 
 
 def _mesh_section(row: Prediction, at: LabelsAt) -> str:
@@ -163,8 +163,8 @@ def _mesh_section(row: Prediction, at: LabelsAt) -> str:
     if prediction.shape != truth.shape:
         raise ValueError(f"{row.name}: the prediction has shape {prediction.shape}, but the truth has {truth.shape}")
     errors = np.where(truth < 0, UNLABELED, prediction != truth)
-    scored = errors[errors >= 0]
-    accuracy = percent(float(np.mean(scored == 0)) if len(scored) else np.nan)
+    mistakes = errors[errors >= 0]
+    accuracy = percent(float(np.mean(mistakes == 0)) if len(mistakes) else np.nan)
     pictures: list[tuple[str, NDArray[Any], NDArray[np.uint8] | None]] = [
         ("Prediction", prediction, None),
         ("Truth", truth, None),
@@ -178,7 +178,7 @@ def _mesh_section(row: Prediction, at: LabelsAt) -> str:
             png_bytes(paint(drawing, colorize(labels, colors))),
             f"{row.name}: {kind.lower()}",
             kind,
-            f"{len(scored) - int((scored == 0).sum()):,} of {len(scored):,}" if kind == "Errors" else "",
+            f"{len(mistakes) - int((mistakes == 0).sum()):,} of {len(mistakes):,}" if kind == "Errors" else "",
         )
         for kind, labels, colors in pictures
     )

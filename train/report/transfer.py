@@ -44,14 +44,14 @@ def pair_page(
     names: of both meshes
     errors: (V,) geodesic errors at the vertices of the first mesh, or None
     """
-    own = {"texture": texture_colors(second), "position": position_colors(second)}
+    of_second = {"texture": texture_colors(second), "position": position_colors(second)}
     missing = np.array([MISSING_COLOR], np.uint8)  # of a vertex without a partner, -1
-    colors = [{name: np.append(values, missing, axis=0)[matches] for name, values in own.items()}, own]
+    colors = [{name: np.append(values, missing, axis=0)[matches] for name, values in of_second.items()}, of_second]
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {MAX_ERROR:g} √area"
-        shown = make_scale(errors, range=(0, MAX_ERROR)).colors
-        colors[0][name], colors[1][name] = shown(errors), shown(np.full(len(second.verts), np.nan))
+        colors_of = make_scale(errors, range=(0, MAX_ERROR)).colors
+        colors[0][name], colors[1][name] = colors_of(errors), colors_of(np.full(len(second.verts), np.nan))
     return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from diffnet.data import Sample, TargetsAt, augmented
 from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
-from diffnet.geometry.positions.rotation import small_rotations
 from diffnet.geometry.store.transfer import aligned
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import NO_SIDES
@@ -21,7 +20,6 @@ from diffnet.train.tasks.classes import mirrored_on
 
 T = TypeVar("T")
 
-ANGLE_SPREAD = 0.2  # of the rotations of aligned meshes
 MESH_SHARE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of its variants
 
 
@@ -81,10 +79,7 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device, labels
     Drawing and moving those of all meshes at once takes as long as those of one step.
     """
     axis = {"x": 0, "y": 1, "z": 2}.get(options.rotate_about)
-    rotations = None
-    if options.rotates:
-        drawn = small_rotations(count, ANGLE_SPREAD) if options.aligns else random_rotations(count, axis=axis)
-        rotations = drawn.to(device)
+    rotations = random_rotations(count, axis=axis).to(device) if options.rotates else None
     mirror = (torch.rand(count) < 0.5).to(device) if options.mirror else None
     factors = times = None
     if options.scale_range > 1:

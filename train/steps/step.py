@@ -96,7 +96,6 @@ class _TaskNetwork(nn.Module):
         if rotations is not None:
             with torch.autocast(features.device.type, enabled=False):
                 features = rotate_vectors(features, self._vectors, rotations, operators.ptr)
-        features = self._task.inputs(self.model, features, operators, self._options)
         outputs = self.model(features, operators)
         with torch.autocast(features.device.type, enabled=False):
             return self._task.from_network(outputs, operators, self._options)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffnet.data import (
     LabeledMeshes,
@@ -30,15 +30,12 @@ from diffnet.data.labeled import counted
 from diffnet.data.pairs.shapes import Pair, with_stretched
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.positions.rotation import is_common_orientation
-from diffnet.train.correspondence.maps import facing_alike, pair_maps, unsupervised_loss
-from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
+from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.orientation import mesh_axes
 from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
@@ -74,17 +71,14 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return data, options
 
     def described(self, data: PairedMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        pairs, known = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
-        return [("pairs", f"{len(pairs.train_pairs)} to train on, {len(pairs.test_pairs)} to test on{known}")]
+        pairs, note = data.pairs, "" if data.pairs.is_supervised else "; their correspondences are not known"
+        return [("pairs", f"{len(pairs.train_pairs)} to train on, {len(pairs.test_pairs)} to test on{note}")]
 
     def samples(
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
     ) -> Sequence[PairSample]:
         with_targets = part == "test" or options.method == "supervised"
         return pair_samples(data.pairs, part, meshes, options.map_k, with_targets=with_targets)
-
-    def inputs(self, network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-        return facing_alike(network, features, operators, options)
 
     def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
         return pair_maps(outputs, operators, options.method, options.map_k, options.feature_scale)
@@ -117,27 +111,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             pairs = with_stretched(pairs, options.stretch)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
-    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
-        pairs = data.pairs
-        notes: list[str] = []
-        if "epochs" not in chosen:
-            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
-        if "align" in chosen or not options.aligns:
-            return options, notes
-        shapes = pairs.train[: len(pairs.train) // 2] if options.stretch else pairs.train  # without the copies
-        if is_common_orientation(torch.stack([mesh_axes(shape.mesh) for shape in shapes])):
-            notes = [
-                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
-                "meshes in other orientations, train with --features wks."
-            ]
-            options = replace(options, align=False, rotate=bool(options.rotate))
-        elif "features" not in chosen and not options.rotate:
-            notes = [
-                "The training meshes show no common orientation, so the network gets no positions. To give it "
-                "positions in the principal axes of each mesh, train with --align."
-            ]
-            options = replace(options, features="wks")
-        return options, notes
+    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
+        if "epochs" in chosen:
+            return options
+        return replace(options, epochs=max(1, round(TRAINED_PAIRS / len(data.pairs.train_pairs))))
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""
@@ -148,9 +125,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def tally(self, maps: Tensor, targets: Tensor, channels: int) -> Tensor:
         """The squared errors and the squared entries of the true maps that are known."""
-        known = ~targets.isnan()
+        is_known = ~targets.isnan()
         truth = targets.double().nan_to_num()
-        errors = torch.where(known, maps.double() - truth, 0)
+        errors = torch.where(is_known, maps.double() - truth, 0)
         return torch.stack([errors.square().sum(), truth.square().sum()])
 
     def score(self, tally: Tensor) -> float:
@@ -165,20 +142,20 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if not scored.errors:
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
             return {**nothing, "flipped_pairs": None, **counts, "pairs": []}
-        every = np.concatenate([own.errors for own in scored.errors])
+        errors = np.concatenate([pair.errors for pair in scored.errors])
         has_mirror = scored.data.mirror is not None
-        mean = mean_error(every)
+        mean = mean_error(errors)
         return {
             "mean_error": mean,
             "mean_error_x100": 100 * mean,
-            "auc": area_under_curve(every),
-            "floor": float(np.mean([own.floor for own in scored.errors])),
-            "unflipped_mean_error": mean_error(np.concatenate([own.unflipped for own in scored.errors])),
-            "flipped_pairs": sum(own.flipped for own in scored.errors) if has_mirror else None,
+            "auc": area_under_curve(errors),
+            "floor": float(np.mean([pair.floor for pair in scored.errors])),
+            "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
+            "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
             **counts,
             "pairs": [
-                {"first": first, "second": second, "mean_error": mean_error(own.errors), "flipped": own.flipped}
-                for (first, second), own in zip(names, scored.errors, strict=True)
+                {"first": first, "second": second, "mean_error": mean_error(pair.errors), "flipped": pair.flipped}
+                for (first, second), pair in zip(names, scored.errors, strict=True)
             ],
         }
 
@@ -222,8 +199,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def pairs(self, data: PairedMeshes) -> bytes:
         digest, pairs = hashlib.sha256(), data.pairs
-        for known in _known(pairs.train, pairs.train_pairs) + _known(pairs.test, pairs.test_pairs):
-            digest.update(f"{known.shape}".encode() + known.tobytes())
+        for array in _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs):
+            digest.update(f"{array.shape}".encode() + array.tobytes())
         return digest.digest()
 
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
@@ -244,16 +221,16 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return score_pairs(data.pairs, predictions, samples, **where)
 
 
-def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
+def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
     """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
     partners: list[list[int]] = [[] for _ in shapes]
     for i, j in pairs:
         partners[i].append(j)
-    known = []
-    for shape, own in zip(shapes, partners, strict=True):
+    truths = []
+    for shape, numbers in zip(shapes, partners, strict=True):
         template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
-        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
-    return known
+        truths.append(np.concatenate([*(() if template is None else (template,)), np.array(numbers, np.int64)]))
+    return truths
 
 
 TASK = Correspondence()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffnet.data import (
     ArrayStatistics,
@@ -205,12 +205,9 @@ class Task(ABC, Generic[D, S]):
         data: the arguments of --data. Only some tasks take several, see `TaskOptions`.
         """
 
-    def adapted(self, data: D, options: TrainOptions, chosen: Set[str]) -> tuple[TrainOptions, list[str]]:
-        """The options of a new run on a set, and lines that say how they depend on it.
-
-        chosen: the names of the options that the user chose, which stay
-        """
-        return options, []
+    def adapted(self, data: D, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
+        """The options of a new run on a set. chosen: the names of the options that the user chose, which stay"""
+        return options
 
     @abstractmethod
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> D:
@@ -242,10 +239,6 @@ class Task(ABC, Generic[D, S]):
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
         """The dtype of the basis on a GPU."""
         return matmul_dtype(options.precision, device)
-
-    def inputs(self, network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-        """The features (V, C) that the network gets."""
-        return features
 
     def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
         """The outputs (N, …) that the other methods take, from those of the network."""
