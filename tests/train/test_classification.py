@@ -106,7 +106,11 @@ def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path) -> None:
     for data, out, message in (
         (table, tmp_path / "report", "already holds results"),
         (room / "data", room / "run", "already holds results"),
-        (tmp_path / "none", tmp_path / "new", "none: no such file or folder; shapes is the generated set"),
+        (
+            tmp_path / "none",
+            tmp_path / "new",
+            "none: no such file or folder; shapes is the built-in set of classification",
+        ),
     ):
         assert message in complaint(*arguments, "--data", data, "--out", out)
     table.write_text(f"{files[0]},cone\n")
