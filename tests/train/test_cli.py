@@ -241,7 +241,8 @@ def test_warnings_are_lines_of_the_command(tmp_path: Path) -> None:
     folder = write_balls(tmp_path / "data", 2)
     for labels in folder.glob("*.txt"):
         labels.write_text("0\n1\n" * 21)
-    process = start("train", "segmentation", "--data", folder, "--out", tmp_path / "run", "--epochs", 1, *SMALL)
+    places = ["--data", folder, "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
+    process = start("train", "segmentation", *places, "--epochs", 1, *SMALL)
     lines = process.communicate()[1].splitlines()
     assert process.returncode == 0
     assert [line.partition(" the labels of 2 of 2 meshes ")[0] for line in lines] == [f"diffnet: warning: {folder}:"]

@@ -177,6 +177,7 @@ def _write_shards(
         reader, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
         if reader.meshes_of_sample > 1:
             raise OptionError(f"sets for {task} can't be written into shards")
+        # A path has lost its "./", so a folder with the name of a built-in set wins here.
         place = str(paths[0]) if paths[0].exists() else find_data(str(paths[0]), task)
         data = reader.load([place], how, TrainOptions(task=task))
     count = len(range(number - 1, len(data.train) + len(data.validation) + len(data.test), parts))
