@@ -21,9 +21,12 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from scipy.spatial import KDTree
+from trimesh import Trimesh
 
-from diffnet.benchmarks.bodies.meshers import MESHERS, Surface, isotropic, remeshed
+from diffnet.benchmarks.bodies.meshers import MESHERS, isotropic, remeshed, surface
 from diffnet.benchmarks.bodies.people import PARTS, Body
+from diffnet.geometry import SurfacePoints, closest_points, load_mesh
+from diffnet.geometry.discretize.coincident import components
 from diffnet.viz import write_ply
 
 BIAS = 0.15  # σ of the logarithms of the factors by which the parts of a mesh are larger
@@ -36,16 +39,10 @@ def body() -> Body:
 
 
 @lru_cache
-def template(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """About so many points on the average person: the face (P,) of each one, and its barycentric coordinates (P, 3)."""
+def template(count: int) -> SurfacePoints:
+    """About so many points on the average person."""
     rest = body().rest
-    mesh = isotropic(rest, count)
-    faces = nearest(rest.centers(), rest.face_normals(), mesh.verts, mesh.vertex_normals(), 0.02)
-    corners = rest.verts[rest.faces[faces]]
-    matrix = np.concatenate([corners, np.full((len(faces), 3, 1), 10.0)], 2).transpose(0, 2, 1)
-    sides = np.concatenate([mesh.verts, np.full((len(faces), 1), 10.0)], 1)
-    weights = np.stack([np.linalg.lstsq(m, s, rcond=None)[0] for m, s in zip(matrix, sides, strict=True)]).clip(0)
-    return faces, weights / weights.sum(1, keepdims=True)
+    return closest_points(load_mesh(rest), isotropic(rest, count).vertices)
 
 
 def nearest(
@@ -59,33 +56,20 @@ def nearest(
     return tree.query(np.column_stack([others, weight * other_normals]))[1]
 
 
-def part_labels(posed: Surface, mesh: Surface, rng: np.random.Generator) -> np.ndarray:
+def part_labels(posed: Trimesh, mesh: Trimesh, rng: np.random.Generator) -> np.ndarray:
     """The part (F,) of each face of a mesh of the posed body. Islands get the part around them."""
-    near = nearest(posed.centers(), posed.face_normals(), mesh.centers(), mesh.face_normals(), 0.06)
+    near = nearest(posed.triangles_center, posed.face_normals, mesh.triangles_center, mesh.face_normals, 0.06)
     factors = np.exp(rng.normal(0, BIAS, len(PARTS)))
     shares = body().shares[posed.faces[near]].mean(1) * factors
-    graph = _face_graph(mesh.faces)
+    pairs = np.concatenate([mesh.face_adjacency, mesh.face_adjacency[:, ::-1]])
+    graph = sparse.coo_matrix((np.ones(len(pairs)), pairs.T), (len(near),) * 2).tocsr()
     labels = (shares + graph @ shares / 3).argmax(1)
     for _ in range(20):
-        rows, columns = graph.nonzero()
-        same = labels[rows] == labels[columns]
-        pieces = sparse.coo_matrix((same[same], (rows[same], columns[same])), graph.shape)
-        piece = sparse.csgraph.connected_components(pieces, directed=False)[1]
+        piece = components(pairs[labels[pairs[:, 0]] == labels[pairs[:, 1]]], len(labels))
         is_island = np.bincount(piece)[piece] < 0.006 * len(labels)
         votes = graph @ (np.eye(len(PARTS))[labels] * ~is_island[:, None])
         labels = np.where(is_island & (votes.sum(1) > 0), votes.argmax(1), labels)
     return labels
-
-
-def _face_graph(faces: np.ndarray) -> sparse.csr_array:
-    """(F, F), 1 between faces with a common edge."""
-    edges = np.sort(faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2), 1)
-    number = np.unique(edges, axis=0, return_inverse=True)[1].ravel()
-    incidence = sparse.csr_array((np.ones(len(number)), (np.repeat(np.arange(len(faces)), 3), number)))
-    graph = incidence @ incidence.T
-    graph.setdiag(0)
-    graph.eliminate_zeros()
-    return graph
 
 
 def make_parts(out: Path, vertices: tuple[int, int], seed: int, part: str, number: int) -> str:
@@ -108,21 +92,21 @@ def make_map(out: Path, vertices: tuple[int, int], poses: int, seed: int, part: 
     posed = body().posed(person, rng)
     mesher = rng.choice(["isotropic", "collapsed", "scanned"], p=[0.6, 0.2, 0.2])
     mesh = remeshed(posed, mesher, int(rng.integers(vertices[0], vertices[1] + 1)), rng)
-    faces, weights = template(vertices[1])
-    points = np.einsum("pi,pij->pj", weights, posed.verts[posed.faces[faces]])
-    near = nearest(mesh.verts, mesh.vertex_normals(), points, posed.face_normals()[faces], 0.03)
+    points = template(vertices[1])
+    places = np.einsum("pi,pij->pj", points.weights, posed.triangles[points.faces])
+    near = nearest(mesh.vertices, mesh.vertex_normals, places, posed.face_normals[points.faces], 0.03)
     name = f"{part}_person{who:03d}_{number % poses}"
     write_ply(out / part / f"{name}.ply", placed(mesh, rng))
     np.savetxt(out / "corres" / f"{name}.vts", 1 + near, "%d")
     return name
 
 
-def placed(mesh: Surface, rng: np.random.Generator) -> Surface:
+def placed(mesh: Trimesh, rng: np.random.Generator) -> Trimesh:
     """A body that stands on z = 0, turned about z at random."""
     angle = rng.uniform(-np.pi, np.pi)
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
-    verts = mesh.verts - (*mesh.verts[:, :2].mean(0), mesh.verts[:, 2].min())
-    return mesh._replace(verts=verts @ turn.T)
+    verts = mesh.vertices - (*mesh.vertices[:, :2].mean(0), mesh.vertices[:, 2].min())
+    return surface(verts @ turn.T, mesh.faces)
 
 
 def write_folder(args: argparse.Namespace) -> None:

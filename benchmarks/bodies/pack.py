@@ -53,7 +53,10 @@ def pack_maps(source: Path, out: Path) -> None:
 
 
 def _write_ply(path: Path, mesh: Mesh, labels: NDArray[np.int64] | None = None) -> None:
-    """A PLY file, compressed by gzip, with rounded coordinates, and the label of each face."""
+    """A PLY file, compressed by gzip, with rounded coordinates, and the label of each face.
+
+    The types of `viz.write_ply` are wider. With them, the sets exceed 1 MB.
+    """
     step = 2.0 ** np.ceil(np.log2(np.abs(mesh.verts).max() / STEPS))
     corners: list[tuple[str, str, tuple[int, ...]]] = [("count", "u1", ()), ("corners", "<u2", (3,))]
     faces = np.zeros(len(mesh.faces), [*corners, *([] if labels is None else [("label", "u1", ())])])

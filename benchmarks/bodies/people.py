@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from scipy import sparse
 from scipy.spatial.transform import Rotation
+from trimesh import Trimesh
 
-from diffnet.benchmarks.bodies.meshers import Surface, cut_share, filtered
+from diffnet.benchmarks.bodies.meshers import cut_share, filtered, surface
 
 # Each part, with how the names of its bones begin.
 PARTS = {
@@ -90,8 +91,8 @@ class Body:
         inside = get_face_segmentation_mask(self._model, ["mouth_cavity", "eye_cavity.L", "eye_cavity.R"]).numpy()
         points = self._model(phenotype_kwargs={}, pose_parameters=None)["vertices"][0].numpy().astype(float)
         self._used, faces = np.unique(np.asarray(self._model.faces)[~inside], return_inverse=True)
-        open_surface = Surface(points[self._used], faces.reshape(-1, 3))
-        self.rest = filtered(open_surface, ("meshing_close_holes", {"maxholesize": 60}))
+        skin = surface(points[self._used], faces.reshape(-1, 3))
+        self.rest = filtered(skin, ("meshing_close_holes", {"maxholesize": 60}))
         self.shares = self._part_shares(len(points))
         self._changes: dict[str, list[str]] = {}  # of single parts, those of left and right together
         for name in self._model.local_change_labels:
@@ -108,7 +109,7 @@ class Body:
         ):
             np.add.at(shares, (np.arange(count), part[bone]), weight)
         shares = shares[self._used]
-        edges = self.rest.faces[:, [0, 1, 1, 2, 2, 0, 1, 0, 2, 1, 0, 2]].reshape(-1, 2)
+        edges = np.concatenate([self.rest.edges_unique, self.rest.edges_unique[:, ::-1]])
         near = sparse.coo_matrix((np.ones(len(edges)), edges.T), (len(shares),) * 2).tocsr()
         near = sparse.diags_array(1 / np.asarray(near.sum(1)).ravel()) @ near
         for _ in range(12):
@@ -132,7 +133,7 @@ class Body:
             local |= {name: float(np.clip(value + rng.normal(0, 0.08), -1, 1)) for name in self._changes[key]}
         return {"phenotype_kwargs": kinds, "local_changes_kwargs": local}
 
-    def posed(self, person: dict[str, Any], rng: np.random.Generator) -> Surface:
+    def posed(self, person: dict[str, Any], rng: np.random.Generator) -> Trimesh:
         """A person in a random pose: of several, the first in which the body hardly cuts itself, or else the best."""
         heads = self._model(**person, pose_parameters=None)["rest_bone_poses"][0, :, :3, 3].numpy()
         bones = dict(zip(self._model.bone_labels, heads, strict=True))
@@ -142,13 +143,13 @@ class Body:
             for name, turn in bone_rotations(bones, random_pose(rng), rng).items():
                 delta[0, self._model.bone_labels.index(name), :3, :3] = torch.tensor(turn.as_matrix())
             points = self._model(**person, pose_parameters=delta)["vertices"][0].numpy().astype(float)[self._used]
-            surface = Surface(points, self.rest.faces)
-            if (share := cut_share(surface)) < least:
-                best, least = surface, share
+            mesh = surface(points, self.rest.faces)
+            if (share := cut_share(mesh)) < least:
+                best, least = mesh, share
             if least < MAX_CUTS:
                 break
-        bumps = [0.002 * waves(best.verts, rng.uniform(10, 25), rng) for _ in range(3)]
-        return best._replace(verts=best.verts + np.stack(bumps, 1))
+        bumps = [0.002 * waves(best.vertices, rng.uniform(10, 25), rng) for _ in range(3)]
+        return surface(best.vertices + np.stack(bumps, 1), best.faces)
 
 
 def bone_rotations(bones: dict[str, np.ndarray], pose: Pose, rng: np.random.Generator) -> dict[str, Rotation]:
