@@ -1,4 +1,4 @@
-"""`diffnet view`, and `diffnet demo` with the network that it uses."""
+"""`diffnet view`, and `diffnet demo` with the built-in networks."""
 
 import base64
 import json
@@ -17,7 +17,8 @@ from PIL import Image
 
 from diffnet import DiffusionNet
 from diffnet.data import BODIES, BODY_MAPS, load_dataset, load_pairs
-from diffnet.train import load_matching_network, match_meshes, predict_labels
+from diffnet.pretrained import network_path
+from diffnet.train import match_meshes, predict_labels
 from diffnet.train.commands.demo import BODY, MAPS, PARTS
 from diffnet.train.commands.view import open_page
 
@@ -143,10 +144,10 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert output("demo") == told  # the folder is written again
     out = tmp_path / "diffnet-demo"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("a.ply", "b.ply", MAPS.name, PARTS.name, "map.html", "map.png", "parts.html", "parts.ply", "parts.png")
+        *("a.ply", "b.ply", "map.html", "map.png", "parts.html", "parts.ply", "parts.png")
     ]
     right = float(re.search(r"([\d.]+) % of its ", told)[1])
-    assert right > 80
+    assert right > 90
     html = (out / "parts.html").read_text(encoding="utf-8")
     assert '"name":"prediction"' in html
     assert '"name":"truth"' in html
@@ -156,7 +157,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in re.findall(r"diffnet ((?:predict|match) .*)", told):
         output(*command.split())
     body = load_dataset(BODIES).test[BODY]
-    labels = np.loadtxt("labels.txt", np.int64)
+    labels = np.loadtxt("labels.txt", np.int64) - 1  # the files of the training count from 1
     assert 100 * (labels == body.labels).mean() == pytest.approx(right, abs=0.1)
     assert len(np.loadtxt("map.txt")) == len(trimesh.load(out / "b.ply", process=False).vertices)
 
@@ -183,17 +184,19 @@ def test_demo_opens_its_page_on_a_desktop(
     assert opened == [f"{tmp_path.as_uri()}/a%20b.html"] * bool(display and terminal)
 
 
-def test_networks_of_the_demo() -> None:
-    assert PARTS.stat().st_size + MAPS.stat().st_size < 2e6
-    for file, task in ((PARTS, "segmentation"), (MAPS, "correspondence")):
-        metadata = DiffusionNet.load(file).metadata
-        assert metadata["training_command"].startswith(f"diffnet train {task} --data bodies ")
-        assert metadata["license"] == "MIT"
-    network, items = DiffusionNet.load(PARTS), load_dataset(BODIES).test
-    predicted = predict_labels([item.mesh for item in items], network, "cpu")
+def test_built_in_networks() -> None:
+    """They are small, their files say what they are, and they work on bodies that they have not seen."""
+    assert sum(network_path(name).stat().st_size for name in (PARTS, MAPS)) < 4e6
+    parts, maps = (DiffusionNet.from_pretrained(name) for name in (PARTS, MAPS))
+    for network, task in ((parts, "segmentation"), (maps, "correspondence")):
+        assert network.metadata["task"] == task
+        assert (network.metadata["license"], network.metadata["data_license"]) == ("MIT", "CC0-1.0")
+        assert any(name.startswith("test_bodies") for name in network.metadata)
+    items = load_dataset(BODIES).test
+    predicted = predict_labels([item.mesh for item in items], parts, "cpu")
     shares = [labels == item.labels for (_, labels), item in zip(predicted, items, strict=True)]
-    assert np.concatenate(shares).mean() == pytest.approx(network.metadata["test_accuracy"], abs=0.005)
+    assert np.concatenate(shares).mean() > 0.95
     a, b = load_pairs(BODY_MAPS).test[:2]
-    matches = match_meshes(a.mesh, b.mesh, load_matching_network(MAPS)).matches
+    matches = match_meshes(a.mesh, b.mesh, maps).matches
     away = np.linalg.norm(a.mesh.verts[matches[b.template]] - a.mesh.verts[a.template], axis=1)
-    assert np.median(away) < 0.05  # meters
+    assert np.median(away) < 0.04  # meters; vertices are 0.03 apart

@@ -1,7 +1,4 @@
-"""`diffnet demo`. The networks beside this file were trained by the commands in their metadata, and then written by
-
-DiffusionNet.load("run/last.pt").save("body-parts.safetensors", training_command=…, test_accuracy=…, license="MIT")
-"""
+"""`diffnet demo`: the built-in networks on two of the built-in bodies each."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import Annotated
 import typer
 
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
+from diffnet.geometry.files import check_folder_path, make_folder
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.view import open_page
 from diffnet.train.console import console
 
-PARTS, MAPS = (Path(__file__).with_name(f"body-{name}.safetensors") for name in ("parts", "maps"))
+PARTS, MAPS = "body-parts", "body-maps"
 BODY = 2  # the number of the labeled body, which faces the viewer
 
 
@@ -25,11 +22,11 @@ def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("
     """Label the parts of a body, and map one body to another, with trained networks that are part of diffnet.
 
     Writes parts.html (a page, which opens in the browser), parts.png and parts.ply (the mesh with its labels),
-    map.html, map.png, a.ply and b.ply (the two bodies), and the networks body-parts.safetensors and
-    body-maps.safetensors, for --checkpoint of other commands.
+    map.html, map.png, a.ply and b.ply (the two bodies). The networks are body-parts and body-maps. Other commands take
+    these names as --checkpoint and --from.
     """
     check_folder_path(out)
-    if out.is_dir() and any(out.iterdir()) and not (out / PARTS.name).exists():
+    if out.is_dir() and any(out.iterdir()) and not (out / "parts.html").exists():
         raise OptionError(f"{out}: this folder holds other files; choose another one with --out")
     with ExitAtCtrlC():
         import diffnet.data
@@ -37,16 +34,13 @@ def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("
         import diffnet.viz  # noqa: F401, what both functions use
 
     make_folder(out)
-    for file in (PARTS, MAPS):  # first, because they mark the folder as one of the demo
-        write_atomically(out / file.name, file.read_bytes())
     for result in (label_a_body(out), map_bodies(out)):
         console.print(result, soft_wrap=True)
-    names = ("parts.ply", PARTS.name, "a.ply", "b.ply", MAPS.name)
-    scan, parts, a, b, maps = (quote(str(out / name)) for name in names)
+    scan, a, b = (quote(str(out / name)) for name in ("parts.ply", "a.ply", "b.ply"))
     console.print(
         "Next, or with meshes of yours:\n"
-        f"  diffnet predict {scan} --checkpoint {parts} --out labels.txt\n"
-        f"  diffnet match {a} {b} --checkpoint {maps} --out map.txt\n"
+        f"  diffnet predict {scan} --checkpoint {PARTS} --out labels.txt\n"
+        f"  diffnet match {a} {b} --checkpoint {MAPS} --out map.txt\n"
         "  diffnet train segmentation --data FOLDER --out run   # a folder of meshes and labels; see --help",
         soft_wrap=True,
     )
@@ -60,7 +54,7 @@ def label_a_body(out: Path) -> str:
     from diffnet.train import predict_labels
     from diffnet.train.tasks.task import write_views
 
-    body, network = load_dataset(BODIES, needs_train=False).test[BODY], DiffusionNet.load(PARTS)
+    body, network = load_dataset(BODIES, needs_train=False).test[BODY], DiffusionNet.from_pretrained(PARTS)
     names = network.metadata["label_names"]
     ((mesh, labels),) = predict_labels([body.mesh], network, "cpu")
     html, png = out / "parts.html", out / "parts.png"
@@ -69,20 +63,20 @@ def label_a_body(out: Path) -> str:
     viz.write_ply(out / "parts.ply", mesh, labels=labels, label_names=names, at="faces")
     return (
         f"A body that the network has not seen: {100 * (labels == body.labels).mean():.1f} % of its {len(labels):,} "
-        f"faces get the right part ({100 * network.metadata['test_accuracy']:.1f} % on all test bodies).\n"
+        f"faces get the right part.\n"
         f"  page: {html}\n  picture: {png}"
     )
 
 
 def map_bodies(out: Path) -> str:
     """Write a map between two test bodies, where the second one gets the colors of the first. Returns what to print."""
-    from diffnet import viz
+    from diffnet import DiffusionNet, viz
     from diffnet.data import BODY_MAPS, load_pairs
-    from diffnet.train import load_matching_network, match_meshes
+    from diffnet.train import match_meshes
     from diffnet.train.report.transfer import pair_page, position_colors
 
     a, b = load_pairs(BODY_MAPS, needs_train=False).test[:2]
-    matches = match_meshes(a.mesh, b.mesh, load_matching_network(MAPS)).matches
+    matches = match_meshes(a.mesh, b.mesh, DiffusionNet.from_pretrained(MAPS)).matches
     colors, titles = position_colors(a.mesh), ("a body", "its colors on another one")
     html, png = out / "map.html", out / "map.png"
     pair_page(b.mesh, a.mesh, matches, titles[::-1]).save(html)
