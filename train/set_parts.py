@@ -98,6 +98,7 @@ def set_summary(
         ("validation", f"{percent(held, 0)} at random{by}, seed {options.seed}" if held else ""),
         *task.described(data, jobs),
         ("features", options.features + (f"; {rotated}" if rotated else "")),
+        ("training", f"{counted(options.epochs, 'epoch', 'epochs')}, learning rate {options.learning_rate:.2g}"),
         ("variants", f"{variants} of each training mesh" if variants else ""),
         ("inside out", inside_out_text(data, options, jobs)),
         *(("left out", text) for text in data.left_out),

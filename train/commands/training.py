@@ -220,7 +220,7 @@ def _complete(
 ) -> set[str]:
     """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
 
-    Returns the names of the options that the data don't change.
+    Returns the names of the options that the data don't change. A learning rate of a recipe is one of them.
 
     before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch
         count, but all options of a run that started from a network
@@ -241,7 +241,7 @@ def _complete(
         names = before if keeps_all else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
     arguments.update({name: value for name, value in followed.items() if name in defaults})
-    return {*choices, *network}
+    return {*choices, *network} | {"learning_rate"} & named.keys()
 
 
 def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:

@@ -128,22 +128,25 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
     return entries
 
 
-# On RNA, with 260 classes and 15,000 vertices, the default of dropout costs 0.9 points, see docs/recipe.md.
-MANY_CLASSES = 100
-FINE = 5_000  # vertices of a mesh
-LESS_DROPOUT = 0.2
+HIGHEST_RATE, LOWEST_RATE, STEPS_AT_HIGHEST = 2e-3, 5e-4, 8_000  # see `segmentation_rate`
+_CHANGES: dict[str, dict[str, Any]] = {
+    "learning_rate": {
+        "default": None,
+        "help": "Learning rate of Adam. By default 2e-3 for at most 8,000 steps, and 16 / steps for more, at least "
+        "5e-4. With --from, at most 5e-4.",
+    }
+}
 
 
-def _advice(options: SharedOptions, classes: int, vertices: float) -> str | None:
-    """Advise less dropout for many classes on fine meshes.
+def segmentation_rate(steps: int) -> float:
+    """The learning rate of a run of so many steps. Long runs at a high one learn the labels of each mesh by heart.
 
-    >>> _advice(SharedOptions(), 260, 15_000)
-    '260 classes on meshes of 15,000 vertices: --dropout 0.2 may be more accurate'
-    >>> _advice(SharedOptions(), 8, 15_000)
+    `docs/recipe.md` has the measurements.
+
+    >>> segmentation_rate(1_200), segmentation_rate(16_000), segmentation_rate(100_000)
+    (0.002, 0.001, 0.0005)
     """
-    if classes < MANY_CLASSES or vertices < FINE or options.dropout <= LESS_DROPOUT:
-        return None
-    return f"{classes} classes on meshes of {vertices:,.0f} vertices: --dropout {LESS_DROPOUT} may be more accurate"
+    return min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * STEPS_AT_HIGHEST / steps))
 
 
 SEGMENTATION = TaskOptions(
@@ -159,6 +162,7 @@ SEGMENTATION = TaskOptions(
     """,
     data="Folder of labeled meshes or of shards, or [bold]bodies[/], the built-in set.",
     sets=("layout", "outputs_at"),
+    changes=_CHANGES,
     own=LabelOptions,
     owners="tasks with labels",
     builtin="bodies",
@@ -166,7 +170,6 @@ SEGMENTATION = TaskOptions(
     prediction=("ignore",),
     original={"label_smoothing": 0.0},
     adapted=_adapted,
-    advice=_advice,
 )
 CLASSIFICATION = replace(
     SEGMENTATION,
@@ -181,7 +184,7 @@ CLASSIFICATION = replace(
     sets=(),
     builtin="shapes",
     folder=None,
-    recipe={"width": 128, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
+    changes={},
+    recipe={"width": 128, "dropout": 0.5, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
     original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
-    advice=lambda options, classes, vertices: None,
 )

@@ -162,6 +162,7 @@ class SharedOptions(Architecture):
     upright: tuple[float, ...] = ()
     # The defaults of training that differ from those of `DiffusionNet`.
     width: int = field(default=256, kw_only=True)
+    dropout: float = field(default=0.2, kw_only=True)
     initial_times: InitialTimes = field(default="spread", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.labels import segmentation_rate
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import LabelTask
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
@@ -73,6 +76,13 @@ class Segmentation(LabelTask):
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         meshes = index_dataset(data[0], how.cache, how.layout, **how.for_index())
         return meshes if how.outputs_at is None else with_labels_at(meshes, how.outputs_at)
+
+    def adapted(self, data: LabeledMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
+        if "learning_rate" in chosen or options.batch_meshes is None:
+            return options
+        meshes = len(data.train) * (1 - options.validation)
+        steps = options.epochs * math.ceil(meshes / options.batch_meshes)
+        return replace(options, learning_rate=segmentation_rate(steps))
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
