@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import potpourri3d
@@ -64,17 +64,25 @@ def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
     verts, ends = mesh.verts[used], number[pairs[:, to_find]]
     straight = np.linalg.norm(verts[ends[0]] - verts[ends[1]], axis=1)
     compact = number[faces]
-    if not mesh.is_point_cloud and is_manifold(compact) and not has_flat_faces(verts, compact):
-        lengths = _by_edge_flips(verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
+    solver = None if mesh.is_point_cloud or has_flat_faces(verts, compact) else path_solver(verts, compact)
+    if solver is not None:
+        lengths = _by_edge_flips(solver, verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
     else:
         lengths = _by_heat(verts, None if mesh.is_point_cloud else compact, ends)
     distances[to_find] = np.maximum(lengths, straight)  # the heat method can fall below it
     return distances
 
 
-def _by_edge_flips(verts: Floats, faces: Ints, ends: Ints, near: NDArray[np.bool_]) -> Floats:
+def path_solver(verts: Floats, faces: Ints) -> Any:
+    """The solver of geodesic paths, or None for faces that it refuses: those that are no oriented manifold."""
+    try:
+        return potpourri3d.EdgeFlipGeodesicSolver(verts, faces)
+    except RuntimeError:
+        return None
+
+
+def _by_edge_flips(solver: Any, verts: Floats, faces: Ints, ends: Ints, near: NDArray[np.bool_]) -> Floats:
     """Lengths of geodesic paths. near: (N,) whether the ends are close to each other"""
-    solver = potpourri3d.EdgeFlipGeodesicSolver(verts, faces)
     edges = mesh_edges(faces)
     lengths = np.linalg.norm(verts[edges[:, 0]] - verts[edges[:, 1]], axis=1)
     graph = scipy.sparse.coo_array((lengths, edges.T), (len(verts), len(verts))).tocsr()
@@ -110,28 +118,6 @@ def _by_heat(verts: Floats, faces: Ints | None, ends: Ints) -> Floats:
         here = ends[1] == root
         lengths[here] = compute(root)[ends[0, here]]
     return lengths
-
-
-def is_manifold(faces: Ints) -> bool:
-    """Whether faces (F, 3) without repeated corners are an oriented manifold, with or without boundary.
-
-    >>> is_manifold(np.array([[0, 1, 2], [0, 2, 3]])), is_manifold(np.array([[0, 1, 2], [0, 3, 4]]))  # a bow tie
-    (True, False)
-    """
-    start, end = faces.reshape(-1), np.roll(faces, -1, axis=1).reshape(-1)  # of the half-edge after each corner
-    size = int(faces.max(initial=-1)) + 1
-    keys = start * size + end
-    order = np.argsort(keys)
-    if (np.diff(keys[order]) == 0).any():
-        return False  # two faces run along an edge in one direction
-    # The corners of a vertex are linked across edges. On a manifold, all corners of a vertex are linked.
-    twin_place = np.searchsorted(keys, end * size + start, sorter=order).clip(max=len(keys) - 1)
-    twin = order[twin_place]
-    inner = keys[twin] == end * size + start
-    corner, following = np.arange(len(keys)), np.arange(len(keys)).reshape(-1, 3)[:, [1, 2, 0]].reshape(-1)
-    links = np.ones(inner.sum()), (corner[inner], following[twin[inner]])
-    fans, _ = scipy.sparse.csgraph.connected_components(scipy.sparse.coo_array(links, (len(keys), len(keys))), False)
-    return bool(fans == len(np.unique(faces)))
 
 
 def has_flat_faces(verts: Floats, faces: Ints) -> bool:
