@@ -139,7 +139,7 @@ def test_surfaces_without_an_outside_stay() -> None:
 
 def test_packed_meshes_are_turned_alike() -> None:
     meshes = [reversed_faces(WITH_SIDES[name]) for name in ("closed", "with holes", "hollow")] + [body(2)]
-    found = discretize_on("cpu", meshes, Options(0)).packed.operators
+    found = discretize_on("cpu", meshes, Options(0)).operators
     for operators, mesh in zip(found.split(), meshes, strict=True):
         torch.testing.assert_close(operators.frames, precompute(mesh, k=0).frames, atol=1e-6, rtol=0)
     # A worker that has found the turned faces sends them with the mesh.
