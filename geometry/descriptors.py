@@ -39,12 +39,12 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     """
     with_eigenpairs("hks", operators)
     check_count("count", count, 1)
-    if scales is not None:
-        check_tensor("scales", scales, ("T",))
-        check_finite("scales", scales, least=0)
     if scales is None:
         _warn_of_size(operators)
         scales = hks_times(count)
+    else:
+        check_tensor("scales", scales, ("T",))
+        check_finite("scales", scales, least=0)
     scales = scales.to(operators.evals)
     return _weighted_squares(operators, torch.exp(-operators.evals[:, :, None] * scales))
 

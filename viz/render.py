@@ -168,7 +168,7 @@ def _draw(
 
     balls = np.zeros(0, np.int64)
     radius = 0.0
-    if surface.is_cloud:
+    if len(surface.faces) == 0:
         balls = np.flatnonzero(np.isfinite(screen[: len(surface.verts)]).all(axis=1))
         radius = _ball_radius(surface.verts[balls], rotation, scale)
     centers = screen[balls]

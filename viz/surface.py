@@ -29,10 +29,6 @@ class Surface(NamedTuple):
     faces: Ints
     mesh: Mesh | None = None
 
-    @property
-    def is_cloud(self) -> bool:
-        return len(self.faces) == 0
-
 
 def make_surface(verts: Any, faces: Any) -> Surface:
     """Arrays as a surface. Raises ValueError if they do not fit. Coordinates may be NaN or infinite.

@@ -43,7 +43,7 @@ def mesh_suffix(path: str | os.PathLike[str]) -> str:
     >>> mesh_suffix("scans/bunny.OBJ.gz")
     '.obj'
     """
-    return _stem_and_suffix(path)[1].lower()
+    return _stem_and_suffix(os.path.basename(path))[1].lower()
 
 
 def mesh_stem(path: str | os.PathLike[str]) -> str:
@@ -52,16 +52,11 @@ def mesh_stem(path: str | os.PathLike[str]) -> str:
     >>> mesh_stem("scans/bunny.OBJ.gz")
     'bunny'
     """
-    return _stem_and_suffix(path)[0]
-
-
-def _stem_and_suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
-    # Data sets have many files, and making another Path takes several times as long.
-    return _divided(path.name if isinstance(path, Path) else os.path.basename(path))
+    return _stem_and_suffix(os.path.basename(path))[0]
 
 
 @lru_cache(maxsize=1 << 17)  # a start over a set asks a dozen times for each of its names
-def _divided(name: str) -> tuple[str, str]:
+def _stem_and_suffix(name: str) -> tuple[str, str]:
     if len(name) > 3 and name[-3:].lower() == ".gz":
         name = name[:-3]
     dot = name.rfind(".")
