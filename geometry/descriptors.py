@@ -50,11 +50,7 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
 
 
 def hks_times(count: int = 16, device: torch.device | str = "cpu") -> Tensor:
-    """The default times of `hks`, (count,) float32.
-
-    >>> hks_times(3)
-    tensor([0.0100, 0.1000, 1.0000])
-    """
+    """The default times of `hks`, (count,) float32."""
     return torch.logspace(math.log10(MIN_TIME), math.log10(MAX_TIME), count, dtype=torch.float32, device=device)
 
 

@@ -148,12 +148,7 @@ def make_scale(values: Floats, color_map: ColorMap = "viridis", range: Any = Non
 
 
 def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
-    """The colors (256, 3) uint8 of a color map, see `make_scale`.
-
-    >>> color_table("viridis")[[0, 255]]
-    array([[ 68,   1,  84],
-           [253, 231,  37]], dtype=uint8)
-    """
+    """The colors (256, 3) uint8 of a color map, see `make_scale`."""
     shares = np.linspace(0, 1, _LEVELS)
     if isinstance(color_map, str):
         import matplotlib  # imported here because it takes a quarter of a second
@@ -171,11 +166,7 @@ def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[tuple[float, str]]:
-    """About `count` round numbers between two bounds, each with its text.
-
-    >>> ticks(-0.13, 0.62)
-    [(0.0, '0.0'), (0.2, '0.2'), (0.4, '0.4'), (0.6, '0.6')]
-    """
+    """About `count` round numbers between two bounds, each with its text."""
     rough = (high - low) / count
     power = 10.0 ** np.floor(np.log10(rough))
     step = float(power * min((1, 2, 5, 10), key=lambda factor: abs(np.log(factor * power / rough))))

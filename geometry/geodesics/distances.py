@@ -142,9 +142,8 @@ NO_DISTANCES = KnownDistances(np.zeros(0, np.int64), np.zeros(0))
 
 def distances_path(mesh: Mesh, cache_dir: str | os.PathLike[str]) -> Path:
     """The file of the entry of a mesh. It need not exist."""
-    return entry_path(
-        cache_dir, cache_key({"verts": mesh.verts, "faces": mesh.faces}, solver="edge flips"), "geodesics"
-    )
+    key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, solver="edge flips")
+    return entry_path(cache_dir, key, "geodesics")
 
 
 def read_distances(path: Path, vertices: int) -> KnownDistances:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
-from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
+from diffnet.geometry.mesh.formats import READERS, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
 from diffnet.geometry.mesh.orientation import turned_faces
@@ -34,24 +34,17 @@ MeshLike: TypeAlias = (
 )
 _MAX_COORDINATE = float(np.finfo(np.float32).max)
 _keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
+_READERS_VERSION = 1  # increase when readers find other meshes in files
 _STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def mesh_suffix(path: str | os.PathLike[str]) -> str:
-    """The extension of a mesh file in lower case, without .gz.
-
-    >>> mesh_suffix("scans/bunny.OBJ.gz")
-    '.obj'
-    """
+    """The extension of a mesh file in lower case, without .gz."""
     return _stem_and_suffix(os.path.basename(path))[1].lower()
 
 
 def mesh_stem(path: str | os.PathLike[str]) -> str:
-    """The name of a mesh file without its extension and .gz.
-
-    >>> mesh_stem("scans/bunny.OBJ.gz")
-    'bunny'
-    """
+    """The name of a mesh file without its extension and .gz."""
     return _stem_and_suffix(os.path.basename(path))[0]
 
 
@@ -315,10 +308,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
         return mesh, earlier
     state = settled_state(path)
     suffix, data = read_content(path)
-    # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
-    more = {"normals": True} if mentions_normals(data, suffix) else {}
-    more |= {"shared_vertices": True} if suffix in (".glb", ".gltf") else {}  # which earlier versions repeated
-    key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more)
+    key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, readers=_READERS_VERSION)
     if state is not None and state == settled_state(path):
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
@@ -337,10 +327,9 @@ def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def parsed_mesh(entry: Path, name: str) -> Mesh | None:
-    """The mesh of a file from its entry. None as in `read_entry`, and for polygons that an earlier version has cut."""
+    """The mesh of a file from its entry. None as in `read_entry`."""
     stored = read_entry(entry, _check_stored)
-    mesh = None if stored is None else _from_arrays(stored, name)
-    return None if mesh is None or (mesh.has_polygons and mesh.sizes is None) else mesh
+    return None if stored is None else _from_arrays(stored, name)
 
 
 def read_content(path: Path) -> tuple[str, bytes]:

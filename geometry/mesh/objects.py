@@ -120,11 +120,7 @@ def _columns(data: Any) -> Any:
 
 
 def unit_normals(normals: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-    """Normals (V, 3) of length 1. Rows that are zero or not finite become 0. None if no row is left.
-
-    >>> unit_normals(np.array([[0.0, 0, 4], [0, 0, 0], [np.nan, 0, 1]])).tolist()
-    [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-    """
+    """Normals (V, 3) of length 1. Rows that are zero or not finite become 0. None if no row is left."""
     if normals is None:
         return None
     rows = np.where(np.isfinite(normals).all(axis=1, keepdims=True), normals, 0.0)

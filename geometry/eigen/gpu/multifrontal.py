@@ -302,10 +302,7 @@ class _Level:
                 source[:] = child[:, None] * self.child_size + children.border_place(child[:, None], vertices)
 
     def _table(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """A table of the vertices of each front, and the index of each front's first key.
-
-        keys: sorted numbers front · stride + vertex
-        """
+        """A table of the vertices of each front, and its first key's index. keys: sorted, front · stride + vertex"""
         front, vertex = keys // self.stride, keys % self.stride
         size = torch.bincount(front, minlength=len(self.regions) + 1)
         first = size.cumsum(0) - size
