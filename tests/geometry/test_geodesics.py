@@ -26,7 +26,7 @@ from diffnet.geometry import (
     mean_error,
 )
 from diffnet.geometry.geodesics import errors as errors_module
-from diffnet.geometry.geodesics.distances import path_solver
+from diffnet.geometry.geodesics.errors import path_solver
 from diffnet.geometry.positions import closest as closest_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
