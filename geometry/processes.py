@@ -160,7 +160,9 @@ class WorkerPool:
             worker = worker or self._take()
             result = worker.call(self._threads, function, arguments)
             if worker.growth > MAX_GROWTH:
-                self._end(worker)
+                with self._starting:
+                    self._workers.remove(worker)
+                worker.close()
                 worker = None
             return result
         except BrokenProcessPool:
@@ -183,11 +185,6 @@ class WorkerPool:
             self._failure = str(e)
             raise
         return worker
-
-    def _end(self, worker: _Worker) -> None:
-        with self._starting:
-            self._workers.remove(worker)
-        worker.close()
 
 
 def stop_workers() -> None:

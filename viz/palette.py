@@ -57,7 +57,11 @@ def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np
 def _table() -> NDArray[np.uint8]:
     """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
     first = np.array([list(bytes.fromhex(code)) for code in _FIRST], np.uint8)
-    candidates = _candidates()
+    steps = np.linspace(0, 255, 20).round().astype(np.uint8)
+    grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
+    lightness, a, b = _oklab(grid).T
+    # Without glaring colors, and without dark and pale ones, on which shading would not show.
+    candidates = grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # No label gets the gray of unlabeled elements.
     others = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
@@ -67,14 +71,6 @@ def _table() -> NDArray[np.uint8]:
         picks.append(int(distance.argmax()))
         distance = np.minimum(distance, ((lab - lab[:, picks[-1:]]) ** 2).sum(0))
     return np.concatenate([first, candidates[picks]])
-
-
-def _candidates() -> NDArray[np.uint8]:
-    """A grid of colors without glaring ones, and without dark and pale ones, on which shading would not show."""
-    steps = np.linspace(0, 255, 20).round().astype(np.uint8)
-    grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
-    lightness, a, b = _oklab(grid).T
-    return grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
 
 
 def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:

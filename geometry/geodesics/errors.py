@@ -131,8 +131,8 @@ def geodesic_errors_of_all(
         requests.append((surfaces[id(mesh)], _request(surfaces[id(mesh)], predicted, truth)))
     for surface in surfaces.values():
         keys = [request.keys.reshape(-1) for other, request in requests if other is surface]
-        surface.to_find = np.setdiff1d(np.unique(np.concatenate(keys)), surface.known.keys, assume_unique=True)
-    _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
+        surface.missing = np.setdiff1d(np.unique(np.concatenate(keys)), surface.keys, assume_unique=True)
+    _find(list(surfaces.values()), available_cores() if jobs is None else jobs, advance)
     return [_errors(surface, request) for surface, request in requests]
 
 
@@ -142,20 +142,30 @@ class _Surface:
 
     same: the vertex (V,) that stands for each, see `pair_distances`
     scale: √area
-    to_find: (N,) the keys of distances that are not known yet, ascending
+    entry: the file of the cache entry that holds the distances, or None
+    keys: (N,), ascending: a · V + b for the vertices a and b of each distance
+    values: (N,), the distances
+    missing: the keys of distances that are still to be computed, ascending
     """
 
     mesh: Mesh
     same: Ints
     scale: float
-    known: KnownDistances
-    to_find: Ints
+    entry: Path | None
+    keys: Ints
+    values: Floats
+    missing: Ints
 
 
 def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
-    vertices = len(mesh.verts)
-    stored = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
-    return _Surface(mesh, joined_vertices(round_positions(mesh)), float(np.sqrt(area(mesh))), stored, NO_DISTANCES.keys)
+    none, entry, stored = np.zeros(0, np.int64), None, None
+    if cache_dir is not None:
+        key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, solver="edge flips")
+        entry = entry_path(cache_dir, key, "geodesics")
+        stored = read_entry(entry, lambda arrays: _check(arrays, len(mesh.verts)))
+    keys, values = (none, np.zeros(0)) if stored is None else (stored["keys"], stored["values"])
+    scale = float(np.sqrt(area(mesh)))
+    return _Surface(mesh, joined_vertices(round_positions(mesh)), scale, entry, keys, values, none)
 
 
 @dataclass(frozen=True)
@@ -207,29 +217,30 @@ def indices(name: str, value: Any) -> Ints:
     return array.astype(np.int64)
 
 
-def _find(
-    surfaces: list[_Surface], cache_dir: str | os.PathLike[str] | None, jobs: int, advance: Callable[[], Any]
-) -> None:
-    """Compute the distances that are missing, and add them to the surfaces and the cache."""
+def _find(surfaces: list[_Surface], jobs: int, advance: Callable[[], Any]) -> None:
+    """Compute the distances that are missing, and add them to the surfaces and the cache.
+
+    Two processes that extend an entry at once lose the additions of one of them. They are computed again when needed.
+    """
 
     def done(surface: _Surface, lengths: list[Floats]) -> None:
-        if len(surface.to_find):
-            keys = np.concatenate([surface.known.keys, surface.to_find])
+        if len(surface.missing):
+            keys = np.concatenate([surface.keys, surface.missing])
             order = np.argsort(keys, kind="stable")
-            surface.known = KnownDistances(keys[order], np.concatenate([surface.known.values, *lengths])[order])
-            if cache_dir is not None:
-                write_distances(distances_path(surface.mesh, cache_dir), surface.known)
+            surface.keys, surface.values = keys[order], np.concatenate([surface.values, *lengths])[order]
+            if surface.entry is not None and len(keys) <= MAX_PAIRS:
+                write_entry(surface.entry, {"keys": surface.keys, "values": surface.values})
         advance()
 
-    if jobs <= 1 or sum(len(surface.to_find) for surface in surfaces) < MIN_FOR_PROCESSES:
+    if jobs <= 1 or sum(len(surface.missing) for surface in surfaces) < MIN_FOR_PROCESSES:
         for surface in surfaces:
-            done(surface, [keyed_distances(surface.mesh, surface.same, surface.to_find)])
+            done(surface, [keyed_distances(surface.mesh, surface.same, surface.missing)])
         return
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         waiting = [
             [
-                pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
-                for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
+                pool.submit(keyed_distances, surface.mesh, surface.same, surface.missing[i : i + PAIRS_OF_CALL])
+                for i in range(0, len(surface.missing), PAIRS_OF_CALL)
             ]
             for surface in surfaces
         ]
@@ -243,7 +254,7 @@ def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
 
 
 def _errors(surface: _Surface, request: _Request) -> Floats:
-    distances = surface.known.values[np.searchsorted(surface.known.keys, request.keys)].astype(np.float64)
+    distances = surface.values[np.searchsorted(surface.keys, request.keys)].astype(np.float64)
     if request.weights is None:
         errors = distances[:, 0]
     else:
@@ -361,23 +372,25 @@ def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
     number = np.full(len(same), -1)
     number[used] = np.arange(len(used))
     connected = (component[pairs[0]] == component[pairs[1]]) & (number[pairs] >= 0).all(0)
-    to_find = np.flatnonzero(connected & (pairs[0] != pairs[1]))
-    if len(to_find) == 0:
+    apart = np.flatnonzero(connected & (pairs[0] != pairs[1]))
+    if len(apart) == 0:
         return distances
-    verts, ends = mesh.verts[used], number[pairs[:, to_find]]
+    verts, ends = mesh.verts[used], number[pairs[:, apart]]
     straight = np.linalg.norm(verts[ends[0]] - verts[ends[1]], axis=1)
     compact = number[faces]
-    solver = None if mesh.is_point_cloud or has_flat_faces(verts, compact) else path_solver(verts, compact)
+    solver = None if mesh.is_point_cloud else path_solver(verts, compact)
     if solver is not None:
         lengths = _by_edge_flips(solver, verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
     else:
         lengths = _by_heat(verts, None if mesh.is_point_cloud else compact, ends)
-    distances[to_find] = np.maximum(lengths, straight)  # the heat method can fall below it
+    distances[apart] = np.maximum(lengths, straight)  # the heat method can fall below it
     return distances
 
 
 def path_solver(verts: Floats, faces: Ints) -> Any:
-    """The solver of geodesic paths, or None for faces that it refuses: those that are no oriented manifold."""
+    """The solver of geodesic paths. None for faces that are no oriented manifold, or if one has almost no area."""
+    if (potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * np.ptp(verts, axis=0).max() ** 2).any():
+        return None
     try:
         return potpourri3d.EdgeFlipGeodesicSolver(verts, faces)
     except RuntimeError:
@@ -421,47 +434,6 @@ def _by_heat(verts: Floats, faces: Ints | None, ends: Ints) -> Floats:
         here = ends[1] == root
         lengths[here] = compute(root)[ends[0, here]]
     return lengths
-
-
-def has_flat_faces(verts: Floats, faces: Ints) -> bool:
-    """Whether the area of a face is almost 0."""
-    extent = np.ptp(verts, axis=0).max()
-    return bool((potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * extent**2).any())
-
-
-class KnownDistances(NamedTuple):
-    """Distances of a mesh.
-
-    keys: (N,) int64, ascending: a · V + b for vertices a and b
-    values: (N,) float64
-    """
-
-    keys: Ints
-    values: Floats
-
-
-NO_DISTANCES = KnownDistances(np.zeros(0, np.int64), np.zeros(0))
-
-
-def distances_path(mesh: Mesh, cache_dir: str | os.PathLike[str]) -> Path:
-    """The file of the entry of a mesh. It need not exist."""
-    key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, solver="edge flips")
-    return entry_path(cache_dir, key, "geodesics")
-
-
-def read_distances(path: Path, vertices: int) -> KnownDistances:
-    """The distances in an entry. None are known if there is no entry, or, with a warning, a damaged one."""
-    arrays = read_entry(path, lambda arrays: _check(arrays, vertices))
-    return NO_DISTANCES if arrays is None else KnownDistances(arrays["keys"], arrays["values"])
-
-
-def write_distances(path: Path, distances: KnownDistances) -> None:
-    """Write an entry, unless it has more than MAX_PAIRS. See `write_entry`.
-
-    Two processes that extend an entry at once lose the additions of one of them. They are computed again when needed.
-    """
-    if len(distances.keys) <= MAX_PAIRS:
-        write_entry(path, distances._asdict())
 
 
 def _check(arrays: Arrays, vertices: int) -> None:
