@@ -19,6 +19,7 @@ import trimesh
 from conftest import random_rotation
 from hypothesis import example, given, settings, strategies as st
 from operator_checks import assert_same, gradient, relative
+from refusals import refused
 from shapes import Arrays, arrays, cloud_of, ellipsoid, moebius, soup, strip_on_a_line
 from torch import Tensor
 
@@ -542,16 +543,13 @@ def test_a_batch_is_its_meshes() -> None:
     ids=["range", "shape", "meshes", "lengths", "degenerate"],
 )
 def test_faces_that_do_not_fit(faces: Tensor, vertices: int, lengths: list[int] | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Connectivity(faces, vertices, lengths)
+    refused(ValueError, message, Connectivity, faces, vertices, lengths)
 
 
 def test_arguments_of_other_types_and_shapes() -> None:
-    with pytest.raises(TypeError, match="faces should be integers"):
-        Connectivity(torch.zeros(1, 3), 3)
+    refused(TypeError, "faces should be integers", Connectivity, torch.zeros(1, 3), 3)
     connectivity = Connectivity(torch.tensor([[0, 1, 2]]), 3)
-    with pytest.raises(TypeError, match="verts should be floating point"):
-        assemble(torch.zeros(3, 3, dtype=torch.int64), connectivity)
+    refused(TypeError, "verts should be floating point", assemble, torch.zeros(3, 3, dtype=torch.int64), connectivity)
     with pytest.raises(ValueError, match=r"verts should have shape \(3, 3\), shape is \(4, 3\)"):
         assemble(torch.zeros(4, 3), connectivity)
 

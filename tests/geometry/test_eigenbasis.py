@@ -13,6 +13,7 @@ import scipy.sparse
 import torch
 import trimesh
 from operator_checks import relative
+from refusals import refused
 from torch import Tensor
 
 from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
@@ -310,8 +311,7 @@ def test_several_processes() -> None:
         np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
         assert_pairs(laplacian, mass, evals, evecs)
     assert eigenbases([], 20) == []
-    with pytest.raises(ValueError, match="k should be at least 0"):
-        eigenbases(problems, -1, jobs=2)
+    refused(ValueError, "k should be at least 0", eigenbases, problems, -1, jobs=2)
 
 
 def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
@@ -486,12 +486,9 @@ def test_wrong_eigenvalues_of_any_solver_are_reported(
 
 
 def both(laplacian: Any, mass: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        eigenbasis(laplacian, mass, 4)
-    with pytest.raises(ValueError, match=message):
-        eigenbases([(laplacian, mass)], 4, jobs=1)
-    with pytest.raises(ValueError, match=message):
-        together([(laplacian, mass)] * 2, 4)
+    refused(ValueError, message, eigenbasis, laplacian, mass, 4)
+    refused(ValueError, message, eigenbases, [(laplacian, mass)], 4, jobs=1)
+    refused(ValueError, message, together, [(laplacian, mass)] * 2, 4)
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")

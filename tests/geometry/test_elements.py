@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trimesh
+from refusals import refused
 from shapes import soup
 
 from diffnet.geometry import (
@@ -105,8 +106,7 @@ def test_sure_labels_and_lone_vertices_stay() -> None:
     ],
 )
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        smooth_boundaries(**{"mesh": BALL, "probabilities": np.ones((642, 2)), **change})
+    refused(error, words, smooth_boundaries, **{"mesh": BALL, "probabilities": np.ones((642, 2)), **change})
 
 
 def test_the_surface_stays() -> None:
@@ -118,8 +118,7 @@ def test_the_surface_stays() -> None:
     assert decimate(BALL, len(BALL.faces)) is BALL
     cloud = load_mesh(BALL.verts)
     assert decimate(cloud, 4) is cloud
-    with pytest.raises(ValueError, match="max_faces should be at least 4, got 3"):
-        decimate(BALL, 3)
+    refused(ValueError, "max_faces should be at least 4, got 3", decimate, BALL, 3)
 
 
 def test_a_triangle_soup_stays_connected() -> None:
@@ -146,8 +145,7 @@ def test_the_cache_knows_the_number_of_faces(tmp_path: Path) -> None:
 def test_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = np.zeros((0, 3)), np.zeros((0, 3), np.int32)
     monkeypatch.setattr("fast_simplification.simplify", lambda *arguments, **options: nothing)
-    with pytest.raises(MeshError, match="decimation to 100 faces leaves none; allow more"):
-        decimate(BALL, 100)
+    refused(MeshError, "decimation to 100 faces leaves none; allow more", decimate, BALL, 100)
 
 
 @AT
@@ -176,8 +174,7 @@ def test_triangles_without_area_and_of_other_sizes() -> None:
 def test_unknown_points_have_no_elements() -> None:
     unknown = closest_points(BALL, BALL.verts[:2])
     unknown.faces[1] = -1
-    with pytest.raises(ValueError, match=r"1 of the 2 points are unknown \(face -1\)"):
-        element_weights(BALL, unknown, "vertices")
+    refused(ValueError, r"1 of the 2 points are unknown \(face -1\)", element_weights, BALL, unknown, "vertices")
 
 
 # ---- instances: connected parts of labels ----
@@ -307,8 +304,7 @@ def test_triangle_soup(at: ElementsAt) -> None:
     ],
 )
 def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        label_instances(**{"mesh": ball(1), "labels": np.zeros(42, int), **changed})
+    refused(error, words, label_instances, **{"mesh": ball(1), "labels": np.zeros(42, int), **changed})
 
 
 def test_a_background_and_debris_are_no_instances() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import trimesh
 from operator_checks import assert_same, assert_sound, gradient, matrix, relative
+from refusals import refused
 from shapes import Arrays, arrays, cloud_of
 
 from diffnet import DiffusionNet
@@ -151,8 +152,7 @@ def test_positions_are_compared_in_single_precision() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     for wrong in ("yes", True, None):
-        with pytest.raises(OptionError, match="join should be one of auto, always, never, got"):
-            precompute(grid(), k=4, join=wrong)
+        refused(OptionError, "join should be one of auto, always, never, got", precompute, grid(), k=4, join=wrong)
         with pytest.raises(OptionError, match="join should be one of auto, always, never, got"):
             joined_vertices(load_mesh(grid()), wrong)
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from operator_checks import assert_same
+from refusals import refused
 from shapes import ellipsoid, soup
 
 from diffnet.geometry import Mesh, MeshError, file_state, load_mesh, make_mesh, precompute, precompute_all, processes
@@ -118,8 +119,7 @@ def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match=r"6 of 8 meshes can't be used: \S*a\.off, .*3\.off, …: no such file$"):
         precompute_all(meshes, 4, cache_dir=tmp_path / "cache", jobs=1)
     assert len(operator_entries(tmp_path)) == 2
-    with pytest.raises(ValueError, match="k should be at least 0, got -1"):
-        precompute_all(meshes, -1)
+    refused(ValueError, "k should be at least 0, got -1", precompute_all, meshes, -1)
     for one in ("a.obj", tmp_path / "a.obj", load_mesh(np.eye(3))):
         with pytest.raises(MeshError, match=r"expected a list of meshes, got one, .*; write it in brackets, \[mesh\]"):
             precompute_all(one, k=4)  # type: ignore[arg-type]
@@ -185,8 +185,7 @@ def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.Mon
         raise TypeError("a bug")
 
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", broken)
-    with pytest.raises(TypeError, match="a bug"):
-        store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)
+    refused(TypeError, "a bug", store_operators, [ellipsoid(0)], OPTIONS, tmp_path, 1)
 
     def exhausted(*arguments: Any) -> Any:
         raise MemoryError
@@ -209,8 +208,7 @@ def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
 
 def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        store_operators([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
+    refused(OSError, "file", store_operators, [ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
 
 
 @pytest.fixture
@@ -459,8 +457,7 @@ def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
         first, _ = precompute_all(files, 8, cache_dir=folder, jobs=2, device=where)
         assert torch.equal(first.faces, torch.from_numpy(content.faces[::-1].copy()))
     files[0].unlink()
-    with pytest.raises(MeshError, match=r"0\.off: no such file"):
-        precompute_all(files, 8, cache_dir=folder, jobs=2, device=device)
+    refused(MeshError, r"0\.off: no such file", precompute_all, files, 8, cache_dir=folder, jobs=2, device=device)
 
 
 @pytest.mark.gpu
@@ -529,13 +526,11 @@ def test_results_errors_and_deaths() -> None:
             pool.submit(eval, "(i for i in range(3))").result()  # the result can't be pickled
 
         dying, working = pool.submit(os._exit, 3), pool.submit(sum, [1, 2])
-        with pytest.raises(BrokenProcessPool, match="killed"):
-            dying.result()
+        refused(BrokenProcessPool, "killed", dying.result)
         assert working.result() == 3
         assert [pool.submit(abs, -i).result() for i in range(5)] == list(range(5))
         dead = pool.submit(os._exit, 3)
-    with pytest.raises(BrokenProcessPool, match="killed"):
-        dead.result()
+    refused(BrokenProcessPool, "killed", dead.result)
     assert 1 <= len(workers()) <= 2  # those that live wait for the next pool
 
 

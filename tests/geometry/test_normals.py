@@ -11,6 +11,7 @@ import pytest
 import torch
 import trimesh
 from operator_checks import assert_sound, gradient
+from refusals import refused
 from scipy.spatial import Delaunay
 from shapes import arrays
 
@@ -127,8 +128,7 @@ def test_corners_of_obj_files(tmp_path: Path) -> None:
         path.write_text(text + rest)
         assert load_mesh(path).normals is None
     path.write_text(text + "vn 1 0\nf 1 2 3\n")
-    with pytest.raises(MeshError, match="line 9: a normal with 2 coordinates"):
-        load_mesh(path)
+    refused(MeshError, "line 9: a normal with 2 coordinates", load_mesh, path)
 
 
 def test_unusable_normals_of_a_cloud_are_estimated(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
@@ -172,15 +172,13 @@ def test_wrong_normals(sphere: trimesh.Trimesh) -> None:
         ("file", "it has no normals; PLY files"),
     ):
         for own in (faces, None):
-            with pytest.raises(MeshError, match=message):
-                precompute(verts, own, k=4, normals=wrong)
+            refused(MeshError, message, precompute, verts, own, k=4, normals=wrong)
     for call in (
         lambda: precompute(verts, k=4, normals="faces"),
         lambda: precompute_all([sphere], 4, normals="faces"),
         lambda: precompute_all([sphere], 4, normals=normals),
     ):
-        with pytest.raises(OptionError, match=r'normals should be .*None, "file" or "geometry", got'):
-            call()
+        refused(OptionError, r'normals should be .*None, "file" or "geometry", got', call)
 
 
 def test_local_triangles_against_delaunay() -> None:

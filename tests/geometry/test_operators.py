@@ -12,6 +12,7 @@ import pytest
 import torch
 import trimesh
 from operator_checks import assert_same, matrix, relative, tiny_operators
+from refusals import refused
 from shapes import TETRAHEDRON
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -56,14 +57,10 @@ def test_gradient_evecs_are_dropped_unless_all_have_them() -> None:
 
 def test_operators_that_cannot_be_packed() -> None:
     a, b, *_ = tiny_operators()
-    with pytest.raises(ValueError, match=r"different k .*10, 5"):
-        collate([a, precompute(TETRAHEDRON, k=5)])
-    with pytest.raises(ValueError, match=r"different dtype .*float32.*float64"):
-        collate([a, b.to(dtype=torch.float64)])
-    with pytest.raises(ValueError, match=r"different device .*cpu.*meta"):
-        collate([a, b.to("meta")])
-    with pytest.raises(ValueError, match="empty"):
-        collate([])
+    refused(ValueError, r"different k .*10, 5", collate, [a, precompute(TETRAHEDRON, k=5)])
+    refused(ValueError, r"different dtype .*float32.*float64", collate, [a, b.to(dtype=torch.float64)])
+    refused(ValueError, r"different device .*cpu.*meta", collate, [a, b.to("meta")])
+    refused(ValueError, "empty", collate, [])
 
 
 def test_gradient_on_the_basis() -> None:
@@ -93,11 +90,9 @@ def test_to_converts_real_fields_only() -> None:
     assert (both.device.type, both.mass.dtype) == ("meta", torch.float64)
     single = operators.laplacian.to(torch.float64)
     assert (single.values.dtype, single.pattern.column_indices.dtype) == (torch.float64, torch.int32)
-    with pytest.raises(TypeError, match=r"floating point, got torch\.int64"):
-        operators.to(torch.int64)
+    refused(TypeError, r"floating point, got torch\.int64", operators.to, torch.int64)
     for wrong in (operators, operators.laplacian):
-        with pytest.raises(TypeError, match=r"one dtype, got torch\.float16 and torch\.float64"):
-            wrong.to(torch.float16, torch.float64)  # type: ignore[arg-type]
+        refused(TypeError, r"one dtype, got torch\.float16 and torch\.float64", wrong.to, torch.float16, torch.float64)
     assert operators.to("meta").device.type == "meta"
     assert operators.device.type == "cpu"
 
@@ -240,23 +235,23 @@ def test_tensors_of_packed_operators() -> None:
 
 def test_samples_that_cannot_be_packed() -> None:
     a, b, *_ = tiny_operators()
-
-    def refused(samples: list[Any], error: type[Exception], words: str) -> None:
-        with pytest.raises(error, match=words):
-            collate(samples)
-
-    refused([], ValueError, "empty")
-    refused([(a, torch.zeros(5)), (b, torch.zeros(7))], ValueError, r"sample\[1\] .* \[\(5,\), \(7,\)\].*\[\[42, 4\]\]")
-    refused([(a, torch.zeros(42)), (b, torch.tensor(0.0))], ValueError, r"shapes are \[\(42,\), \(\)\]")
-    refused([(torch.zeros(42),), (torch.zeros(4),)], ValueError, "numbers of vertices are ")
-    refused([(a, 1), (b, "1")], TypeError, r"sample\[1\] should have one type in all samples, got int, str")
-    refused([a, (b,)], TypeError, "sample should have one type in all samples, got Operators, tuple")
-    refused([(a, 1), (b,)], TypeError, "sample should have the same length, 2")
-    refused([{"x": a}, {"y": b}], TypeError, r"same keys, \['x'\]")
-    refused([{"x": a}, (b,)], TypeError, "one type in all samples, got dict, tuple")
-    refused([(a, object()), (b, object())], TypeError, r"sample\[1\] is of type object")
-    refused([{"x": (a, 1)}, {"x": (b, None)}], TypeError, r"sample\['x'\]\[1\] should have one type")
-    refused([(a, 1), (a.to("meta"), 1)], ValueError, "different device")
+    refused(ValueError, "empty", collate, [])
+    refused(
+        ValueError,
+        r"sample\[1\] .* \[\(5,\), \(7,\)\].*\[\[42, 4\]\]",
+        collate,
+        [(a, torch.zeros(5)), (b, torch.zeros(7))],
+    )
+    refused(ValueError, r"shapes are \[\(42,\), \(\)\]", collate, [(a, torch.zeros(42)), (b, torch.tensor(0.0))])
+    refused(ValueError, "numbers of vertices are ", collate, [(torch.zeros(42),), (torch.zeros(4),)])
+    refused(TypeError, r"sample\[1\] should have one type in all samples, got int, str", collate, [(a, 1), (b, "1")])
+    refused(TypeError, "sample should have one type in all samples, got Operators, tuple", collate, [a, (b,)])
+    refused(TypeError, "sample should have the same length, 2", collate, [(a, 1), (b,)])
+    refused(TypeError, r"same keys, \['x'\]", collate, [{"x": a}, {"y": b}])
+    refused(TypeError, "one type in all samples, got dict, tuple", collate, [{"x": a}, (b,)])
+    refused(TypeError, r"sample\[1\] is of type object", collate, [(a, object()), (b, object())])
+    refused(TypeError, r"sample\['x'\]\[1\] should have one type", collate, [{"x": (a, 1)}, {"x": (b, None)}])
+    refused(ValueError, "different device", collate, [(a, 1), (a.to("meta"), 1)])
 
 
 class Clouds(torch.utils.data.Dataset[Any]):
