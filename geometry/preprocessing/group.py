@@ -141,11 +141,7 @@ def gpu_groups(
     running: list[Future[None]] = []
     if device.type == "cuda":
         load_library(device)
-    with (
-        threadpool_limits(1),
-        ThreadPoolExecutor(jobs) as helpers,
-        ThreadPoolExecutor(BATCHES_AT_ONCE) as threads,
-    ):
+    with threadpool_limits(1), ThreadPoolExecutor(jobs) as helpers, ThreadPoolExecutor(BATCHES_AT_ONCE) as threads:
 
         def compute(meshes: Sequence[Waiting]) -> None:
             try:
