@@ -540,7 +540,6 @@ def test_a_batch_is_its_meshes() -> None:
         (torch.tensor([[0, 1, 2]]), 4, [3], "lengths should add up to the 4 rows"),
         (torch.tensor([[0, 1, 1]]), 3, None, "none of the 1 faces has three distinct corners"),
     ],
-    ids=["range", "shape", "meshes", "lengths", "degenerate"],
 )
 def test_faces_that_do_not_fit(faces: Tensor, vertices: int, lengths: list[int] | None, message: str) -> None:
     refused(ValueError, message, Connectivity, faces, vertices, lengths)

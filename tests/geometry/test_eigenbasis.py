@@ -266,7 +266,6 @@ def turn(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarra
         (lambda values, vectors: (values * (1 + 1e-4), vectors), "accurate only to"),
         (no_convergence, "haven't converged"),
     ],
-    ids=["not-orthogonal-to-the-constant", "mixed-vectors", "wrong-values", "no-convergence"],
 )
 def test_wrong_results_are_noticed(
     sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str
@@ -548,20 +547,6 @@ def put_together(names: list[str], device: str) -> tuple[Tensor, Tensor, Tensor]
     both = np.concatenate([np.concatenate(edges), np.concatenate(edges)[:, ::-1]])
     tails, heads = torch.from_numpy(both.T.copy()).to(device)
     return tails, heads, torch.tensor(graph, device=device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("names", [[name] for name in GRAPHS] + [[*GRAPHS]], ids=[*GRAPHS, "all together"])
-def test_separators_separate(names: list[str], device: str) -> None:
-    tails, heads, graph = put_together(names, device)
-    level, region = nested_dissection(tails, heads, graph)
-    assert torch.equal(level < 0, graph < 0)
-    inside = graph >= 0
-    assert torch.equal((region >> level.clamp(min=0))[inside], graph[inside])
-    # An edge joins vertices of one region, or a vertex of a region and one of a separator above it.
-    deeper = level[tails] >= level[heads]
-    upper = region[tails[deeper]] >> (level[tails[deeper]] - level[heads[deeper]])
-    assert torch.equal(upper, region[heads[deeper]])
 
 
 def test_cuts_are_short_and_balanced() -> None:

@@ -97,7 +97,7 @@ def test_sure_labels_and_lone_vertices_stay() -> None:
         (
             {"probabilities": np.ones((3, 2))},
             ValueError,
-            r"shape \(642, C\), one row for each of vertices, shape is \(3, 2\)",
+            r"\(642, C\), one row for each of vertices, shape is \(3, 2\)",
         ),
         ({"probabilities": -np.ones((642, 2))}, ValueError, "finite and at least 0"),
         ({"weight": np.nan}, ValueError, r"weight should be from 0 to 1e\+30, got nan"),
@@ -180,11 +180,6 @@ def test_unknown_points_have_no_elements() -> None:
 # ---- instances: connected parts of labels ----
 
 
-def ball(subdivisions: int = 3) -> Mesh:
-    sphere = trimesh.creation.icosphere(subdivisions)
-    return make_mesh(sphere.vertices, sphere.faces)
-
-
 def neighbors(mesh: Mesh, at: ElementsAt) -> list[set[int]]:
     """By loops over the faces."""
     found: list[set[int]] = [set() for _ in element_areas(mesh, at)]
@@ -215,7 +210,7 @@ def flooded(mesh: Mesh, labels: np.ndarray, at: ElementsAt) -> list[set[int]]:
 
 @AT
 def test_without_a_least_area_they_are_the_connected_parts(at: ElementsAt) -> None:
-    mesh = ball(2)
+    mesh = load_mesh(trimesh.creation.icosphere(2))
     labels = np.random.default_rng(0).integers(-1, 3, len(element_areas(mesh, at)))
     numbers, new = label_instances(mesh, labels, at=at, least_area=0)
     np.testing.assert_array_equal(new, labels)
@@ -227,7 +222,7 @@ def test_without_a_least_area_they_are_the_connected_parts(at: ElementsAt) -> No
 @AT
 def test_small_parts_take_the_label_around_them(at: ElementsAt) -> None:
     """Each half has specks of other labels, also specks in specks. Two caps of one label are two instances."""
-    mesh = ball(4)
+    mesh = load_mesh(trimesh.creation.icosphere(4))
     z = element_points(mesh, at)[:, 2]
     clean = np.where(abs(z) > 0.8, 7, np.where(z > 0, 2, 4))
     random = np.random.default_rng(0)
@@ -246,7 +241,7 @@ def test_small_parts_take_the_label_around_them(at: ElementsAt) -> None:
 
 
 def test_a_thin_band_does_not_cut_an_instance() -> None:
-    mesh = ball(4)
+    mesh = load_mesh(trimesh.creation.icosphere(4))
     z = element_points(mesh, "faces")[:, 2]
     numbers, labels = label_instances(mesh, np.where(abs(z) < 0.02, 1, 0), at="faces", least_area=0.05)
     assert (labels == 0).all()
@@ -265,7 +260,7 @@ def test_the_longest_border_decides() -> None:
 @AT
 def test_parts_without_a_larger_neighbor_are_left_out(at: ElementsAt) -> None:
     """Debris keeps its labels, and so do unlabeled elements and vertices without faces."""
-    large, debris = ball(3), ball(1)
+    large, debris = BALL, load_mesh(trimesh.creation.icosphere(1))
     verts = np.concatenate([large.verts, 0.02 * debris.verts + 3, [[9, 9, 9]]])
     mesh = make_mesh(verts, np.concatenate([large.faces, debris.faces + len(large.verts)]))
     points = element_points(mesh, at)
@@ -282,7 +277,7 @@ def test_parts_without_a_larger_neighbor_are_left_out(at: ElementsAt) -> None:
 @AT
 def test_triangle_soup(at: ElementsAt) -> None:
     """Vertices at the same position connect faces, as they do in `precompute`."""
-    sphere = ball(2)
+    sphere = load_mesh(trimesh.creation.icosphere(2))
     mesh = make_mesh(*soup((sphere.verts, sphere.faces)))
     z = element_points(mesh, at)[:, 2]
     numbers, labels = label_instances(mesh, (z > 0.01).astype(np.uint8), at=at)
@@ -304,7 +299,12 @@ def test_triangle_soup(at: ElementsAt) -> None:
     ],
 )
 def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], words: str) -> None:
-    refused(error, words, label_instances, **{"mesh": ball(1), "labels": np.zeros(42, int), **changed})
+    refused(
+        error,
+        words,
+        label_instances,
+        **{"mesh": load_mesh(trimesh.creation.icosphere(1)), "labels": np.zeros(42, int), **changed},
+    )
 
 
 def test_a_background_and_debris_are_no_instances() -> None:

@@ -573,7 +573,6 @@ def write_xml(path: Path, kind: str, mode: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "suffix", "version", "modes"),
     [("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")), ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended"))],
-    ids=[".vtp", ".vtu"],
 )
 def test_files_of_vtk(tmp_path: Path, kind: str, suffix: str, version: int, modes: tuple[str, str]) -> None:
     write_legacy(tmp_path / "a.vtk", kind, version)
@@ -591,9 +590,8 @@ def test_strips_and_pixels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(strip.polygons, [0, 1, 2])
     normals = np.cross(*(strip.verts[strip.faces[1:, i]] - strip.verts[strip.faces[1:, 0]] for i in (1, 2)))
     np.testing.assert_array_equal(normals, [[0, 0, 1], [0, 0, 1]])
-    mixed = read(
-        tmp_path / "b.vtk", GRID_POINTS + "CELLS 4 16\n4 0 1 2 4\n2 0 1\n4 0 1 2 4\n2 1 3\nCELL_TYPES 4\n8 3 6 3\n"
-    )
+    cells = "CELLS 4 16\n4 0 1 2 4\n2 0 1\n4 0 1 2 4\n2 1 3\nCELL_TYPES 4\n8 3 6 3\n"
+    mixed = read(tmp_path / "b.vtk", GRID_POINTS + cells)
     np.testing.assert_array_equal(mixed.faces, [[0, 1, 4], [0, 4, 2], [0, 1, 2], [4, 2, 1]])
     np.testing.assert_array_equal(mixed.polygons, [0, 0, 1, 2])
 
@@ -604,17 +602,11 @@ TETRAHEDRON = GRID.replace("CELLS 3 13\n", "CELLS 4 18\n4 0 1 2 3\n").replace("T
 REFUSED = {
     "tetrahedron": (TETRAHEDRON, r"1 of its 4 cells are not triangles.*the first is a Tetra\. Extract the surface"),
     "lines": (SURFACE + "LINES 1 3\n2 0 1\n", "its cells are lines, expected polygons"),
-    "structured points": (
-        HEAD + "DATASET STRUCTURED_POINTS\n",
-        "holds STRUCTURED_POINTS, expected POLYDATA or UNSTRUCTURED_GRID",
-    ),
+    "grid": (HEAD + "DATASET STRUCTURED_POINTS\n", "holds STRUCTURED_POINTS, expected POLYDATA or UNSTRUCTURED_GRID"),
     "parallel file": ('<VTKFile type="PPolyData">', "holds PPolyData, expected PolyData or UnstructuredGrid"),
     "no header": ("hello\n", "not a VTK file, or a damaged one: the header should begin with"),
     "no points": (HEAD + "DATASET POLYDATA\n", "the mesh is empty"),
-    "index out of range": (
-        POLYDATA.replace("3 0 1 3", "3 0 1 5"),
-        r"face 3 is \[0, 1, 5\], but vertex indices run from 0 to 4",
-    ),
+    "index": (POLYDATA.replace("3 0 1 3", "3 0 1 5"), r"face 3 is \[0, 1, 5\], but vertex indices run from 0 to 4"),
     "points are missing": (POLYDATA.replace("POINTS 5", "POINTS 6"), "not a VTK file, or a damaged one"),
     "huge number of points": (POLYDATA.replace("POINTS 5", "POINTS 4000000000000"), "VTK crashes|damaged"),
     "no cell types": (GRID[: GRID.index("CELL_TYPES")], "it has CELLS without CELL_TYPES"),
@@ -639,9 +631,8 @@ def test_damaged_binary_files(tmp_path: Path) -> None:
     corners = whole.index(b"\n", first) + 1
     polygon_files.refused(path, whole[: first - 20], "not a VTK file, or a damaged one .*Error reading binary data")
     polygon_files.refused(path, whole.replace(b"float", b"\xff\xfe"), "not a VTK file, or a damaged one$")
-    polygon_files.refused(
-        path, whole[:corners] + b"\x70\0\0\0" + whole[corners + 4 :], r"VTK crashes on it \(SIG|damaged one"
-    )
+    many = whole[:corners] + b"\x70\0\0\0" + whole[corners + 4 :]
+    polygon_files.refused(path, many, r"VTK crashes on it \(SIG|damaged one")
     path = tmp_path / "a.vtu"
     write_xml(path, "vtkUnstructuredGrid", "Ascii")
     text = path.read_text()
@@ -654,9 +645,8 @@ def test_damaged_binary_files(tmp_path: Path) -> None:
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vtkmodules.py").write_text("raise ImportError('No module named vtkmodules')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    polygon_files.refused(
-        tmp_path / "a.vtk", POLYDATA, r"need the package vtk .*Install it with: pip install 'diffnet\[vtk\]'"
-    )
+    message = r"need the package vtk .*Install it with: pip install 'diffnet\[vtk\]'"
+    polygon_files.refused(tmp_path / "a.vtk", POLYDATA, message)
 
 
 def test_a_failure_that_is_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

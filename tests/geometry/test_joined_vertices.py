@@ -219,7 +219,6 @@ def test_vertices_that_share_no_position_keep_their_rows() -> None:
         {"attention_heads": 2, "outputs_at": "global_mean"},
         {"diffusion": "implicit", "attention_heads": 2},
     ],
-    ids=["default", "faces", "attention", "implicit"],
 )
 def test_a_network_sees_the_connected_mesh(options: dict[str, Any]) -> None:
     """The outputs at all copies are those of the connected mesh."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from operator_checks import assert_sound, gradient
+from operator_checks import assert_same, assert_sound, gradient
 from refusals import refused
 from scipy.spatial import Delaunay
 from shapes import arrays
@@ -96,8 +96,7 @@ def test_normals_of_files(tmp_path: Path, sphere: trimesh.Trimesh, write: Any) -
         for rule, expected in ((None, default), ("file", given), ("geometry", by_geometry)):
             (of_many,) = precompute_all([path], 6, cache_dir=cache, normals=rule, jobs=1)
             for found in (precompute(path, k=6, normals=rule), of_many):
-                assert torch.equal(found.frames, expected.frames)
-                assert torch.equal(found.laplacian.values, expected.laplacian.values)
+                assert_same(found, expected)
     assert len(list(cache.rglob("*.operators.safetensors"))) == 4
 
 

@@ -335,14 +335,7 @@ COLORS = np.stack([RED, BLUE])
 
 
 def render(
-    verts: Any,
-    faces: Any,
-    labels: Any,
-    *,
-    at: str = "vertices",
-    size: Any = (600, 600),
-    view: Any = None,
-    colors: Any = None,
+    verts: Any, faces: Any, labels: Any, *, size: Any, at: str = "vertices", view: Any = None, colors: Any = None
 ) -> np.ndarray:
     surface = make_surface(verts, faces)
     labels = make_field("labels", "labels", labels, surface, at).values
@@ -401,8 +394,7 @@ def test_labels_are_never_blended() -> None:
 
 
 def test_labels_at_faces_and_edges() -> None:
-    verts = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], float)
-    faces = np.array([[0, 1, 2], [0, 2, 3]])
+    verts, faces = np.array(SQUARE[0], float), np.array(SQUARE[1])
     image = render(verts, faces, [0, 1], at="faces", size=(60, 60), view=(0, 0), colors=COLORS)
     assert is_red(image)[45, 50]
     assert is_blue(image)[15, 10]
