@@ -189,10 +189,10 @@ def diffused_curvature(positions: Tensor, operators: Operators, *, times: Tensor
         times = evals.new_tensor(TIMES)
     check_tensor("times", times, ("T",))
     check_finite("times", times, least=0)
-    own_mesh = per_vertex(operators, torch.arange(meshes, device=mass.device))
-    area = mass.new_zeros(meshes).index_add(0, own_mesh, mass)
-    center = positions.new_zeros(meshes, 3).index_add(0, own_mesh, mass[:, None].to(positions) * positions)
-    centered = positions - (center / area[:, None].to(positions))[own_mesh]
+    mesh_numbers = per_vertex(operators, torch.arange(meshes, device=mass.device))
+    area = mass.new_zeros(meshes).index_add(0, mesh_numbers, mass)
+    center = positions.new_zeros(meshes, 3).index_add(0, mesh_numbers, mass[:, None].to(positions) * positions)
+    centered = positions - (center / area[:, None].to(positions))[mesh_numbers]
     # Positions in double precision are rounded only after they are centered.
     spectrum = to_spectral(torch.cat([centered.to(mass), operators.normals], 1), operators)  # (B, K, 6)
     decay = torch.exp(-evals[:, :, None] * area[:, None, None] * times.to(evals))[..., None]  # (B, K, T, 1)

@@ -175,13 +175,13 @@ class _Request:
     keys: (N, C) the pairs of vertices, true · V + predicted. C is 1 for true vertices, 3 for true points.
     weights: (N, 3) of points in faces, or None
     corners: (N, 3) of these faces
-    is_known: (N,) whether the truth is known
+    has_truth: (N,) whether the truth is known
     """
 
     keys: Ints
     weights: Floats | None
     corners: Ints
-    is_known: NDArray[np.bool_]
+    has_truth: NDArray[np.bool_]
 
 
 def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
@@ -192,19 +192,19 @@ def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
         if mesh.is_point_cloud:
             raise MeshError(f"{mesh.name}: a point cloud has no faces, so the truth should be vertices")
         truth.check(mesh, f"{mesh.name}, truth")
-        is_known, corners = truth.faces >= 0, mesh.faces[truth.faces]
+        has_truth, corners = truth.faces >= 0, mesh.faces[truth.faces]
         weights: Floats | None = np.clip(truth.weights, 0, None)
     else:
         labels = indices("truth", truth)
-        is_known, corners, weights = labels >= 0, labels[:, None], None
+        has_truth, corners, weights = labels >= 0, labels[:, None], None
     if len(answers) != len(corners):
         raise ValueError(f"predicted and truth should have one length, got {len(answers)} and {len(corners)}")
-    for array in (answers, corners[is_known]):
+    for array in (answers, corners[has_truth]):
         wrong = array[(array < 0) | (array >= vertices)]
         if len(wrong):
             raise IndexError(f"vertices should be from 0 to {vertices - 1}, got {wrong.flat[0]}")
-    keys = surface.same[np.where(is_known[:, None], corners, 0)] * vertices + surface.same[answers][:, None]
-    return _Request(np.where(is_known[:, None], keys, 0), weights, corners, is_known)
+    keys = surface.same[np.where(has_truth[:, None], corners, 0)] * vertices + surface.same[answers][:, None]
+    return _Request(np.where(has_truth[:, None], keys, 0), weights, corners, has_truth)
 
 
 def indices(name: str, value: Any) -> Ints:
@@ -259,7 +259,7 @@ def _errors(surface: _Surface, request: _Request) -> Floats:
         errors = distances[:, 0]
     else:
         errors = to_points(distances, surface.mesh.verts[request.corners], request.weights)
-    return np.where(request.is_known, errors / surface.scale, np.nan)
+    return np.where(request.has_truth, errors / surface.scale, np.nan)
 
 
 def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:

@@ -18,7 +18,7 @@ from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
+from diffnet.geometry.mesh.objects import normals_array, on_host, real_array, source_of, unit_normals, user_normals
 from diffnet.geometry.mesh.orientation import turned_faces
 from diffnet.geometry.mesh.polygons import triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
@@ -255,7 +255,7 @@ def make_mesh(
             f"{name}: coordinates up to {np.abs(v).max():.3g} are beyond single precision ({_MAX_COORDINATE:.3g}), the "
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
-    unit = None if normals is None else own_normals(normals, len(v), name)
+    unit = None if normals is None else user_normals(normals, len(v), name)
     try:
         f = np.asarray([] if faces is None else on_host(faces))
     except (TypeError, ValueError) as e:

@@ -286,8 +286,8 @@ def _of_mesh(host: Arrays, mesh: int, first: int, end: int) -> Arrays:
         arrays[f"{which}_indptr"] = host[f"{which}_indptr"][first : end + 1] - np.int32(begin)
         arrays[f"{which}_indices"] = host[f"{which}_indices"][begin:stop]
     order = host.get("row_order", np.zeros(0, np.int32))[first:end]
-    is_own = np.array_equal(order, np.arange(len(order)))
-    return arrays | {"row_order": order[:0] if is_own else order}
+    is_mesh_order = np.array_equal(order, np.arange(len(order)))
+    return arrays | {"row_order": order[:0] if is_mesh_order else order}
 
 
 def _repeated(values: Tensor, starts: Tensor) -> Tensor:

@@ -565,7 +565,7 @@ def test_processes_stay_for_later_pools(tmp_path: Path, monkeypatch: pytest.Monk
     with WorkerPool(1, 1) as pool:
         assert pool.submit(os.getcwd).result() == str(tmp_path)
         assert pool.submit(os.getpid).result() != second
-    monkeypatch.setattr(processes, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(processes, "IDLE_SECONDS", 0)
     third = process_of_a_call()
     assert process_of_a_call() != third
     stop_workers()
