@@ -22,12 +22,12 @@ from diffnet.viz.surface import (
     Surface,
     ValuesAt,
     View,
-    chosen_view,
     corner_normals,
     face_elements,
     rotation_of,
     shown_points,
     to_screen,
+    view_for,
 )
 
 BACKGROUND = (250, 250, 251)
@@ -88,7 +88,7 @@ def draw(
     drawn: list[_Samples] = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), *none)]
     if len(points):
         shown = points if arrows is None else np.concatenate([points, arrows.verts])
-        drawn += _draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend)
+        drawn += _draw(surface, at, arrows, shown, rotation_of(view_for(points, view)), samples, blend)
     fields: list[Any] = [None if x[0] is None else np.concatenate(x, -1) for x in zip(*drawn, strict=True)]
     pixels, *others = fields
     y, x = np.divmod(pixels, samples[1])

@@ -121,7 +121,7 @@ class View(NamedTuple):
     elevation: float
 
 
-def chosen_view(points: Any, view: View | tuple[float, float] | None) -> View:
+def view_for(points: Any, view: View | tuple[float, float] | None) -> View:
     """The view itself, the view with an azimuth and an elevation and the default up axis, or the default view."""
     if isinstance(view, View):
         return view
