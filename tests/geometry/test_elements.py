@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import trimesh
 from refusals import refused
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from shapes import soup
 
 from diffnet.geometry import (
@@ -144,7 +146,7 @@ def test_the_cache_knows_the_number_of_faces(tmp_path: Path) -> None:
 
 def test_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = np.zeros((0, 3)), np.zeros((0, 3), np.int32)
-    monkeypatch.setattr("fast_simplification.simplify", lambda *arguments, **options: nothing)
+    monkeypatch.setattr("fast_simplification.simplify", Mock(return_value=nothing))
     refused(MeshError, "decimation to 100 faces leaves none; allow more", decimate, BALL, 100)
 
 
@@ -180,32 +182,16 @@ def test_unknown_points_have_no_elements() -> None:
 # ---- instances: connected parts of labels ----
 
 
-def neighbors(mesh: Mesh, at: ElementsAt) -> list[set[int]]:
-    """By loops over the faces."""
-    found: list[set[int]] = [set() for _ in element_areas(mesh, at)]
+def connected_parts(mesh: Mesh, labels: np.ndarray, at: ElementsAt) -> list[set[int]]:
+    """Neighbors share a face or, if they are faces, an edge."""
     sides = edges_of_faces(mesh.faces)
     groups = {"vertices": mesh.faces, "edges": sides}.get(at)
     if groups is None:
         groups = [np.flatnonzero((sides == edge).any(1)) for edge in range(sides.max() + 1)]
-    for group in groups:
-        for i in group:
-            found[i] |= {int(j) for j in group if j != i}
-    return found
-
-
-def flooded(mesh: Mesh, labels: np.ndarray, at: ElementsAt) -> list[set[int]]:
-    """The connected parts of labels, by a search from each element."""
-    near, left, parts = neighbors(mesh, at), set(range(len(labels))), []
-    while left:
-        part, queue = set(), deque([left.pop()])
-        while queue:
-            i = queue.popleft()
-            part.add(i)
-            new = {j for j in near[i] if j in left and labels[j] == labels[i]}
-            left -= new
-            queue.extend(new)
-        parts.append(part)
-    return parts
+    pairs = np.array([(i, j) for group in groups for i in group for j in group if labels[i] == labels[j]])
+    graph = coo_matrix((np.ones(len(pairs)), pairs.T), (len(labels), len(labels)))
+    part = connected_components(graph)[1]
+    return [set(np.flatnonzero(part == i).tolist()) for i in range(part.max() + 1)]
 
 
 @AT
@@ -215,7 +201,7 @@ def test_without_a_least_area_they_are_the_connected_parts(at: ElementsAt) -> No
     numbers, new = label_instances(mesh, labels, at=at, least_area=0)
     np.testing.assert_array_equal(new, labels)
     assert (numbers[labels < 0] == -1).all()
-    expected = {frozenset(part) for part in flooded(mesh, labels, at) if labels[next(iter(part))] >= 0}
+    expected = {frozenset(part) for part in connected_parts(mesh, labels, at) if labels[next(iter(part))] >= 0}
     assert {frozenset(np.flatnonzero(numbers == i).tolist()) for i in range(numbers.max() + 1)} == expected
 
 
@@ -234,7 +220,7 @@ def test_small_parts_take_the_label_around_them(at: ElementsAt) -> None:
     assert [set(labels[numbers == i]) for i in range(4)] == [{2}, {4}, {7}, {7}]
     areas = np.bincount(numbers, element_areas(mesh, at))
     assert areas[2] >= areas[3]
-    assert len(flooded(mesh, labels, at)) == 4
+    assert len(connected_parts(mesh, labels, at)) == 4
     again = label_instances(mesh, labels, at=at, least_area=0.02)
     np.testing.assert_array_equal(again.numbers, numbers)
     np.testing.assert_array_equal(again.labels, labels)

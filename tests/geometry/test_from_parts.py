@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import potpourri3d
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
@@ -36,18 +37,7 @@ def expected(mesh: tuple[np.ndarray, np.ndarray]) -> Operators:
 
 def cotangents(verts: np.ndarray, faces: np.ndarray) -> tuple[scipy.sparse.csr_matrix, scipy.sparse.dia_matrix]:
     """Cotangent Laplacian and lumped mass matrix, as users of libigl or pyFM have them."""
-    rows, columns, values, areas = [], [], [], np.zeros(len(verts))
-    for i in range(3):
-        a, b, c = (faces[:, (i + n) % 3] for n in range(3))
-        u, v = verts[a] - verts[c], verts[b] - verts[c]
-        double_area = np.linalg.norm(np.cross(u, v), axis=1)
-        cotangent = (u * v).sum(1) / double_area / 2
-        rows += [a, b, a, b]
-        columns += [b, a, a, b]
-        values += [-cotangent, -cotangent, cotangent, cotangent]
-        areas += np.bincount(c, double_area / 6, len(verts))
-    entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
-    return scipy.sparse.csr_matrix(entries, (len(verts),) * 2), scipy.sparse.diags(areas)
+    return potpourri3d.cotan_laplacian(verts, faces), scipy.sparse.diags(potpourri3d.vertex_areas(verts, faces))
 
 
 def parts_of(o: Operators) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import json
 import struct
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import numpy as np
@@ -171,10 +171,7 @@ def test_a_header_of_many_properties(tmp_path: Path) -> None:
 
 
 def test_memory_that_runs_out_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(data: bytes) -> Any:
-        raise MemoryError
-
-    monkeypatch.setitem(formats.READERS, ".obj", formats.Reader(exhausted))
+    monkeypatch.setitem(formats.READERS, ".obj", formats.Reader(Mock(side_effect=MemoryError)))
     refused(tmp_path / "a.obj", OBJ, "its 24 bytes need more memory than there is")
 
 

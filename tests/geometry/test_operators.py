@@ -249,19 +249,13 @@ def test_samples_that_cannot_be_packed() -> None:
     refused(ValueError, "different device", collate, [(a, 1), (a.to("meta"), 1)])
 
 
-class Clouds(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        operators = tiny_operators()[index]
-        return {"x": features(operators), "mesh": (operators, index)}
+def numbered_samples() -> list[Any]:
+    return [{"x": features(o), "mesh": (o, number)} for number, o in enumerate(tiny_operators())]
 
 
 def test_loaders_with_workers() -> None:
-    data = Clouds()
     batches = MeshBatches([o.num_vertices for o in tiny_operators()], max_vertices=50)
-    loader = DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=1)
+    loader = DataLoader(numbered_samples(), batch_sampler=batches, collate_fn=collate, num_workers=1)
     found = list(loader)
     assert [batch["mesh"][1].tolist() for batch in found] == [[0, 1], [2, 3]]
     for batch, part in zip(found, (tiny_operators()[:2], tiny_operators()[2:]), strict=True):
@@ -278,7 +272,7 @@ def test_pinned_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(Tensor, "pin_memory", lambda x, device=None: x.clone())
-    batch = collate([Clouds()[i] for i in range(4)])
+    batch = collate(numbered_samples())
     source = batch["mesh"][0]
     source.edges  # noqa: B018, found before, so that it moves along
     pinned = pin_memory(batch)
@@ -293,7 +287,7 @@ def test_pinned_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_loaders_with_pinned_memory() -> None:
-    loader = DataLoader(Clouds(), batch_size=2, collate_fn=collate, num_workers=1, pin_memory=True)
+    loader = DataLoader(numbered_samples(), batch_size=2, collate_fn=collate, num_workers=1, pin_memory=True)
     for batch in loader:
         operators, labels = batch["mesh"]
         assert batch["x"].is_pinned()
@@ -301,7 +295,7 @@ def test_loaders_with_pinned_memory() -> None:
         assert operators.evecs.is_pinned()
         there = operators.to("cuda", non_blocking=True)
         assert torch.equal(there.evecs.cpu(), operators.evecs)
-    moved = [{"x": s["x"].cuda(), "mesh": (s["mesh"][0].cuda(), s["mesh"][1])} for s in (Clouds()[0], Clouds()[1])]
+    moved = [{"x": s["x"].cuda(), "mesh": (s["mesh"][0].cuda(), s["mesh"][1])} for s in numbered_samples()[:2]]
     assert collate(moved)["mesh"][1].is_cuda
 
 

@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,8 +35,6 @@ from diffnet.geometry import (
     precompute_all,
     with_k_ring,
 )
-from diffnet.geometry.discretize.original import original_parts
-from diffnet.geometry.eigen.solve import shifted_pairs
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import SparseMatrix
 
@@ -124,10 +123,7 @@ def test_normalized_positions(sphere: trimesh.Trimesh, tmp_path: Path) -> None:
     ],
 )
 def test_unusable_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Any, message: str) -> None:
-    def load(*_: Any) -> None:
-        pytest.fail("the mesh was read before the device was checked")
-
-    monkeypatch.setattr("diffnet.geometry.mesh.normalize.load_mesh", load)
+    monkeypatch.setattr("diffnet.geometry.mesh.normalize.load_mesh", None)  # the device is checked before
     refused(OptionError, message, precompute, "a.off", k=4, cache_dir=tmp_path, device=device)
     refused(OptionError, message, precompute_all, ["a.off"], 4, cache_dir=tmp_path, device=device, jobs=1)
 
@@ -433,10 +429,7 @@ def test_meshes_without_surface_are_refused(case: str, kind: Any) -> None:
 
 def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["diffnet.geometry.discretize.laplacian"]
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("assertion in C++")
-
+    fail = Mock(side_effect=RuntimeError("assertion in C++"))
     monkeypatch.setattr(module.robust_laplacian, "mesh_laplacian", fail)
     monkeypatch.setattr(module.potpourri3d, "cotan_laplacian", fail)
     for kind in LAPLACIANS:
@@ -507,30 +500,24 @@ def test_the_recipe_of_the_original() -> None:
     np.testing.assert_allclose(ours.evals[0], theirs["evals"], rtol=1e-5, atol=1e-9)
 
 
-def test_eigenpairs_of_the_shifted_laplacian() -> None:
-    """With two components, and with lone vertices whose pairs are among the others."""
-    ball = trimesh.creation.icosphere(1)
-    verts = np.concatenate([ball.vertices, 0.6 * ball.vertices + 3, [[9.0, 0, 0], [8.0, 0, 0]]])
-    parts = original_parts(load_mesh((verts, np.concatenate([ball.faces, ball.faces + len(ball.vertices)]))))
-    assert np.flatnonzero(parts.lone_mass).tolist() == [84, 85]
-    shift, live = 1e-4, parts.lone_mass == 0
-    lone = np.where(live, 0, [shift / 2.5] * 84 + [shift / 2.5, shift / 40])
-    mass = np.where(live, parts.mass, lone)
-    root = 1 / np.sqrt(mass)
-    all_pairs = np.linalg.eigh(root[:, None] * parts.laplacian.toarray() * root + np.diag(shift * root**2))
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # normals of lone vertices in NumPy
+@pytest.mark.parametrize(("k", "lone_pairs"), [(24, 0), (40, 1)])
+def test_two_components_and_lone_vertices_as_in_the_original(k: int, lone_pairs: int) -> None:
+    """The pairs of lone vertices, whose eigenvalue is 30, are beyond the others or among them."""
+    mesh = ellipsoid(0, 2)
+    verts = np.concatenate([mesh.verts, 0.6 * mesh.verts + 3, [[9, 0, 0], [8, 0, 0]]]).astype(np.float32).astype(float)
+    faces = np.concatenate([mesh.faces, mesh.faces + 162])
+    ours, theirs = precompute(verts, faces, k=k, operators="original"), original_precompute(verts, faces, k)
+    np.testing.assert_allclose(ours.evals[0], theirs["evals"], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(gram(ours), np.eye(k), atol=1e-6)
+    assert ours.evecs[-2:].count_nonzero(dim=1).tolist() == [lone_pairs, lone_pairs]
 
-    inner = np.linalg.eigh((root[:, None] * parts.laplacian.toarray() * root)[:84, :84])
-    vectors = np.zeros((86, 84))
-    vectors[:84] = root[:84, None] * inner[1]
-    evals, evecs = shifted_pairs((inner[0][:10], vectors[:, :10]), lone, shift)
-    np.testing.assert_allclose(evals, all_pairs[0][:10], atol=1e-6)
-    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(10), atol=1e-10)
-    assert np.abs(evecs[84]).max() == pytest.approx(1 / np.sqrt(lone[84]))
-    assert np.abs(evecs[85]).max() == 0  # its eigenvalue is 40
-    # More pairs than there are: values repeat the last one, vectors are 0.
-    padded = shifted_pairs((np.array([0.0, 2.0, 2.0]), np.eye(4)[:, :3] * [1, 1, 0]), np.zeros(4), shift)
-    assert padded[0].tolist() == [shift, 2 + shift, 2 + shift]
-    assert not padded[1][:, 2].any()
+
+def test_more_pairs_than_the_original_has() -> None:
+    """Values repeat the last one, and vectors are 0."""
+    padded = precompute(TETRAHEDRON, k=9, operators="original")
+    assert (padded.evals[0, 4:] == padded.evals[0, 3]).all()
+    assert not padded.evecs[:, 4:].any()
 
 
 def test_the_result_depends_on_the_size() -> None:
