@@ -91,9 +91,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 @pytest.mark.parametrize(("k", "scale"), [(4, 0.01), (128, 0.1), (128, 20), (4, 1000)])
 @pytest.mark.filterwarnings("error")
-def test_hks_warns_once_of_meshes_of_another_size(
-    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, k: int, scale: float
-) -> None:
+def test_hks_warns_once_of_size(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, k: int, scale: float) -> None:
     # The warning is issued once in a process, so earlier tests must not count.
     monkeypatch.setattr("diffnet.geometry.descriptors._warned_of_size", [])
     verts, faces = arrays(sphere)

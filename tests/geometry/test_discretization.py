@@ -270,9 +270,8 @@ def test_values_are_those_of_one_mesh_after_the_other(kind: LaplacianKind) -> No
         assert abs(laplacian - laplacian.T).max() == 0
         assert np.abs(laplacian.sum(1)).max() < 1e-12 * abs(laplacian).max()
         np.testing.assert_allclose(mass, expected.mass, rtol=1e-6, atol=1e-9)
-        assert {name: array.dtype for name, array in entry.items()} == {
-            name: array.dtype for name, array in expected.arrays.items()
-        }
+        types, others = ({name: x.dtype for name, x in each.items()} for each in (entry, expected.arrays))
+        assert types == others
         np.testing.assert_allclose(entry["mass"], expected.arrays["mass"], rtol=2e-6, atol=1e-9)
         np.testing.assert_allclose(entry["frames"], expected.arrays["frames"], atol=1e-6)
         largest = np.abs(expected.arrays["gradient"]).max()
@@ -383,9 +382,8 @@ def test_edges_that_are_a_matter_of_choice_are_chosen_alike() -> None:
 
 def fan() -> Arrays:
     """Three faces at one edge, two of them at the same angle."""
-    return np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 2, 0.0], [0, 0, 1]]), np.array(
-        [[0, 1, 2], [0, 1, 3], [1, 0, 4]]
-    )
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 2, 0.0], [0, 0, 1]])
+    return verts, np.array([[0, 1, 2], [0, 1, 3], [1, 0, 4]])
 
 
 @pytest.mark.parametrize(
@@ -440,9 +438,8 @@ def scattered(mesh: trimesh.Trimesh, missing: int = 0) -> tuple[Tensor, Tensor]:
     """Positions of a mesh with noise, and its faces without the last ones."""
     verts = torch.from_numpy(mesh.vertices.copy())
     noise = torch.randn(verts.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return verts + 0.1 * mesh.scale / len(verts) ** 0.5 * noise, torch.from_numpy(
-        mesh.faces[: len(mesh.faces) - missing]
-    )
+    faces = torch.from_numpy(mesh.faces[: len(mesh.faces) - missing])
+    return verts + 0.1 * mesh.scale / len(verts) ** 0.5 * noise, faces
 
 
 CLOSED = scattered(trimesh.creation.icosphere(1))

@@ -197,9 +197,7 @@ def test_a_batch_in_which_a_check_fails(sphere: trimesh.Trimesh, monkeypatch: py
         np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
 
 
-def test_the_cpu_solves_where_a_gpu_has_too_little_memory(
-    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cpu_solves_where_a_gpu_has_little_memory(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(eigenbases_on_gpu, "eigenbases_on_gpu", full)
     laplacian, mass = problem(sphere)
@@ -260,9 +258,7 @@ def turn(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarra
         (no_convergence, "haven't converged"),
     ],
 )
-def test_wrong_results_are_noticed(
-    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str
-) -> None:
+def test_faults_are_noticed(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str) -> None:
     laplacian, mass = problem(sphere)
     expected, _ = eigenbasis(laplacian, mass, 40)
     converge = KrylovSpace.converge
@@ -404,9 +400,7 @@ def exact(laplacian: scipy.sparse.csr_matrix, mass: np.ndarray) -> np.ndarray:
     with mpmath.workdps(60):
         root = [1 / mpmath.sqrt(m) for m in mass.tolist()]
         dense = laplacian.toarray().tolist()
-        scaled = [
-            [entry * a * b for entry, b in zip(row, root, strict=True)] for row, a in zip(dense, root, strict=True)
-        ]
+        scaled = [[x * a * b for x, b in zip(row, root, strict=True)] for row, a in zip(dense, root, strict=True)]
         return np.array([float(value) for value in mpmath.eigsy(mpmath.matrix(scaled), eigvals_only=True)])
 
 
@@ -449,9 +443,7 @@ def test_eigenvalues_that_rounding_spoils_are_reported() -> None:
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 @pytest.mark.parametrize("fault", ["zeros", "values"])
-def test_wrong_eigenvalues_of_any_solver_are_reported(
-    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_wrong_eigenvalues_are_reported(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Also with the code for a GPU. The faults are added after the solvers' own checks."""
     laplacian, mass = problem(sphere)
 

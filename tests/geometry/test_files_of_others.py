@@ -540,9 +540,8 @@ def test_files_of_lines_are_refused(tmp_path: Path, shared: Path) -> None:
     refused(tmp_path / "b.obj", POINTS + "cstype bezier\nsurf 0 1 0 1 1 2 3 4\nend\n", "it holds free-form surfaces")
     assert read(tmp_path / "c.obj", POINTS + "p 1 2 3 4\n").is_point_cloud
     assert len(read(tmp_path / "d.obj", POINTS + "l 1 2\nf 1 2 3\n").faces) == 1
-    edges = written("ply", np.eye(3).tolist(), []).replace(
-        "end_header", "element edge 1\nproperty int vertex1\nproperty int vertex2\nend_header"
-    )
+    element = "element edge 1\nproperty int vertex1\nproperty int vertex2\n"
+    edges = written("ply", np.eye(3).tolist(), []).replace("end_header", f"{element}end_header")
     refused(tmp_path / "a.ply", edges + "0 1\n", "it holds edges, expected polygons")
     lines = shared_gltf(1)
     lines["meshes"][0]["primitives"][0]["mode"] = 1

@@ -419,9 +419,7 @@ UNIT = ["1.0 0 0", "0 1.0 0.2", "0 0 1"]
     ],
     ids=["obj", "coff", "cnoff", "off", "obj-with-comments"],
 )
-def test_colors_of_text_files(
-    tmp_path: Path, name: str, content: Callable[[list[str]], str], colors: list[str]
-) -> None:
+def test_colors_of_texts(tmp_path: Path, name: str, content: Callable[[list[str]], str], colors: list[str]) -> None:
     path = tmp_path / name
     path.write_text(content(colors))
     np.testing.assert_allclose(load_attributes(path).colors, COLORS)

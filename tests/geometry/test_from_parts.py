@@ -58,10 +58,8 @@ def indefinite(parts: dict[str, Any], change: float = 2.5) -> scipy.sparse.csr_m
     """The Laplacian with one weight of the wrong sign. Its diagonal is positive, and its rows sum to 0."""
     laplacian = scipy.sparse.csr_matrix(matrix(parts["laplacian"]))
     ends = np.array([0, laplacian.indices[laplacian.indices > 0][0]])
-    weights = scipy.sparse.csr_matrix(
-        ([-change, change, change, -change], (ends[[0, 0, 1, 1]], ends[[0, 1, 0, 1]])), laplacian.shape
-    )
-    changed = laplacian + weights
+    entries = [-change, change, change, -change], (ends[[0, 0, 1, 1]], ends[[0, 1, 0, 1]])
+    changed = laplacian + scipy.sparse.csr_matrix(entries, laplacian.shape)
     assert (changed.diagonal() > 0).all()
     return changed
 

@@ -244,9 +244,8 @@ def test_damaged_ply(tmp_path: Path, old: str, new: str, message: str) -> None:
 
 def test_ply_with_several_lists_and_other_elements(tmp_path: Path) -> None:
     """Another element stands before the faces, and faces have two lists."""
-    text = ASCII_PLY.format(count=3).replace(
-        "element face", "element edge 2\nproperty int a\nproperty list uchar float b\nelement face"
-    )
+    edge = "element edge 2\nproperty int a\nproperty list uchar float b\n"
+    text = ASCII_PLY.format(count=3).replace("element face", f"{edge}element face")
     text = text.replace("end_header", "property list uchar uchar flags\nproperty ushort label\nend_header")
     edges, faces = "7 1 0.5\n8 0\n", "3 1 4 2 0 5\n4 0 1 4 2 2 9 9 6\n3 0 1 3 1 1 7\n"
     text = text.replace("vertex 3", "vertex 5").replace(POINTS, "0 0 0\n1 0 0\n0 1 0\n0 0 1\n1 1 0\n")

@@ -213,9 +213,7 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
-def test_a_gpu_computes_large_meshes_and_workers_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
+def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     solve, alone = group.packed_eigenbases, group.computed_arrays
     on_cpu: list[str] = []
 
@@ -373,9 +371,7 @@ def pinned_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pinned_on_the_cpu")
 @pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
 @pytest.mark.parametrize("basis", ["float32", "float16"])
-def test_operators_are_equal_when_they_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any
-) -> None:
+def test_operators_that_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any) -> None:
     monkeypatch.setattr(gradient, "MAX_GAP", near)
     for module in (pattern, reading):
         monkeypatch.setattr(module, "PIECE", 30)
@@ -411,9 +407,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("kind", ["mesh", "operators"])
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "missing"])
-def test_entries_that_change_are_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any
-) -> None:
+def test_changes_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any) -> None:
     monkeypatch.setattr(many, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
     files, folder = write_files(tmp_path)[:2], tmp_path / "cache"
     expected = [precompute(file, k=8, cache_dir=folder) for file in files]

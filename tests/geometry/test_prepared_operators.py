@@ -322,11 +322,9 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
     assert len(buffers) == 1
 
 
-@pytest.mark.parametrize("in_main_thread", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize(("least", "largest"), [(1, 700), (1000, 1000), (1000, 5000), (10**6, 10**6)])
-def test_copies_without_a_gpu(
-    no_gpu: None, monkeypatch: pytest.MonkeyPatch, least: int, largest: int, in_main_thread: bool
-) -> None:
+def test_copying_pieces(no_gpu: None, monkeypatch: pytest.MonkeyPatch, least: int, largest: int, direct: bool) -> None:
     """The same code with the CPU in place of the GPU, in pieces of several sizes."""
     monkeypatch.setattr(transfer, "MIN_PIECE", least)
     monkeypatch.setattr(transfer, "MAX_PIECE", largest)
@@ -335,7 +333,7 @@ def test_copies_without_a_gpu(
 
     with ThreadPoolExecutor(1) as pool:
         copy_all = partial(transfer.to_gpu, tensors, cpu, non_blocking=True)
-        copies = copy_all() if in_main_thread else pool.submit(copy_all).result()
+        copies = copy_all() if direct else pool.submit(copy_all).result()
     assert_equal(copies, tensors)
     assert len({x.untyped_storage().data_ptr() for x in copies}) == 1
     assert copies[0].data_ptr() != tensors[0].data_ptr()

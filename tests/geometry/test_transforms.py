@@ -300,9 +300,8 @@ def test_transforms_read_nothing_back_from_a_gpu() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     expected = rotated(mirrored(scaled(batch(), factors.cpu()), which.cpu()), turns.cpu())
-    for a, b in zip(
-        read, [expected.mass, expected.evals, expected.evecs, expected.frames, expected.gradient.values], strict=True
-    ):
+    values = [expected.mass, expected.evals, expected.evecs, expected.frames, expected.gradient.values]
+    for a, b in zip(read, values, strict=True):
         assert relative(a.cpu(), b) < 1e-5
 
 

@@ -331,9 +331,7 @@ def test_matches_count_within_a_mesh(pairs: tuple[Operators, Operators], feature
     assert [int(m.max()) < n for m, n in zip(b.unpack(matches), a.lengths, strict=True)] == [True, True]
 
 
-def test_soft_maps_are_those_of_all_pairs_of_vertices(
-    pairs: tuple[Operators, Operators], features: list[Tensor]
-) -> None:
+def test_soft_maps_are_those_of_all_pairs(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:
     a, b = pairs[0][0], pairs[1][0]
     x, y = features[0][: a.num_vertices], features[1][: b.num_vertices]
     expected = b.evecs.mT @ (b.mass[:, None] * (torch.softmax(y @ x.mT / 0.07, 1) @ a.evecs))

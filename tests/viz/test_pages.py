@@ -214,9 +214,8 @@ def test_ply_round_trip(tmp_path: Path, at: str) -> None:
         np.testing.assert_array_equal(again.verts, verts)
         np.testing.assert_array_equal(again.faces, np.zeros((0, 3)) if at == "points" else faces)
     loaded = trimesh.load(path, process=False)
-    colors = (
-        loaded.colors if at == "points" else getattr(loaded.visual, f"{'face' if at == 'faces' else 'vertex'}_colors")
-    )
+    kind = "face_colors" if at == "faces" else "vertex_colors"
+    colors = loaded.colors if at == "points" else getattr(loaded.visual, kind)
     np.testing.assert_array_equal(colors[:, :3], colorize(labels))
 
 

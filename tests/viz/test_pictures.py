@@ -28,9 +28,7 @@ from diffnet.viz.surface import corner_normals, default_view, make_surface
 SQUARE = ([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
 
 
-def sphere(
-    radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3
-) -> tuple[np.ndarray, np.ndarray]:
+def sphere(radius: float = 1.0, center: Any = (0, 0, 0), subdivisions: int = 3) -> tuple[np.ndarray, np.ndarray]:
     mesh = trimesh.creation.icosphere(subdivisions=subdivisions, radius=radius)
     return np.asarray(mesh.vertices) + center, np.asarray(mesh.faces)
 
