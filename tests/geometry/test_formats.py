@@ -20,7 +20,7 @@ import polygon_files
 import pytest
 import torch
 import trimesh
-from polygon_files import FAN, POLYGONS, VERTS, ascii_stl, binary_stl, check, read
+from polygon_files import FAN, POLYGONS, VERTS, ascii_stl, binary_stl, check, read, written
 
 from diffnet.geometry import FORMATS, MeshError, load_attributes, load_mesh, normalize_positions, precompute
 from diffnet.geometry.mesh import vtk
@@ -435,31 +435,19 @@ def test_files_without_colors(tmp_path: Path) -> None:
         assert found.vertices == found.faces == {}
 
 
-COLORED_PLY = """ply
-format ascii 1.0
-element vertex 3
-property float x
-property float y
-property float z
-property {kind} red
-property {kind} green
-property {kind} blue
-property double quality
-element face 1
-property list uchar int vertex_indices
-property int label
-end_header
-0 0 0 {a} 0.5
-1 0 0 {b} -2
-0 1 0 {c} 7
-3 0 1 2 9
-"""
+def ply_with_properties(kind: str, colors: list[str]) -> str:
+    """A triangle with colors and qualities of its vertices and a label of its face."""
+    rows = [[point, color, quality] for point, color, quality in zip(POINTS, colors, (0.5, -2, 7), strict=True)]
+    head, _, body = written("ply", rows, [[0, 1, 2]]).partition("end_header\n")
+    properties = "".join(f"property {kind} {name}\n" for name in ("red", "green", "blue"))
+    head = head.replace("element face", f"{properties}property double quality\nelement face")
+    return f"{head}property int label\nend_header\n{body.rstrip()} 9\n"
 
 
 @pytest.mark.parametrize(("kind", "colors"), [("uchar", WHOLE), ("float", UNIT), ("int", WHOLE)])
 def test_properties_of_ply_files(tmp_path: Path, kind: str, colors: list[str]) -> None:
     path = tmp_path / "a.ply"
-    path.write_text(COLORED_PLY.format(kind=kind, **dict(zip("abc", colors, strict=True))))
+    path.write_text(ply_with_properties(kind, colors))
     found = load_attributes(path)
     np.testing.assert_allclose(found.colors, COLORS, atol=1e-7)
     assert found.face_colors is None

@@ -42,16 +42,9 @@ def cotangents(verts: np.ndarray, faces: np.ndarray) -> tuple[scipy.sparse.csr_m
 
 def parts_of(o: Operators) -> dict[str, Any]:
     """The arguments of `from_parts` that give these operators again."""
-    return {
-        "mass": o.mass,
-        "laplacian": o.laplacian,
-        "evals": o.evals[0],
-        "evecs": o.evecs,
-        "grad_x": SparseMatrix(o.gradient.pattern, o.gradient.values[0]),
-        "grad_y": SparseMatrix(o.gradient.pattern, o.gradient.values[1]),
-        "frames": o.frames,
-        "faces": o.faces,
-    }
+    fields = {name: getattr(o, name) for name in ("mass", "laplacian", "evecs", "frames", "faces")}
+    grad_x, grad_y = (SparseMatrix(o.gradient.pattern, values) for values in o.gradient.values)
+    return {**fields, "evals": o.evals[0], "grad_x": grad_x, "grad_y": grad_y}
 
 
 def indefinite(parts: dict[str, Any], change: float = 2.5) -> scipy.sparse.csr_matrix:

@@ -129,12 +129,12 @@ def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
 
 def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:
     sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
-    seen: list[int] = []
-    failed = store_operators(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
+    advance = Mock()
+    failed = store_operators(sources, OPTIONS, tmp_path, 2, advance)
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
     assert "killed" in failed[1]
-    assert len(seen) == 5
+    assert advance.call_count == 5
     assert len(operator_entries(tmp_path)) == 4
 
 
@@ -229,12 +229,11 @@ def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(group, "computed_arrays", computed_alone)
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
-    seen: list[int] = []
-    ready: list[int] = []
-    failed = store_operators(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
+    advance, ready = Mock(), []
+    failed = store_operators(sources, OPTIONS, tmp_path, jobs, advance, "meta", ready.append)
     assert list(failed) == [2]
     assert "missing.off: no such file" in failed[2]
-    assert (sorted(ready), len(seen), on_cpu) == ([0, 1, 3], 4, [])
+    assert (sorted(ready), advance.call_count, on_cpu) == ([0, 1, 3], 4, [])
     for i in (0, 1, 3):
         cached, fresh = precompute(sources[i], k=8, cache_dir=tmp_path), precompute(sources[i], k=8)
         assert torch.equal(cached.gradient.pattern.indices, fresh.gradient.pattern.indices)
