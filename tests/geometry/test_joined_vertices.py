@@ -49,9 +49,7 @@ def soup(mesh: Arrays, seed: int | None = 0) -> tuple[Arrays, np.ndarray]:
 
 def both(*meshes: Arrays) -> Arrays:
     """Several meshes as one, with separate vertices."""
-    starts = np.cumsum([0, *(len(verts) for verts, _ in meshes)])
-    faces = [faces + start for (_, faces), start in zip(meshes, starts, strict=False)]
-    return np.concatenate([verts for verts, _ in meshes]), np.concatenate(faces)
+    return arrays(trimesh.util.concatenate([trimesh.Trimesh(*mesh, process=False) for mesh in meshes]))
 
 
 def grid(columns: int = 5, rows: int = 4, at: tuple[float, float] = (0, 0)) -> Arrays:

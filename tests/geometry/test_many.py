@@ -215,25 +215,21 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
 def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     solve, alone = group.packed_eigenbases, group.computed_arrays
-    on_cpu: list[str] = []
+    compute = Mock(side_effect=lambda mesh, options, _: alone(mesh, options, "cpu"))
 
     def eigenbases(problem: Any, *rest: Any) -> Any:
         if len(problem.lengths) > 1:
             raise torch.OutOfMemoryError("too little memory")  # so each mesh of the group is computed alone
         return solve(problem, *rest)
 
-    def computed_alone(mesh: Any, options: Options, device: Any) -> Any:
-        on_cpu.append(mesh.name)
-        return alone(mesh, options, "cpu")
-
-    monkeypatch.setattr(group, "computed_arrays", computed_alone)
+    monkeypatch.setattr(group, "computed_arrays", compute)
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     advance, ready = Mock(), []
     failed = store_operators(sources, OPTIONS, tmp_path, jobs, advance, "meta", ready.append)
     assert list(failed) == [2]
     assert "missing.off: no such file" in failed[2]
-    assert (sorted(ready), advance.call_count, on_cpu) == ([0, 1, 3], 4, [])
+    assert (sorted(ready), advance.call_count, compute.call_count) == ([0, 1, 3], 4, 0)
     for i in (0, 1, 3):
         cached, fresh = precompute(sources[i], k=8, cache_dir=tmp_path), precompute(sources[i], k=8)
         assert torch.equal(cached.gradient.pattern.indices, fresh.gradient.pattern.indices)
@@ -243,7 +239,7 @@ def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(group, "packed_eigenbases", eigenbases)
     monkeypatch.setattr(many, "POSITIONS", 4)
     assert store_operators(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
-    assert sorted(on_cpu) == ["ellipsoid 0", "ellipsoid 2"]
+    assert sorted(call.args[0].name for call in compute.call_args_list) == ["ellipsoid 0", "ellipsoid 2"]
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, [32, 32, 32, 4]), (2, [25, 18, 14, 10, 8, 8, 8, 8, 1])])
@@ -441,13 +437,12 @@ def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
 @pytest.mark.gpu
 def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))
-    files, again = write_files(tmp_path), []
-    plain = many.read_again
-    monkeypatch.setattr(many, "read_again", lambda *args: again.append(1) or plain(*args))
+    files, again = write_files(tmp_path), Mock(wraps=many.read_again)
+    monkeypatch.setattr(many, "read_again", again)
     expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
     for count in (0, 3, 6):
         assert_same_on_gpu(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected)
-        assert len(again) == count
+        assert again.call_count == count
 
 
 @pytest.mark.gpu

@@ -52,9 +52,8 @@ def body(seed: int = 0, center: tuple[float, float, float] = (0, 0, 0), scale: f
 
 
 def together(*meshes: Mesh) -> Mesh:
-    starts = np.cumsum([0, *(len(mesh.verts) for mesh in meshes)])
-    faces = [mesh.faces + start for mesh, start in zip(meshes, starts, strict=False)]
-    return make_mesh(np.concatenate([mesh.verts for mesh in meshes]), np.concatenate(faces))
+    parts = [trimesh.Trimesh(mesh.verts, mesh.faces, process=False) for mesh in meshes]
+    return make_mesh(*arrays(trimesh.util.concatenate(parts)))
 
 
 def with_holes(mesh: Mesh, share: float = 0.1) -> Mesh:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -300,17 +301,12 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
     pinned.edges  # noqa: B018, found after `pin_memory`
     pinned.mass.mul_(2)
     pinned.evals.data = pinned.evals * 3
-    buffers: list[torch.Tensor] = []
-
-    def copies_of(buffer: torch.Tensor, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-        buffers.append(buffer)
-        return transfer.copies_of(buffer, torch.device("cpu"))
-
+    copies_of = Mock(side_effect=lambda buffer, _: transfer.copies_of(buffer, torch.device("cpu")))
     monkeypatch.setattr(operators, "existing_device", torch.device)
     monkeypatch.setattr(operators, "copies_of", copies_of)
     monkeypatch.setattr(operators, "to_gpu", lambda tensors, device, non_blocking: tensors)
     moved = pinned.to("cuda", non_blocking=True)
-    assert len(buffers) == 1
+    copies_of.assert_called_once()
     assert_same(moved, replace(source, mass=2 * source.mass, evals=3 * source.evals))
     assert torch.equal(moved.edges, source.edges)
     for name in ("laplacian", "gradient"):
@@ -319,7 +315,7 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
     for other in (replace(pinned), pinned.with_gradient_evecs(), copy.copy(pinned), moved):
         other.to("cuda", non_blocking=True)
     pinned.to("cuda", torch.float64, non_blocking=True)
-    assert len(buffers) == 1
+    copies_of.assert_called_once()
 
 
 @pytest.mark.parametrize("direct", [True, False])
