@@ -301,12 +301,9 @@ def test_a_background_and_debris_are_no_instances() -> None:
     labels = np.repeat([0, 11, 12, 0, 11], [10, 10, 20, 10, 8])  # one strip: gum, teeth, gum, another crown
     y = np.array([0, 9, 0])
     parts = [strip, strip[:10] + y, 0.01 * strip[:4] + 2 * y, 0.01 * strip[:4] + 3 * y]
-    triangles, first = [], 0
-    for part in parts:
-        triangles.append(faces[: len(part) - 2] + first)
-        first += len(part)
+    pieces = [trimesh.Trimesh(part, faces[: len(part) - 2], process=False) for part in parts]
     labels = np.concatenate([labels, np.zeros(8, int), [11, 11], [0, 0]])
-    mesh = make_mesh(np.concatenate(parts), np.concatenate(triangles))
+    mesh = load_mesh(trimesh.util.concatenate(pieces))
     truth = np.repeat([0, 1, 3, 0, 2, 0], [10, 10, 20, 10, 8, 12])
     found = label_instances(mesh, labels, at="faces", background=0)
     np.testing.assert_array_equal(found.numbers, truth)

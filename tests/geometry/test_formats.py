@@ -20,7 +20,7 @@ import polygon_files
 import pytest
 import torch
 import trimesh
-from polygon_files import FAN, POLYGONS, VERTS, ascii_stl, binary_stl, check, read, written
+from polygon_files import FAN, VERTS, ascii_stl, binary_stl, check, read, written
 
 from diffnet.geometry import FORMATS, MeshError, load_attributes, load_mesh, normalize_positions, precompute
 from diffnet.geometry.mesh import vtk
@@ -516,20 +516,13 @@ def test_legacy_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def dataset(kind: str) -> Any:
     """The surface as an object of VTK."""
-    from vtkmodules import vtkCommonCore as core, vtkCommonDataModel as model
+    import vtkmodules.vtkIOLegacy as legacy
 
-    data = getattr(model, kind)()
-    points = core.vtkPoints()
-    for point in VERTS:
-        points.InsertNextPoint(point)
-    data.SetPoints(points)
-    data.Allocate(3)
-    for corners in POLYGONS:
-        ids = core.vtkIdList()
-        for corner in corners:
-            ids.InsertNextId(corner)
-        data.InsertNextCell(model.VTK_TRIANGLE if len(corners) == 3 else model.VTK_POLYGON, ids)
-    return data
+    reader = getattr(legacy, f"{kind}Reader")()
+    reader.SetReadFromInputString(True)
+    reader.SetInputString(POLYDATA if kind == "vtkPolyData" else GRID)
+    reader.Update()
+    return reader.GetOutput()
 
 
 def write_legacy(path: Path, kind: str, version: int = 51) -> None:
