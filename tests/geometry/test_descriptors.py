@@ -8,7 +8,7 @@ import torch
 import trimesh
 from operator_checks import relative, tiny_operators
 from refusals import refused
-from shapes import TETRAHEDRON, arrays
+from shapes import TETRAHEDRON, arrays, soup
 
 from diffnet.geometry import collate, hks, precompute, wks
 
@@ -61,8 +61,7 @@ def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
 
 
 def test_descriptors_without_eigenpairs(sphere: trimesh.Trimesh) -> None:
-    corners = np.array(sphere.vertices)[sphere.faces[:9]].reshape(-1, 3)
-    many = precompute((corners, np.arange(27).reshape(-1, 3)), k=5, join="never")
+    many = precompute(soup((sphere.vertices, sphere.faces[:9])), k=5, join="never")
     operators, none = precompute(sphere, k=1), precompute(sphere, k=0)
     for descriptor in (hks, wks):
         assert descriptor(operators).shape == (642, 16)

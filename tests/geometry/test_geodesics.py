@@ -12,7 +12,7 @@ import torch
 import trimesh
 from refusals import refused
 from scipy.integrate import trapezoid
-from shapes import TETRAHEDRON, arrays, cloud_of, ellipsoid, moebius
+from shapes import TETRAHEDRON, arrays, cloud_of, ellipsoid, moebius, soup
 
 from diffnet.geometry import (
     MeshError,
@@ -89,10 +89,8 @@ def test_vertices_at_one_position_are_joined() -> None:
     """In a triangle soup, as `precompute` joins them."""
     mesh, predicted, labels, _ = sphere_case(2)
     verts, faces = arrays(mesh)
-    corner = np.argsort(faces.reshape(-1), kind="stable")
-    corner = corner[np.searchsorted(faces.reshape(-1)[corner], np.arange(len(verts)))]  # a corner at each vertex
-    soup = verts[faces].reshape(-1, 3), np.arange(3 * len(faces)).reshape(-1, 3)
-    found = geodesic_label_errors(soup, corner[predicted], corner[labels])
+    _, corner = np.unique(faces, return_index=True)  # a corner at each vertex
+    found = geodesic_label_errors(soup((verts, faces)), corner[predicted], corner[labels])
     torch.testing.assert_close(found, geodesic_label_errors(mesh, predicted, labels))
 
 

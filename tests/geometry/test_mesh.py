@@ -14,6 +14,7 @@ import torch
 import trimesh
 from operator_checks import relative
 from polygon_files import FAN, POLYGONS, VERTS as CORNERS, ascii_stl, binary_stl, check, lines, read, refused, written
+from shapes import arrays, soup
 
 from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges, normalize_positions
 
@@ -361,8 +362,7 @@ def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> Non
 def test_diagnosis_of_a_triangle_soup(sphere: trimesh.Trimesh) -> None:
     """Each face has its own three vertices. Two spheres are left if they are joined."""
     both = trimesh.util.concatenate([sphere, sphere.copy().apply_translation([5, 0, 0])])
-    corners = np.array(both.vertices)[both.faces]
-    found = diagnose(load_mesh((corners.reshape(-1, 3), np.arange(3 * 2560).reshape(-1, 3))))
+    found = diagnose(load_mesh(soup(arrays(both))))
     assert (found.components, found.joined_components, found.coincident_vertices) == (2560, 2, 3 * 2560 - 2 * 642)
     assert "components, of 2560, that joining these vertices would leave: 2" in found.faults
     connected = diagnose(load_mesh(both))
