@@ -544,10 +544,9 @@ def test_faces_that_do_not_fit(faces: Tensor, vertices: int, lengths: list[int] 
 
 def test_arguments_of_other_types_and_shapes() -> None:
     refused(TypeError, "faces should be integers", Connectivity, torch.zeros(1, 3), 3)
-    connectivity = Connectivity(torch.tensor([[0, 1, 2]]), 3)
-    refused(TypeError, "verts should be floating point", assemble, torch.zeros(3, 3, dtype=torch.int64), connectivity)
-    with pytest.raises(ValueError, match=r"verts should have shape \(3, 3\), shape is \(4, 3\)"):
-        assemble(torch.zeros(4, 3), connectivity)
+    triangle = Connectivity(torch.tensor([[0, 1, 2]]), 3)
+    refused(TypeError, "verts should be floating point", assemble, torch.zeros(3, 3, dtype=torch.int64), triangle)
+    refused(ValueError, r"verts should have shape \(3, 3\), shape is \(4, 3\)", assemble, torch.zeros(4, 3), triangle)
 
 
 @pytest.mark.gpu

@@ -202,12 +202,12 @@ def test_area_of_a_grid_with_normals() -> None:
 
 def test_tangent_frames_with_normals(sphere: trimesh.Trimesh) -> None:
     mesh = load_mesh(sphere)
-    with pytest.raises(ValueError, match=r"normals should have shape \(642, 3\), shape is \(641, 3\)"):
-        tangent_frames(mesh, mesh.verts[1:])
-    with pytest.raises(ValueError, match=r"normals are not an array of numbers \(they are complex\)"):
-        tangent_frames(mesh, mesh.verts * 1j)
-    with pytest.raises(ValueError, match=r"points are not an array of numbers \(they are complex\)"):
-        closest_points(mesh, mesh.verts * 1j)
+    for call, wrong, message in (
+        (tangent_frames, mesh.verts[1:], r"normals should have shape \(642, 3\), shape is \(641, 3\)"),
+        (tangent_frames, mesh.verts * 1j, r"normals are not an array of numbers \(they are complex\)"),
+        (closest_points, mesh.verts * 1j, r"points are not an array of numbers \(they are complex\)"),
+    ):
+        refused(ValueError, message, call, mesh, wrong)
     normals = np.where(np.arange(642)[:, None] < 9, 0, [0, 3.0, 0])
     frames = tangent_frames(mesh, normals)
     np.testing.assert_allclose(frames[9:, 2], np.tile([0, 1, 0], (633, 1)))

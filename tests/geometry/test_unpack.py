@@ -369,16 +369,14 @@ def test_a_turned_and_renumbered_shape_is_matched() -> None:
 
 
 def test_refusals(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:
-    a, b = pairs
-    c = diffnet.functional_map(*features, a, b)
+    (a, b), (x, y) = pairs, features
+    matches = torch.full((b.num_vertices,), 42)
+    c = diffnet.functional_map(x, y, a, b)
     refused(ValueError, "the batches have 2 and 1 meshes", diffnet.functional_map, *features, a, b[0])
     refused(ValueError, "k should be at most 12", diffnet.soft_functional_map, *features, a, b, k=13)
-    with pytest.raises(ValueError, match=r"x_b should have 204 rows, shape is \(3, 7\)"):
-        diffnet.soft_functional_map(features[0], features[1][:3], a, b)
+    refused(ValueError, r"x_b should have 204 rows, shape is \(3, 7\)", diffnet.soft_functional_map, x, y[:3], a, b)
     refused(ValueError, r"c should have shape \(2, K_b, K_a\), shape is \(12, 12\)", diffnet.point_map, c[0], a, b)
-    with pytest.raises(TypeError, match="operators should be Operators, got Tensor"):
-        diffnet.functional_map(features[0], a, features[1], b)  # type: ignore[arg-type]
+    refused(TypeError, "operators should be Operators, got Tensor", diffnet.functional_map, x, a, y, b)
     with pytest.raises(ValueError, match="functional_map needs eigenpairs"):
         diffnet.functional_map(*features, precompute(ellipsoid(0), k=0), b)
-    with pytest.raises(IndexError, match="matches should be from 0 to 41"):
-        diffnet.functional_map_from_points(torch.full((b.num_vertices,), 42), a, b)
+    refused(IndexError, "matches should be from 0 to 41", diffnet.functional_map_from_points, matches, a, b)
