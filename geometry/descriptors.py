@@ -39,22 +39,18 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     """
     with_eigenpairs("hks", operators)
     check_count("count", count, 1)
-    if scales is not None:
-        check_tensor("scales", scales, ("T",))
-        check_finite("scales", scales, least=0)
     if scales is None:
         _warn_of_size(operators)
         scales = hks_times(count)
+    else:
+        check_tensor("scales", scales, ("T",))
+        check_finite("scales", scales, least=0)
     scales = scales.to(operators.evals)
     return _weighted_squares(operators, torch.exp(-operators.evals[:, :, None] * scales))
 
 
 def hks_times(count: int = 16, device: torch.device | str = "cpu") -> Tensor:
-    """The default times of `hks`, (count,) float32.
-
-    >>> hks_times(3)
-    tensor([0.0100, 0.1000, 1.0000])
-    """
+    """The default times of `hks`, (count,) float32."""
     return torch.logspace(math.log10(MIN_TIME), math.log10(MAX_TIME), count, dtype=torch.float32, device=device)
 
 
@@ -193,10 +189,10 @@ def diffused_curvature(positions: Tensor, operators: Operators, *, times: Tensor
         times = evals.new_tensor(TIMES)
     check_tensor("times", times, ("T",))
     check_finite("times", times, least=0)
-    own_mesh = per_vertex(operators, torch.arange(meshes, device=mass.device))
-    area = mass.new_zeros(meshes).index_add(0, own_mesh, mass)
-    center = positions.new_zeros(meshes, 3).index_add(0, own_mesh, mass[:, None].to(positions) * positions)
-    centered = positions - (center / area[:, None].to(positions))[own_mesh]
+    mesh_numbers = per_vertex(operators, torch.arange(meshes, device=mass.device))
+    area = mass.new_zeros(meshes).index_add(0, mesh_numbers, mass)
+    center = positions.new_zeros(meshes, 3).index_add(0, mesh_numbers, mass[:, None].to(positions) * positions)
+    centered = positions - (center / area[:, None].to(positions))[mesh_numbers]
     # Positions in double precision are rounded only after they are centered.
     spectrum = to_spectral(torch.cat([centered.to(mass), operators.normals], 1), operators)  # (B, K, 6)
     decay = torch.exp(-evals[:, :, None] * area[:, None, None] * times.to(evals))[..., None]  # (B, K, T, 1)

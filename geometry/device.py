@@ -13,9 +13,6 @@ def usable_device(device: torch.device | str, expected: str = "cpu, cuda or cuda
     Args:
         device: a name or a device
         expected: the names that the error message for any other name lists
-
-    >>> usable_device("cpu")
-    device(type='cpu')
     """
     place = existing_device(device, expected)
     if place.type not in ("cpu", "cuda"):
@@ -32,9 +29,6 @@ def existing_device(device: torch.device | str, expected: str = "cpu, cuda, cuda
     not available.
 
     Any device of PyTorch can hold tensors, for example meta. For computations, see `usable_device`.
-
-    >>> existing_device("meta")
-    device(type='meta')
     """
     try:
         place = torch.device(device)

@@ -1,8 +1,4 @@
-"""Errors that a user can fix. It imports the standard library only, so every room above `ops` can use it.
-
-It is not in `ops`, because importing `diffnet.ops` loads PyTorch, and worker processes that preprocess meshes do
-without it.
-"""
+"""Errors that a user can fix. Worker processes use this module, and importing `diffnet.ops` would load PyTorch."""
 
 import functools
 import inspect

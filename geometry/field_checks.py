@@ -20,9 +20,8 @@ _CHECKED_FIRST = ("mass", "ptr", "evals", "faces")
 def check_fields(operators: Fields) -> None:
     """Check that all fields have the types and shapes that `Operators` documents, on one device.
 
-    Does nothing while torch.compile traces, because values are then stand-ins.
-
-    Raises TypeError or ValueError that names the field and what is expected.
+    Raises TypeError or ValueError that names the field and what is expected. Values that torch.compile traces are
+    stand-ins, which aren't checked.
     """
     mass = operators.mass
     if torch.compiler.is_compiling() or is_stand_in(mass):

@@ -60,7 +60,7 @@ def declared(*args: Any, **options: Any) -> dict[str, FieldKind]:
     return {"kind": FieldKind(*args, **options)}
 
 
-def _own_numbers(operators: Any) -> Tensor:
+def _row_numbers(operators: Any) -> Tensor:
     from torch import arange
 
     return arange(operators.num_vertices, device=operators.device)
@@ -93,7 +93,7 @@ class Fields:
         default=None, metadata=declared("pattern", missing=lambda o: o.gradient.pattern, count="neighbors")
     )
     joined: Tensor | None = field(
-        default=None, metadata=declared("vertices", ("V",), missing=_own_numbers, stored=True, padding="own")
+        default=None, metadata=declared("vertices", ("V",), missing=_row_numbers, stored=True, padding="own")
     )
 
 

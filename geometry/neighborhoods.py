@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import scipy.sparse
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array
 from scipy.spatial import cKDTree
 from torch import Tensor
 
@@ -31,14 +30,11 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
     [4, 3, 4, 3]
     """
     check_count("k", k, 0)
-    ring, _ = operators.gradient.pattern.to("cpu").with_row_order(None)
-    entries = np.ones(ring.nnz, dtype=bool), ring.indices.numpy(), ring.indptr.numpy()
-    one_ring = scipy.sparse.csr_array(entries, shape=ring.shape)
-    reached = scipy.sparse.eye_array(ring.columns, dtype=bool, format="csr")
+    one_ring = _graph(operators.gradient.pattern)
+    reached = eye_array(one_ring.shape[0], dtype=bool, format="csr")
     for _ in range(k):
         reached = reached @ one_ring  # with bool entries: whether a path exists
-    reached.sort_indices()
-    return _with(operators, Pattern(torch.from_numpy(reached.indptr), torch.from_numpy(reached.indices), ring.columns))
+    return _with(operators, _pattern(reached))
 
 
 def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
@@ -91,6 +87,18 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     return Pattern.from_row_lengths(torch.full((len(places),), count), indices, len(places))
 
 
+def _graph(pattern: Pattern) -> csr_array:
+    """The entries of a pattern, each True, with the rows in order."""
+    plain, _ = pattern.to("cpu").with_row_order(None)
+    entries = np.ones(plain.nnz, dtype=bool), plain.indices.numpy(), plain.indptr.numpy()
+    return csr_array(entries, shape=plain.shape)
+
+
+def _pattern(graph: csr_array) -> Pattern:
+    graph.sort_indices()
+    return Pattern(torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices), graph.shape[0])
+
+
 def _with(operators: Operators, pattern: Pattern) -> Operators:
     stored, _ = pattern.with_row_order(operators.gradient.pattern.row_order, check=False)
     return replace(operators, neighborhood=stored.prepare().to(operators.device))
@@ -122,16 +130,11 @@ def patches(operators: Operators, block: int = 32) -> Patches:
     Two patches are adjacent if a vertex of one is in the neighborhood of a vertex of the other. Each mesh is ordered by
     reverse Cuthill-McKee, which keeps neighbors close to each other.
     """
-    neighborhood, _ = (operators.neighborhood or operators.gradient.pattern).to("cpu").with_row_order(None)
-    entries = np.ones(neighborhood.nnz, dtype=bool), neighborhood.indices.numpy(), neighborhood.indptr.numpy()
-    graph = csr_array(entries, shape=neighborhood.shape)
+    graph = _graph(operators.neighborhood or operators.gradient.pattern)
     bounds = operators.ptr.tolist()
     parts = [lo + order_along_surface(graph[lo:hi, lo:hi]) for lo, hi in pairwise(bounds)]
     order = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-    ordered = graph[order][:, order]
-    ordered.sort_indices()
-    pattern = Pattern(torch.from_numpy(ordered.indptr), torch.from_numpy(ordered.indices), len(order))
-    blocks = BlockPattern.covering(pattern, block)
+    blocks = BlockPattern.covering(_pattern(graph[order][:, order]), block)
     blocks.blocks.prepare()
     place = torch.arange(block)
     mesh = torch.repeat_interleave(torch.arange(len(operators)), torch.tensor(operators.lengths))

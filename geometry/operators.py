@@ -18,7 +18,7 @@ from diffnet.geometry.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.pytree import register_tree
-from diffnet.geometry.store.transfer import aligned, copies_of, own_memory, pinned, to_gpu
+from diffnet.geometry.store.transfer import aligned, compact_tensor, copies_of, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -192,7 +192,7 @@ class Operators(Fields):
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields for pickle and copy, all packed. Preparations are left out, and each tensor has its own memory."""
-        return dict(self.map_tensors(own_memory).__dict__)
+        return dict(self.map_tensors(compact_tensor).__dict__)
 
     def __repr__(self) -> str:
         return (

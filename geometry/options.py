@@ -71,11 +71,7 @@ def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) 
 
 
 def chosen_scale(normalize: Any, operators: OperatorsKind) -> Any:
-    """The value of `normalize` that a user chose. With the original's operators, all vertices count, as they did there.
-
-    >>> chosen_scale(True, "original"), chosen_scale(False, "original"), chosen_scale("area", "diffnet")
-    ('all-radius', False, 'area')
-    """
+    """The value of `normalize` that a user chose. With the original's operators, all vertices count, as there."""
     counts_more = operators == "original" and isinstance(normalize, (bool, str))
     return _OF_ALL.get(normalize, normalize) if counts_more else normalize
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 Phase: TypeAlias = Literal["read", "check", "assemble", "solve", "write"]
 
 NAME = "diffnet worker"  # of all worker processes
-KEPT_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
+IDLE_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 vertices, and 5 MB after small ones
 # How much a process may grow after its first call, which imports modules. cholespy 2.2 never frees 32 bytes for each
 # vertex of a mesh, and the allocator keeps memory after large meshes.
 MAX_GROWTH = 256 << 20  # bytes
@@ -109,7 +109,7 @@ class WorkerPool:
     jobs: number of processes. Each starts when a call first needs it.
     threads: number of threads that each process may use
 
-    Afterwards, processes wait KEPT_SECONDS for the next pool. A pool starts others if the current folder or the search
+    Afterwards, processes wait IDLE_SECONDS for the next pool. A pool starts others if the current folder or the search
     path of modules has changed.
 
     A process that dies fails only the call it works on, with BrokenProcessPool. Another process replaces it. One that
@@ -160,7 +160,9 @@ class WorkerPool:
             worker = worker or self._take()
             result = worker.call(self._threads, function, arguments)
             if worker.growth > MAX_GROWTH:
-                self._end(worker)
+                with self._starting:
+                    self._workers.remove(worker)
+                worker.close()
                 worker = None
             return result
         except BrokenProcessPool:
@@ -175,7 +177,7 @@ class WorkerPool:
                 raise CancelledError
             if self._failure:  # others would fail, too
                 raise WorkerError(self._failure)
-            worker = _kept_worker() or _Worker()
+            worker = _idle_worker() or _Worker()
             self._workers.append(worker)
         try:
             worker.wait_until_ready()
@@ -184,19 +186,14 @@ class WorkerPool:
             raise
         return worker
 
-    def _end(self, worker: _Worker) -> None:
-        with self._starting:
-            self._workers.remove(worker)
-        worker.close()
-
 
 def stop_workers() -> None:
     """End all processes that wait for the next pool."""
-    while worker := _kept_worker():
+    while worker := _idle_worker():
         worker.close()
 
 
-def _kept_worker() -> _Worker | None:
+def _idle_worker() -> _Worker | None:
     """A process that waits, unless there is none that can be used."""
     while True:
         with _keeping:
@@ -225,7 +222,7 @@ class _Worker:
     def __init__(self) -> None:
         self._imports_from = os.getcwd(), tuple(sys.path)
         self._ready = False
-        self._kept_since = 0.0
+        self._idle_since = 0.0
         self._first_bytes: int | None = None  # that the process held after its first call
         self.growth = 0  # bytes
         self.is_sound = True
@@ -244,14 +241,14 @@ class _Worker:
 
     def keep(self) -> None:
         """Let the process wait for the next pool."""
-        self._kept_since = time.monotonic()
+        self._idle_since = time.monotonic()
         with _keeping:
             _idle.append(self)
 
     def is_usable(self) -> bool:
         """Whether the process runs, and would import the same modules as one that starts now."""
         here = os.getcwd(), tuple(sys.path)
-        waiting = time.monotonic() - self._kept_since < KEPT_SECONDS
+        waiting = time.monotonic() - self._idle_since < IDLE_SECONDS
         return waiting and self._imports_from == here and self.process.is_alive()
 
     def wait_until_ready(self) -> None:
@@ -324,10 +321,10 @@ def _serve(connection: Connection) -> None:
 
 def _answer(result: Any, error: BaseException | None, trace: str, caught: list[warnings.WarningMessage]) -> bytes:
     texts = [(str(each.message), each.category) for each in caught]
-    return pickle.dumps((result, error, trace, _own_bytes(), texts, take_phases()), PROTOCOL)
+    return pickle.dumps((result, error, trace, _process_bytes(), texts, take_phases()), PROTOCOL)
 
 
-def _own_bytes() -> int:
+def _process_bytes() -> int:
     """The memory that this process doesn't share, in bytes. 0 where there is no /proc."""
     try:
         pages = Path("/proc/self/statm").read_text().split()
@@ -339,7 +336,7 @@ def _own_bytes() -> int:
 def _next_message(connection: Connection) -> bytes:
     """The next call, or nothing if this process should end."""
     try:
-        return connection.recv_bytes() if connection.poll(KEPT_SECONDS + 60) else b""
+        return connection.recv_bytes() if connection.poll(IDLE_SECONDS + 60) else b""
     except (EOFError, OSError):  # the parent is gone
         return b""
 

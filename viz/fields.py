@@ -55,7 +55,10 @@ def make_field(kind: Kind, name: str, values: Any, surface: Surface, at: ValuesA
     if surface.mesh is not None:
         array = on_triangles(surface.mesh, array, at)
     if kind == "labels":
-        return Field(name, kind, at, _labels(name, array))
+        if array.dtype.kind not in "biu" and array.size:
+            what = f"labels should be integers, dtype is {array.dtype}"
+            raise ValueError(f"{name}: {what}. Draw other numbers as scalars")
+        return Field(name, kind, at, array.astype(np.int64))
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name}: {kind} should be real numbers, dtype is {array.dtype}")
     return Field(name, kind, at, _colors(name, array[:, :3]) if kind == "colors" else array.astype(np.float64))
@@ -86,12 +89,6 @@ def elements_of(name: str, count: int, surface: Surface, at: ValuesAt | None = N
     counts = {"vertices": verts, "faces": faces, "edges": edges}
     fitting = f"{counts[at]} {at}" if at else f"{verts} vertices, {faces} faces or {edges} edges"
     raise ValueError(f"{name}: {count} values do not fit {fitting}")
-
-
-def _labels(name: str, array: NDArray[Any]) -> NDArray[np.int64]:
-    if array.dtype.kind not in "biu" and array.size:
-        raise ValueError(f"{name}: labels should be integers, dtype is {array.dtype}. Draw other numbers as scalars")
-    return array.astype(np.int64)
 
 
 def _colors(name: str, array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -20,7 +20,7 @@ from diffnet.viz.fields import MISSING_COLOR, Field
 from diffnet.viz.palette import DISTINCT, ERROR_COLORS, ColorMap, label_colors, ticks
 from diffnet.viz.render import ARROW_COLOR
 from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
-from diffnet.viz.surface import Surface, ValuesAt, View, chosen_view, corner_normals, face_elements, shown_points
+from diffnet.viz.surface import Surface, ValuesAt, View, corner_normals, face_elements, shown_points, view_for
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,7 +123,7 @@ def _pack(shape: Shape, number: int, view: View | tuple[float, float] | None) ->
     shown = shown_points(shape.surface)
     if not len(shown):
         shown = np.zeros((1, 3))
-    direction = chosen_view(shown, view)
+    direction = view_for(shown, view)
     low, high = shown.min(axis=0), shown.max(axis=0)
     center = (low + high) / 2
     reach = np.concatenate([shown, *(arrows.verts for arrows in shape.arrows.values())])

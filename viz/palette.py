@@ -57,7 +57,11 @@ def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np
 def _table() -> NDArray[np.uint8]:
     """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
     first = np.array([list(bytes.fromhex(code)) for code in _FIRST], np.uint8)
-    candidates = _candidates()
+    steps = np.linspace(0, 255, 20).round().astype(np.uint8)
+    grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
+    lightness, a, b = _oklab(grid).T
+    # Without glaring colors, and without dark and pale ones, on which shading would not show.
+    candidates = grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # No label gets the gray of unlabeled elements.
     others = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
@@ -67,14 +71,6 @@ def _table() -> NDArray[np.uint8]:
         picks.append(int(distance.argmax()))
         distance = np.minimum(distance, ((lab - lab[:, picks[-1:]]) ** 2).sum(0))
     return np.concatenate([first, candidates[picks]])
-
-
-def _candidates() -> NDArray[np.uint8]:
-    """A grid of colors without glaring ones, and without dark and pale ones, on which shading would not show."""
-    steps = np.linspace(0, 255, 20).round().astype(np.uint8)
-    grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
-    lightness, a, b = _oklab(grid).T
-    return grid[(lightness > 0.4) & (lightness < 0.9) & (np.hypot(a, b) < 0.19)]
 
 
 def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -148,12 +144,7 @@ def make_scale(values: Floats, color_map: ColorMap = "viridis", range: Any = Non
 
 
 def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
-    """The colors (256, 3) uint8 of a color map, see `make_scale`.
-
-    >>> color_table("viridis")[[0, 255]]
-    array([[ 68,   1,  84],
-           [253, 231,  37]], dtype=uint8)
-    """
+    """The colors (256, 3) uint8 of a color map, see `make_scale`."""
     shares = np.linspace(0, 1, _LEVELS)
     if isinstance(color_map, str):
         import matplotlib  # imported here because it takes a quarter of a second
@@ -171,11 +162,7 @@ def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[tuple[float, str]]:
-    """About `count` round numbers between two bounds, each with its text.
-
-    >>> ticks(-0.13, 0.62)
-    [(0.0, '0.0'), (0.2, '0.2'), (0.4, '0.4'), (0.6, '0.6')]
-    """
+    """About `count` round numbers between two bounds, each with its text."""
     rough = (high - low) / count
     power = 10.0 ** np.floor(np.log10(rough))
     step = float(power * min((1, 2, 5, 10), key=lambda factor: abs(np.log(factor * power / rough))))

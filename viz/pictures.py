@@ -133,7 +133,8 @@ def _panel(
 ) -> NDArray[np.uint8]:
     field = shape.fields[0]
     blend = field.at == "vertices" and field.kind != "labels"
-    drawing = draw(shape.surface, field.at, size, view, arrows=shape.arrows_beside(field), blend=blend)
+    arrows = shape.arrows.get(field.name, shape.arrows.get(""))
+    drawing = draw(shape.surface, field.at, size, view, arrows=arrows, blend=blend)
     if scale is not None:
         return paint_scalars(drawing, scale.shares(field.values), scale.table)
     return paint(drawing, colorize(field.values) if field.kind == "labels" else field.values)

@@ -22,12 +22,12 @@ from diffnet.viz.surface import (
     Surface,
     ValuesAt,
     View,
-    chosen_view,
     corner_normals,
     face_elements,
     rotation_of,
     shown_points,
     to_screen,
+    view_for,
 )
 
 BACKGROUND = (250, 250, 251)
@@ -88,7 +88,7 @@ def draw(
     drawn: list[_Samples] = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), *none)]
     if len(points):
         shown = points if arrows is None else np.concatenate([points, arrows.verts])
-        drawn += _draw(surface, at, arrows, shown, rotation_of(chosen_view(points, view)), samples, blend)
+        drawn += _draw(surface, at, arrows, shown, rotation_of(view_for(points, view)), samples, blend)
     fields: list[Any] = [None if x[0] is None else np.concatenate(x, -1) for x in zip(*drawn, strict=True)]
     pixels, *others = fields
     y, x = np.divmod(pixels, samples[1])
@@ -164,11 +164,14 @@ def _draw(
     faces, elements, corners = faces[finite], elements[finite], corners[finite].T
     triangles = _by_corner(screen[faces])
     normals = _by_corner(corner_normals(verts, faces) @ rotation.T)
-    heights = _heights(verts[faces]) if at == "edges" else None
+    heights = None
+    if at == "edges":  # of the corners over the opposite sides, times a number per triangle
+        sides = np.linalg.norm(np.roll(verts[faces], -2, axis=1) - np.roll(verts[faces], -1, axis=1), axis=-1)
+        heights = 1 / np.maximum(sides.T, 1e-300)
 
     balls = np.zeros(0, np.int64)
     radius = 0.0
-    if surface.is_cloud:
+    if len(surface.faces) == 0:
         balls = np.flatnonzero(np.isfinite(screen[: len(surface.verts)]).all(axis=1))
         radius = _ball_radius(surface.verts[balls], rotation, scale)
     centers = screen[balls]
@@ -197,12 +200,6 @@ def _facing(normals: Floats, owner: Ints, weights: Floats) -> Floats:
     normal = np.stack([sum(normals[k, i, owner] * weights[k] for k in range(3)) for i in range(3)])
     normal *= np.where(normal[2] < 0, -1.0, 1.0) / np.maximum(np.sqrt((normal**2).sum(axis=0)), 1e-300)
     return normal
-
-
-def _heights(corners: Floats) -> Floats:
-    """The heights (3, F) of the corners of triangles (F, 3, 3) over the opposite sides, times a number per triangle."""
-    sides = np.linalg.norm(np.roll(corners, -2, axis=1) - np.roll(corners, -1, axis=1), axis=-1)
-    return 1 / np.maximum(sides.T, 1e-300)
 
 
 def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, width: int, blend: bool) -> _Samples:

@@ -31,9 +31,6 @@ class Shape(NamedTuple):
     fields: list[Field]
     arrows: dict[str, Surface]
 
-    def arrows_beside(self, field: Field) -> Surface | None:
-        return self.arrows.get(field.name, self.arrows.get(""))
-
 
 def make_shapes(
     mesh: Meshes,

@@ -29,10 +29,6 @@ class Surface(NamedTuple):
     faces: Ints
     mesh: Mesh | None = None
 
-    @property
-    def is_cloud(self) -> bool:
-        return len(self.faces) == 0
-
 
 def make_surface(verts: Any, faces: Any) -> Surface:
     """Arrays as a surface. Raises ValueError if they do not fit. Coordinates may be NaN or infinite.
@@ -125,7 +121,7 @@ class View(NamedTuple):
     elevation: float
 
 
-def chosen_view(points: Any, view: View | tuple[float, float] | None) -> View:
+def view_for(points: Any, view: View | tuple[float, float] | None) -> View:
     """The view itself, the view with an azimuth and an elevation and the default up axis, or the default view."""
     if isinstance(view, View):
         return view

@@ -111,13 +111,7 @@ def rotated(operators: Operators, rotations: Tensor) -> Operators:
 
 
 def per_vertex(operators: Operators, values: Tensor) -> Tensor:
-    """Repeat the values of each mesh (B,) for its vertices, (V,). Nothing is read back from a GPU.
-
-    >>> from diffnet.geometry import collate, precompute
-    >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
-    >>> per_vertex(collate([triangle, triangle]), torch.tensor([1.0, 2.0]))
-    tensor([1., 1., 1., 2., 2., 2.])
-    """
+    """Repeat the values of each mesh (B,) for its vertices, (V,). Nothing is read back from a GPU."""
     if len(operators) == 1:
         return values.expand(operators.num_vertices)
     return torch.repeat_interleave(values, operators.ptr.diff(), output_size=operators.num_vertices)

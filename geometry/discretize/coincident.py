@@ -136,20 +136,14 @@ def lift_laplacian(laplacian: scipy.sparse.csr_matrix, firsts: Ints, place: Ints
     eigenvectors are eigenvectors with the same eigenvalues, with respect to `lift_mass`. Differences between copies
     decay at the rate of the shortest waves.
     """
-    joined, copies = laplacian.shape[0], len(place)
-    share = 1 / np.bincount(place)
-    mean = scipy.sparse.csr_matrix(
-        (share[place], (np.arange(copies), place)), (copies, joined)
-    )  # its transpose averages over copies
-    at_first = scipy.sparse.csr_matrix((np.ones(joined), (firsts, np.arange(joined))), (copies, joined))
+    every, share = np.arange(len(place)), 1 / np.bincount(place)
+    identity = scipy.sparse.eye(len(place), format="csr")
+    mean = scipy.sparse.csr_matrix((share[place], (every, place)))  # its transpose averages over copies
+    at_first = identity[:, firsts]
     half = (mean - at_first / 2) @ laplacian @ at_first.T
 
-    further = np.flatnonzero(firsts[place] != np.arange(copies))
-    rows = np.arange(len(further))
-    shape = len(further), copies
-    difference = scipy.sparse.csr_matrix((np.ones(len(further)), (rows, further)), shape) - scipy.sparse.csr_matrix(
-        (np.ones(len(further)), (rows, firsts[place[further]])), shape
-    )
+    further = np.flatnonzero(firsts[place] != every)
+    difference = identity[further] - identity[firsts[place[further]]]
     stiffness = (share * np.asarray(abs(laplacian).sum(axis=1)).reshape(-1))[place[further]]
     lifted = scipy.sparse.csr_matrix(half + half.T + difference.T @ scipy.sparse.diags(stiffness) @ difference)
     lifted.sort_indices()

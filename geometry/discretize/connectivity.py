@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,23 +84,19 @@ def _check_faces(faces: Tensor, vertices: int) -> None:
         raise ValueError(f"faces should be from 0 to {vertices - 1}, got {int(faces.min())} to {int(faces.max())}")
 
 
-class Groups:
+class Groups(NamedTuple):
     """Rows that belong to groups.
 
     order: the rows, group by group
     lengths: the number of rows of each group
     """
 
-    def __init__(self, order: Tensor, lengths: Tensor) -> None:
-        self.order, self.lengths = order, lengths
+    order: Tensor
+    lengths: Tensor
 
     def sums(self, rows: Tensor) -> Tensor:
         """The sum of each group, added in a fixed order."""
         return sums(rows[self.order], self.lengths)
-
-    def maxima(self, rows: Tensor) -> Tensor:
-        """The maximum of each group, at least 0."""
-        return maxima(rows[self.order], self.lengths)
 
 
 class Corners:
@@ -121,7 +118,7 @@ class Corners:
 
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of the rows of the corners at each vertex, at least 0."""
-        return self._groups.maxima(rows).view(-1, 3, *rows.shape[1:]).amax(1)
+        return maxima(rows[self._groups.order], self._groups.lengths).view(-1, 3, *rows.shape[1:]).amax(1)
 
 
 class Extents:
@@ -160,14 +157,9 @@ def entries(tail: Tensor, head: Tensor, vertices: int) -> tuple[Tensor, Tensor, 
     the edges above the diagonal, those of the edges below it, and those of the diagonal. Contributions above and below
     it are in the same order, so sums are symmetric.
     """
-    low, high, diagonal = (
-        torch.minimum(tail, head),
-        torch.maximum(tail, head),
-        torch.arange(vertices, device=tail.device),
-    )
-    ordered, order = torch.cat([low * vertices + high, high * vertices + low, diagonal * (vertices + 1)]).sort(
-        stable=True
-    )
+    low, high = torch.minimum(tail, head), torch.maximum(tail, head)
+    diagonal = torch.arange(vertices, device=tail.device) * (vertices + 1)
+    ordered, order = torch.cat([low * vertices + high, high * vertices + low, diagonal]).sort(stable=True)
     is_first = F.pad(ordered[1:] != ordered[:-1], (1, 0), value=True)
     first = is_first.nonzero().squeeze(1)
     lengths = first.diff(append=first.new_full((1,), len(ordered)))

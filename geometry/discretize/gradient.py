@@ -35,11 +35,7 @@ def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix
 
 
 def pattern_with_diagonal(*matrices: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
-    """The pattern of all entries of square matrices, and the diagonal.
-
-    It is the gradient's pattern of a point cloud, which has no edges but its local triangulations', those of the
-    Laplacian.
-    """
+    """The pattern of all entries of square matrices, and the diagonal. A point cloud's edges are its Laplacian's."""
     pattern = scipy.sparse.eye(matrices[0].shape[0], format="csr")
     for matrix in matrices:
         ones = scipy.sparse.csr_matrix((np.ones(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)

@@ -159,10 +159,6 @@ def local_triangles(points: NDArray[np.float64], frames: NDArray[np.float64], ne
     points of the other side don't come between the point and its own neighbors.
 
     A triangle is listed for each of its corners in whose plane it is a Delaunay triangle, so three times at most.
-
-    >>> square = np.array([[0.0, 0, 0], [1, 0, 0], [1.1, 1, 0], [0, 1, 0]])
-    >>> len(local_triangles(square, np.tile(np.eye(3), (4, 1, 1)), 3))
-    6
     """
     # Imported here: it takes a fifth of the time in which a process starts, and meshes don't need it.
     from scipy.spatial import cKDTree

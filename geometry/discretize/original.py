@@ -60,7 +60,8 @@ def original_parts(mesh: Mesh) -> Parts:
         pattern = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, neighbors.reshape(-1))), (vertices, vertices))
         pattern = scipy.sparse.csr_matrix(pattern + scipy.sparse.eye(vertices))
         pattern.sort_indices()
-        normals = _cloud_normals(mesh.verts, neighbors)
+        offsets = mesh.verts[neighbors] - mesh.verts[:, None]
+        normals = np.linalg.svd(offsets, full_matrices=False)[2][:, 2]
     else:
         laplacian = potpourri3d.cotan_laplacian(mesh.verts, mesh.faces, denom_eps=1e-10)
         mass = potpourri3d.vertex_areas(mesh.verts, mesh.faces)
@@ -128,10 +129,6 @@ def _nearest(mesh: Mesh) -> NDArray[np.int64]:
     others = nearest != np.arange(count)[:, None]
     others[others.all(axis=1), -1] = False  # among many points at one position, the point itself may be missing
     return np.asarray(nearest[others].reshape(count, CLOUD_NEIGHBORS), np.int64)
-
-
-def _cloud_normals(points: Floats, neighbors: NDArray[np.int64]) -> Floats:
-    return np.linalg.svd(points[neighbors] - points[:, None], full_matrices=False)[2][:, 2]
 
 
 def _cloud_laplacian(mesh: Mesh) -> tuple[scipy.sparse.csc_matrix, Floats]:

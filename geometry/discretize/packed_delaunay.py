@@ -186,13 +186,8 @@ class DelaunayLaplacian(NamedTuple):
 
 @dataclass
 class Halfedges:
-    """Triangles given by the lengths of their edges.
+    """Triangles given by the lengths of their edges. All tensors have one entry for each halfedge, see `Cover`.
 
-    Halfedge 3f + i runs from corner i of triangle f to the next corner. All tensors have one entry for each.
-
-    tail: the vertex where each halfedge starts
-    twin: the halfedge along the same edge in the other direction
-    length: the length of the edge
     cotangent: the cotangent of the angle opposite to the edge
     priority: a number that no other halfedge of its mesh has, in an order without pattern
     """

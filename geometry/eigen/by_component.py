@@ -115,10 +115,7 @@ def _smallest_pairs(
 
 
 def warn_of_rounding(evals: Array, components: int, faults: Sequence[str]) -> None:
-    """Warn if rounding has spoiled eigenvalues of a mesh with this number of components.
-
-    faults: see `rounding_fault`
-    """
+    """Warn if rounding has spoiled eigenvalues of a mesh with components. faults: see `rounding_fault`"""
     if not faults:
         return
     zeros, right = int((evals == 0).sum()), min(len(evals), components)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 from numpy.typing import NDArray
 
-from diffnet.geometry.eigen.lanczos import Rows, random_rows, transpose, without_constant
+from diffnet.geometry.eigen.lanczos import Rows, ShiftInvert, random_rows, transpose, without_constant
 from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Searched
 
+if TYPE_CHECKING:
+    from diffnet.geometry.eigen.gpu.lanczos import BatchedShiftInvert
+
+Inverse: TypeAlias = "ShiftInvert | BatchedShiftInvert"  # arrays of the latter have a leading batch dimension
 PAIRS_CHECKED = 4  # smallest pairs; rounding spoils the smallest eigenvalues first
 MAX_DEVIATION = 1e-5  # largest deviation of a Rayleigh quotient from its eigenvalue. Clean meshes have less than 1e-7.
 ROUNDING = 1e-8  # further deviation, in units of the largest eigenvalue
@@ -20,19 +24,6 @@ ROUNDING = 1e-8  # further deviation, in units of the largest eigenvalue
 
 class MissedError(ArithmeticError):
     """Some vectors of a multiple eigenvalue are missing. Wider blocks may find all of them."""
-
-
-class Inverse(Protocol):
-    """What checks need of a `ShiftInvert`, or of a `BatchedShiftInvert`; its arrays have a leading batch dimension."""
-
-    block: int
-    shift: Array
-    constant: Rows
-
-    def apply(self, rows: Rows) -> Rows: ...
-    def apply_inverse(self, rows: Rows) -> Rows: ...
-    def to_host(self, rows: Rows) -> Array: ...
-    def from_host(self, rows: Array) -> Rows: ...
 
 
 def checked_pairs(

@@ -1,31 +1,29 @@
-"""Geodesic errors of predicted vertices: of one mesh, and of many pairs of meshes in worker processes."""
+"""Geodesic errors of predicted vertices, and distances along surfaces. Worker processes run this without PyTorch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import potpourri3d
+import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.csgraph import dijkstra
 
-from diffnet.geometry.discretize.coincident import joined_vertices
+from diffnet.geometry.discretize.coincident import components, joined_vertices
+from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.geodesics.distances import (
-    NO_DISTANCES,
-    KnownDistances,
-    area,
-    distances_path,
-    pair_distances,
-    read_distances,
-    write_distances,
-)
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh, mesh_edges
 from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.polygons import Floats, Ints
 from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
+from diffnet.geometry.store.cache import cache_key, check_arrays, entry_path, read_entry, write_entry
+from diffnet.geometry.store.codec import Arrays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +32,11 @@ PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
 MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
 # The thresholds of the literature on correspondence: errors / √area from 0 to 0.25.
 THRESHOLDS = np.linspace(0.0, 0.25, 101)
+# Up to this distance / √area, a search for each pair is faster than one search over the mesh for all pairs of a vertex.
+MAX_SEARCH = 0.1
+# Faces with a smaller area, as a share of the squared extent of the mesh, have no usable angles.
+MIN_FACE_AREA = 1e-14
+MAX_PAIRS = 2**24  # of one entry, 270 MB
 
 
 class Prediction(NamedTuple):
@@ -128,8 +131,8 @@ def geodesic_errors_of_all(
         requests.append((surfaces[id(mesh)], _request(surfaces[id(mesh)], predicted, truth)))
     for surface in surfaces.values():
         keys = [request.keys.reshape(-1) for other, request in requests if other is surface]
-        surface.to_find = np.setdiff1d(np.unique(np.concatenate(keys)), surface.known.keys, assume_unique=True)
-    _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
+        surface.missing = np.setdiff1d(np.unique(np.concatenate(keys)), surface.keys, assume_unique=True)
+    _find(list(surfaces.values()), available_cores() if jobs is None else jobs, advance)
     return [_errors(surface, request) for surface, request in requests]
 
 
@@ -139,20 +142,30 @@ class _Surface:
 
     same: the vertex (V,) that stands for each, see `pair_distances`
     scale: √area
-    to_find: (N,) the keys of distances that are not known yet, ascending
+    entry: the file of the cache entry that holds the distances, or None
+    keys: (N,), ascending: a · V + b for the vertices a and b of each distance
+    values: (N,), the distances
+    missing: the keys of distances that are still to be computed, ascending
     """
 
     mesh: Mesh
     same: Ints
     scale: float
-    known: KnownDistances
-    to_find: Ints
+    entry: Path | None
+    keys: Ints
+    values: Floats
+    missing: Ints
 
 
 def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
-    vertices = len(mesh.verts)
-    stored = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
-    return _Surface(mesh, joined_vertices(round_positions(mesh)), float(np.sqrt(area(mesh))), stored, NO_DISTANCES.keys)
+    none, entry, stored = np.zeros(0, np.int64), None, None
+    if cache_dir is not None:
+        key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, solver="edge flips")
+        entry = entry_path(cache_dir, key, "geodesics")
+        stored = read_entry(entry, lambda arrays: _check(arrays, len(mesh.verts)))
+    keys, values = (none, np.zeros(0)) if stored is None else (stored["keys"], stored["values"])
+    scale = float(np.sqrt(area(mesh)))
+    return _Surface(mesh, joined_vertices(round_positions(mesh)), scale, entry, keys, values, none)
 
 
 @dataclass(frozen=True)
@@ -162,13 +175,13 @@ class _Request:
     keys: (N, C) the pairs of vertices, true · V + predicted. C is 1 for true vertices, 3 for true points.
     weights: (N, 3) of points in faces, or None
     corners: (N, 3) of these faces
-    is_known: (N,) whether the truth is known
+    has_truth: (N,) whether the truth is known
     """
 
     keys: Ints
     weights: Floats | None
     corners: Ints
-    is_known: NDArray[np.bool_]
+    has_truth: NDArray[np.bool_]
 
 
 def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
@@ -179,19 +192,19 @@ def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
         if mesh.is_point_cloud:
             raise MeshError(f"{mesh.name}: a point cloud has no faces, so the truth should be vertices")
         truth.check(mesh, f"{mesh.name}, truth")
-        is_known, corners = truth.faces >= 0, mesh.faces[truth.faces]
+        has_truth, corners = truth.faces >= 0, mesh.faces[truth.faces]
         weights: Floats | None = np.clip(truth.weights, 0, None)
     else:
         labels = indices("truth", truth)
-        is_known, corners, weights = labels >= 0, labels[:, None], None
+        has_truth, corners, weights = labels >= 0, labels[:, None], None
     if len(answers) != len(corners):
         raise ValueError(f"predicted and truth should have one length, got {len(answers)} and {len(corners)}")
-    for array in (answers, corners[is_known]):
+    for array in (answers, corners[has_truth]):
         wrong = array[(array < 0) | (array >= vertices)]
         if len(wrong):
             raise IndexError(f"vertices should be from 0 to {vertices - 1}, got {wrong.flat[0]}")
-    keys = surface.same[np.where(is_known[:, None], corners, 0)] * vertices + surface.same[answers][:, None]
-    return _Request(np.where(is_known[:, None], keys, 0), weights, corners, is_known)
+    keys = surface.same[np.where(has_truth[:, None], corners, 0)] * vertices + surface.same[answers][:, None]
+    return _Request(np.where(has_truth[:, None], keys, 0), weights, corners, has_truth)
 
 
 def indices(name: str, value: Any) -> Ints:
@@ -204,29 +217,30 @@ def indices(name: str, value: Any) -> Ints:
     return array.astype(np.int64)
 
 
-def _find(
-    surfaces: list[_Surface], cache_dir: str | os.PathLike[str] | None, jobs: int, advance: Callable[[], Any]
-) -> None:
-    """Compute the distances that are missing, and add them to the surfaces and the cache."""
+def _find(surfaces: list[_Surface], jobs: int, advance: Callable[[], Any]) -> None:
+    """Compute the distances that are missing, and add them to the surfaces and the cache.
+
+    Two processes that extend an entry at once lose the additions of one of them. They are computed again when needed.
+    """
 
     def done(surface: _Surface, lengths: list[Floats]) -> None:
-        if len(surface.to_find):
-            keys = np.concatenate([surface.known.keys, surface.to_find])
+        if len(surface.missing):
+            keys = np.concatenate([surface.keys, surface.missing])
             order = np.argsort(keys, kind="stable")
-            surface.known = KnownDistances(keys[order], np.concatenate([surface.known.values, *lengths])[order])
-            if cache_dir is not None:
-                write_distances(distances_path(surface.mesh, cache_dir), surface.known)
+            surface.keys, surface.values = keys[order], np.concatenate([surface.values, *lengths])[order]
+            if surface.entry is not None and len(keys) <= MAX_PAIRS:
+                write_entry(surface.entry, {"keys": surface.keys, "values": surface.values})
         advance()
 
-    if jobs <= 1 or sum(len(surface.to_find) for surface in surfaces) < MIN_FOR_PROCESSES:
+    if jobs <= 1 or sum(len(surface.missing) for surface in surfaces) < MIN_FOR_PROCESSES:
         for surface in surfaces:
-            done(surface, [keyed_distances(surface.mesh, surface.same, surface.to_find)])
+            done(surface, [keyed_distances(surface.mesh, surface.same, surface.missing)])
         return
     with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         waiting = [
             [
-                pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
-                for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
+                pool.submit(keyed_distances, surface.mesh, surface.same, surface.missing[i : i + PAIRS_OF_CALL])
+                for i in range(0, len(surface.missing), PAIRS_OF_CALL)
             ]
             for surface in surfaces
         ]
@@ -240,12 +254,12 @@ def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
 
 
 def _errors(surface: _Surface, request: _Request) -> Floats:
-    distances = surface.known.values[np.searchsorted(surface.known.keys, request.keys)].astype(np.float64)
+    distances = surface.values[np.searchsorted(surface.keys, request.keys)].astype(np.float64)
     if request.weights is None:
         errors = distances[:, 0]
     else:
         errors = to_points(distances, surface.mesh.verts[request.corners], request.weights)
-    return np.where(request.is_known, errors / surface.scale, np.nan)
+    return np.where(request.has_truth, errors / surface.scale, np.nan)
 
 
 def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
@@ -323,3 +337,109 @@ def _numbers(errors: ArrayLike) -> NDArray[np.float64]:
     if len(numbers) == 0:
         raise ValueError(f"there should be at least one known error, got {len(values)} values, none of them known")
     return numbers
+
+
+# ---- distances along a surface between pairs of vertices ----
+
+
+def area(mesh: Mesh) -> float:
+    """The area of the surface. Raises MeshError if it is 0."""
+    if mesh.is_point_cloud:
+        total = laplacian_and_mass(mesh)[1].sum()
+    else:
+        total = potpourri3d.face_areas(mesh.verts, mesh.faces).sum()
+    if not total > 0:
+        raise MeshError(f"{mesh.name}: the surface has no area, so distances have no scale")
+    return float(total)
+
+
+def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
+    """The distances (N,) along the surface between the ends (2, N) of pairs.
+
+    same: the vertex (V,) that stands for each vertex where several are at one position, as in `precompute`
+    pairs: vertices that stand for themselves. Pairs with equal second ends are fastest if they stand together.
+
+    Infinity between components. On manifold meshes, a distance is the length of a geodesic path, found by edge flips
+    from the shortest path along edges (Sharp, Crane 2020). Elsewhere it comes from the heat method (Crane et al. 2013).
+    """
+    distances = np.where(pairs[0] == pairs[1], 0.0, np.inf)
+    corners = same[mesh.faces]
+    faces = corners[(corners != np.roll(corners, 1, axis=1)).all(1)]
+    if mesh.is_point_cloud:
+        component, used = np.zeros(len(same), np.int64), np.unique(same)
+    else:
+        component, used = components(faces, len(same)), np.unique(faces)
+    number = np.full(len(same), -1)
+    number[used] = np.arange(len(used))
+    connected = (component[pairs[0]] == component[pairs[1]]) & (number[pairs] >= 0).all(0)
+    apart = np.flatnonzero(connected & (pairs[0] != pairs[1]))
+    if len(apart) == 0:
+        return distances
+    verts, ends = mesh.verts[used], number[pairs[:, apart]]
+    straight = np.linalg.norm(verts[ends[0]] - verts[ends[1]], axis=1)
+    compact = number[faces]
+    solver = None if mesh.is_point_cloud else path_solver(verts, compact)
+    if solver is not None:
+        lengths = _by_edge_flips(solver, verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
+    else:
+        lengths = _by_heat(verts, None if mesh.is_point_cloud else compact, ends)
+    distances[apart] = np.maximum(lengths, straight)  # the heat method can fall below it
+    return distances
+
+
+def path_solver(verts: Floats, faces: Ints) -> Any:
+    """The solver of geodesic paths. None for faces that are no oriented manifold, or if one has almost no area."""
+    if (potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * np.ptp(verts, axis=0).max() ** 2).any():
+        return None
+    try:
+        return potpourri3d.EdgeFlipGeodesicSolver(verts, faces)
+    except RuntimeError:
+        return None
+
+
+def _by_edge_flips(solver: Any, verts: Floats, faces: Ints, ends: Ints, near: NDArray[np.bool_]) -> Floats:
+    """Lengths of geodesic paths. near: (N,) whether the ends are close to each other"""
+    edges = mesh_edges(faces)
+    lengths = np.linalg.norm(verts[edges[:, 0]] - verts[edges[:, 1]], axis=1)
+    graph = scipy.sparse.coo_array((lengths, edges.T), (len(verts), len(verts))).tocsr()
+    path_lengths = np.empty(ends.shape[1])
+    for i in np.flatnonzero(near).tolist():
+        path_lengths[i] = _length(solver.find_geodesic_path(int(ends[0, i]), int(ends[1, i])))
+    root, before = -1, [0]
+    for i in np.flatnonzero(~near)[np.argsort(ends[1, ~near], kind="stable")].tolist():
+        if root != ends[1, i]:
+            root = int(ends[1, i])
+            before = dijkstra(graph, directed=False, indices=root, return_predecessors=True)[1].tolist()
+        path = [int(ends[0, i])]
+        while path[-1] != root:
+            path.append(before[path[-1]])
+        path_lengths[i] = _length(solver.find_geodesic_path_poly(path))
+    return path_lengths
+
+
+def _length(path: Floats) -> float:
+    return float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum())
+
+
+def _by_heat(verts: Floats, faces: Ints | None, ends: Ints) -> Floats:
+    """Distances by the heat method, which computes those of one vertex to all others."""
+    solver = (
+        potpourri3d.PointCloudHeatSolver(verts)
+        if faces is None
+        else potpourri3d.MeshHeatMethodDistanceSolver(verts, faces)
+    )
+    compute: Callable[[int], Floats] = solver.compute_distance
+    lengths = np.empty(ends.shape[1])
+    for root in np.unique(ends[1]).tolist():
+        here = ends[1] == root
+        lengths[here] = compute(root)[ends[0, here]]
+    return lengths
+
+
+def _check(arrays: Arrays, vertices: int) -> None:
+    keys = arrays["keys"]
+    check_arrays(arrays, {"keys": ("int64", (keys.size,)), "values": ("float64", (keys.size,))})
+    if keys.size and not (keys[0] >= 0 and keys[-1] < vertices**2 and (np.diff(keys) > 0).all()):
+        raise ValueError(f"keys don't ascend from 0 to {vertices**2 - 1}")
+    if not (arrays["values"] >= 0).all():
+        raise ValueError("values are negative or NaN")

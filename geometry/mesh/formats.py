@@ -92,13 +92,6 @@ def parse(data: bytes, suffix: str) -> Content:
         raise ValueError("an index is beyond 64 bits") from e
 
 
-def mentions_normals(data: bytes, suffix: str) -> bool:
-    """Whether the content may hold normals at the vertices. Files without the names of normals hold none."""
-    if suffix == ".ply":
-        return b" nx" in data[: max(data.find(b"end_header"), 0)]
-    return suffix == ".obj" and b"vn" in data
-
-
 def _read_obj(data: bytes) -> Content:
     verts, normals, sizes, corners = array("d"), array("d"), array("q"), array("q")
     named = array("q")  # the normals of corners, from 0; -1 where a corner names none

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
-from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
+from diffnet.geometry.mesh.formats import READERS, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.objects import normals_array, on_host, own_normals, real_array, source_of, unit_normals
+from diffnet.geometry.mesh.objects import normals_array, on_host, real_array, source_of, unit_normals, user_normals
 from diffnet.geometry.mesh.orientation import turned_faces
 from diffnet.geometry.mesh.polygons import triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
@@ -34,34 +34,22 @@ MeshLike: TypeAlias = (
 )
 _MAX_COORDINATE = float(np.finfo(np.float32).max)
 _keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
+_READERS_VERSION = 1  # increase when readers find other meshes in files
 _STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def mesh_suffix(path: str | os.PathLike[str]) -> str:
-    """The extension of a mesh file in lower case, without .gz.
-
-    >>> mesh_suffix("scans/bunny.OBJ.gz")
-    '.obj'
-    """
-    return _stem_and_suffix(path)[1].lower()
+    """The extension of a mesh file in lower case, without .gz."""
+    return _stem_and_suffix(os.path.basename(path))[1].lower()
 
 
 def mesh_stem(path: str | os.PathLike[str]) -> str:
-    """The name of a mesh file without its extension and .gz.
-
-    >>> mesh_stem("scans/bunny.OBJ.gz")
-    'bunny'
-    """
-    return _stem_and_suffix(path)[0]
-
-
-def _stem_and_suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
-    # Data sets have many files, and making another Path takes several times as long.
-    return _divided(path.name if isinstance(path, Path) else os.path.basename(path))
+    """The name of a mesh file without its extension and .gz."""
+    return _stem_and_suffix(os.path.basename(path))[0]
 
 
 @lru_cache(maxsize=1 << 17)  # a start over a set asks a dozen times for each of its names
-def _divided(name: str) -> tuple[str, str]:
+def _stem_and_suffix(name: str) -> tuple[str, str]:
     if len(name) > 3 and name[-3:].lower() == ".gz":
         name = name[:-3]
     dot = name.rfind(".")
@@ -267,7 +255,7 @@ def make_mesh(
             f"{name}: coordinates up to {np.abs(v).max():.3g} are beyond single precision ({_MAX_COORDINATE:.3g}), the "
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
-    unit = None if normals is None else own_normals(normals, len(v), name)
+    unit = None if normals is None else user_normals(normals, len(v), name)
     try:
         f = np.asarray([] if faces is None else on_host(faces))
     except (TypeError, ValueError) as e:
@@ -320,10 +308,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
         return mesh, earlier
     state = settled_state(path)
     suffix, data = read_content(path)
-    # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
-    more = {"normals": True} if mentions_normals(data, suffix) else {}
-    more |= {"shared_vertices": True} if suffix in (".glb", ".gltf") else {}  # which earlier versions repeated
-    key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more)
+    key = cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, readers=_READERS_VERSION)
     if state is not None and state == settled_state(path):
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
@@ -342,10 +327,9 @@ def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def parsed_mesh(entry: Path, name: str) -> Mesh | None:
-    """The mesh of a file from its entry. None as in `read_entry`, and for polygons that an earlier version has cut."""
+    """The mesh of a file from its entry. None as in `read_entry`."""
     stored = read_entry(entry, _check_stored)
-    mesh = None if stored is None else _from_arrays(stored, name)
-    return None if mesh is None or (mesh.has_polygons and mesh.sizes is None) else mesh
+    return None if stored is None else _from_arrays(stored, name)
 
 
 def read_content(path: Path) -> tuple[str, bytes]:

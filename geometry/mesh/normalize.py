@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
-from diffnet.geometry.mesh.objects import check_normals_rule, own_normals
+from diffnet.geometry.mesh.objects import check_normals_rule, user_normals
 from diffnet.geometry.options import SCALE_RULES, ScaleRule, counts_all
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def mesh_for_operators(
 
     Raises MeshError for a mesh or normals that can't be used, OptionError for unknown words.
     """
-    return round_positions(_with_chosen_normals(load_normalized(source, cache_dir, normalize), normals))
+    return round_positions(_with_normals_by_rule(load_normalized(source, cache_dir, normalize), normals))
 
 
 def round_positions(mesh: Mesh) -> Mesh:
@@ -130,11 +130,11 @@ def round_positions(mesh: Mesh) -> Mesh:
     return replace(mesh, verts=verts, normals=normals)
 
 
-def _with_chosen_normals(mesh: Mesh, normals: Any) -> Mesh:
+def _with_normals_by_rule(mesh: Mesh, normals: Any) -> Mesh:
     if normals is None:
         return mesh if mesh.is_point_cloud or mesh.normals is None else replace(mesh, normals=None)
     if not isinstance(normals, str):
-        return replace(mesh, normals=own_normals(normals, len(mesh.verts), mesh.name))
+        return replace(mesh, normals=user_normals(normals, len(mesh.verts), mesh.name))
     check_normals_rule(normals, "an array (V, 3), ")
     if normals == "geometry":
         return replace(mesh, normals=None)

@@ -120,11 +120,7 @@ def _columns(data: Any) -> Any:
 
 
 def unit_normals(normals: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-    """Normals (V, 3) of length 1. Rows that are zero or not finite become 0. None if no row is left.
-
-    >>> unit_normals(np.array([[0.0, 0, 4], [0, 0, 0], [np.nan, 0, 1]])).tolist()
-    [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-    """
+    """Normals (V, 3) of length 1. Rows that are zero or not finite become 0. None if no row is left."""
     if normals is None:
         return None
     rows = np.where(np.isfinite(normals).all(axis=1, keepdims=True), normals, 0.0)
@@ -157,7 +153,7 @@ def mean_normals(normals: NDArray[np.float64], place: NDArray[np.int64], count: 
     return np.where(cancelled, firsts, sums / np.where(size > 0, size, 1.0))
 
 
-def own_normals(array: Any, count: int, name: str) -> NDArray[np.float64]:
+def user_normals(array: Any, count: int, name: str) -> NDArray[np.float64]:
     """Normals (V, 3) of length 1 from what a user gives: an array, a tensor or a list.
 
     count: V
@@ -178,7 +174,7 @@ def own_normals(array: Any, count: int, name: str) -> NDArray[np.float64]:
 
 
 def normals_array(array: Any, count: int, name: str) -> NDArray[np.float64]:
-    """Normals (V, 3) as they are given. For arguments and errors see `own_normals`."""
+    """Normals (V, 3) as they are given. For arguments and errors see `user_normals`."""
     try:
         normals = real_array("normals", array)
     except ValueError as e:

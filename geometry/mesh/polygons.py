@@ -111,11 +111,7 @@ def _turn(a: Floats, b: Floats, c: Floats) -> Any:
 
 
 def corner_positions(verts: Floats, faces: Ints) -> Floats:
-    """Positions (corner, coordinate, F) of the corners of faces (F, 3), from the positions (V, 3) of vertices.
-
-    >>> corner_positions(np.eye(3), np.array([[2, 0, 1]]))[0, :, 0].tolist()
-    [0.0, 0.0, 1.0]
-    """
+    """Positions (corner, coordinate, F) of the corners of faces (F, 3), from the positions (V, 3) of vertices."""
     coordinates = np.ascontiguousarray(verts.T)
     return np.stack([coordinates.take(corner, axis=1) for corner in faces.T])
 

@@ -11,11 +11,7 @@ from diffnet.ops.common.checks import check_count, check_finite, check_lengths, 
 
 
 def farthest_points(
-    positions: Tensor,
-    count: int,
-    lengths: Sequence[int] | None = None,
-    *,
-    generator: torch.Generator | None = None,
+    positions: Tensor, count: int, lengths: Sequence[int] | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Choose points that are spread evenly over each mesh. Each next point is the farthest from those before it.
 

@@ -47,11 +47,7 @@ def random_rotation(
 
 
 def random_rotations(
-    count: int,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
-    *,
-    axis: int | None = None,
+    count: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32, *, axis: int | None = None
 ) -> Tensor:
     """Draw rotations (count, 3, 3), uniform over all rotations, on the device of the generator.
 

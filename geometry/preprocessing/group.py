@@ -22,12 +22,12 @@ from diffnet.geometry.eigen.gpu.batches import (
     packed_eigenbases,
     vertex_bytes,
 )
-from diffnet.geometry.eigen.gpu.lanczos import Map, PackedProblem
+from diffnet.geometry.eigen.gpu.lanczos import Map
 from diffnet.geometry.errors import ConvergenceError, MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.options import Options
-from diffnet.geometry.preprocessing.packed import PackedDiscretization, discretize_on, entry_arrays
+from diffnet.geometry.preprocessing.packed import Discretized, discretize_on, entry_arrays
 from diffnet.geometry.preprocessing.recipe import computed_arrays, with_pairs
 from diffnet.geometry.preprocessing.worker import GpuMesh
 from diffnet.geometry.processes import phase
@@ -65,10 +65,10 @@ def compute_on(
     results: list[Computed | None] = [None] * len(meshes)
     try:
         with phase("assemble"):
-            packed, served = discretize_on(device, meshes, options)
-        if packed is not None:
-            computed = _solve(packed, [meshes[i] for i in served], options, on_cores, arrays)
-            for position, result in zip(served, computed, strict=True):
+            discretized = discretize_on(device, meshes, options)
+        if discretized is not None:
+            computed = _solve(discretized, [meshes[i] for i in discretized.places], options, on_cores, arrays)
+            for position, result in zip(discretized.places, computed, strict=True):
                 results[position] = result
     except (ConvergenceError, torch.OutOfMemoryError):
         pass  # the meshes that have no result yet are computed alone, which may take longer and less memory
@@ -76,16 +76,15 @@ def compute_on(
 
 
 def _solve(
-    packed: PackedDiscretization, meshes: Sequence[Mesh], options: Options, on_cores: Map, arrays: bool
+    discretized: Discretized, meshes: Sequence[Mesh], options: Options, on_cores: Map, arrays: bool
 ) -> list[Computed | None]:
-    operators, laplacian, lengths = packed.operators, packed.laplacian, tuple(len(mesh.verts) for mesh in meshes)
-    rows = torch.arange(len(packed.mass), device=operators.device).repeat_interleave(laplacian.indptr.diff())
-    problem = PackedProblem(lengths, rows, laplacian.indices, laplacian.values, packed.mass, packed.positions)
+    _, operators, problem = discretized
+    lengths = problem.lengths
     with phase("solve"):
         evals, evecs = packed_eigenbases(problem, options.k, on_cores)
     halves = options.basis != "float32"
     evecs = evecs.float()
-    entries = entry_arrays(packed) if arrays or halves else None
+    entries = entry_arrays(operators) if arrays or halves else None
     vectors = np.split(to_host({"evecs": evecs})["evecs"], np.cumsum(lengths)[:-1]) if entries else []
     values = torch.from_numpy(np.stack(evals).astype(np.float32)).to(operators.device)
     # The lengths need not be read from the GPU.
@@ -142,11 +141,7 @@ def gpu_groups(
     running: list[Future[None]] = []
     if device.type == "cuda":
         load_library(device)
-    with (
-        threadpool_limits(1),
-        ThreadPoolExecutor(jobs) as helpers,
-        ThreadPoolExecutor(BATCHES_AT_ONCE) as threads,
-    ):
+    with threadpool_limits(1), ThreadPoolExecutor(jobs) as helpers, ThreadPoolExecutor(BATCHES_AT_ONCE) as threads:
 
         def compute(meshes: Sequence[Waiting]) -> None:
             try:

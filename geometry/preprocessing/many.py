@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -95,15 +95,12 @@ def precompute_all(
 
     texts: list[str] = []
 
-    def fill(ready: Callable[[int, Any], Any]) -> dict[int, str]:
-        def receive(position: int, result: Result) -> None:
-            if isinstance(result, Answer) and result.warning is not None:
-                texts.append(result.warning)
-            ready(position, result)
+    def load(_: int, result: Result) -> Operators:
+        if isinstance(result, Answer) and result.warning is not None:
+            texts.append(result.warning)
+        return _operators_of(result, device)
 
-        return _Run(meshes, job, jobs, device, receive, keep=True).run()
-
-    failed, loaded = load_meanwhile(lambda _, result: _operators_of(result, device), fill)
+    failed, loaded = load_meanwhile(load, lambda ready: _Run(meshes, job, jobs, device, ready, keep=True).run())
     for text in texts:
         warnings.warn(text, stacklevel=3)  # the caller of `precompute_all`, which is wrapped once
     if failed:
@@ -149,15 +146,12 @@ def store_operators(
     Raises OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    job = CacheJob(options, cache_dir, normalize, normals)
-
-    def receive(position: int, _: object) -> None:
-        ready(position)
-
-    on = torch.device(device)
-    return _Run(sources, job, jobs, on, receive, keep=False, advance=advance, positions=positions).run()
+    job, place = CacheJob(options, cache_dir, normalize, normals), torch.device(device)
+    run = _Run(sources, job, jobs, place, lambda position, _: ready(position), False, advance, positions)
+    return run.run()
 
 
+@dataclass
 class _Run:
     """A run over meshes, of `store_operators` or `precompute_all`: from workers and a GPU to one receiver.
 
@@ -166,23 +160,19 @@ class _Run:
     keep: pass operators on as soon as they are computed. Otherwise they are ready when the cache has them.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[MeshLike],
-        job: CacheJob,
-        jobs: int | None,
-        device: torch.device,
-        receive: Callable[[int, Any], Any],
-        *,
-        keep: bool,
-        advance: Callable[[], Any] = lambda: None,
-        positions: Iterable[int] | None = None,
-    ) -> None:
-        self._sources, self._job, self._device = sources, job, device
-        self._receive, self._keep, self._advance = receive, keep, advance
-        self._shared = positions is not None  # with other calls
-        self._waiting = iter(range(len(sources)) if positions is None else positions)
-        self._jobs = min(jobs or available_cores(), len(sources))
+    sources: Sequence[MeshLike]
+    job: CacheJob
+    jobs: int | None
+    device: torch.device
+    receive: Callable[[int, Any], Any]
+    keep: bool
+    advance: Callable[[], Any] = lambda: None
+    positions: Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        self._shared = self.positions is not None  # with other calls
+        self._waiting = iter(range(len(self.sources)) if self.positions is None else self.positions)
+        self._jobs = min(self.jobs or available_cores(), len(self.sources))
         self._failed: dict[int, str] = {}
         self._writing: list[Future[None]] = []
 
@@ -195,7 +185,7 @@ class _Run:
         # Few meshes get several threads each. How many are left to shared positions is not known, and rounding depends
         # on the number of threads.
         workers = self._jobs if self._shared else len(first)
-        if first and self._device.type == "cpu":
+        if first and self.device.type == "cpu":
             self._compute(self._waiting, self._finish, workers)
         elif first:
             self._compute_with_gpu(workers)
@@ -205,8 +195,8 @@ class _Run:
         if isinstance(result, str):
             self._failed[position] = result
         else:
-            self._receive(position, result)
-        self._advance()
+            self.receive(position, result)
+        self.advance()
 
     def _look_for_entries(self) -> None:
         """Finish the first meshes, up to those for which workers should look into the cache.
@@ -214,12 +204,12 @@ class _Run:
         Looking for an entry takes less time than starting processes. Near the first missing entry, workers look. They
         also read the files of meshes that are not in the cache, which takes more time.
         """
-        if self._job.cache_dir is None:
+        if self.job.cache_dir is None:
             return
         with ThreadPoolExecutor(LOADERS) as threads:
             together = 1
             while positions := list(islice(self._waiting, together)):
-                readers = threads.map(lambda i: stored_operators(self._sources[i], self._job), positions)
+                readers = threads.map(lambda i: stored_operators(self.sources[i], self.job), positions)
                 missing = []
                 for position, reader in zip(positions, readers, strict=True):
                     if reader is None:
@@ -232,10 +222,10 @@ class _Run:
                 together = LOOKED_AT_TOGETHER
 
     def _compute_with_gpu(self, workers: int) -> None:
-        arrays = self._job.cache_dir is not None
-        with gpu_groups(self._device, self._job.options, max(self._jobs, 1), self._store, arrays=arrays) as compute:
+        arrays = self.job.cache_dir is not None
+        with gpu_groups(self.device, self.job.options, max(self._jobs, 1), self._store, arrays=arrays) as compute:
             ranks = rank_count() if self._shared else 1
-            positions, add = in_blocks(self._waiting, compute, len(self._sources), ranks)
+            positions, add = in_blocks(self._waiting, compute, len(self.sources), ranks)
 
             def answer(position: int, result: Answer | GpuMesh | str | None) -> None:
                 if isinstance(result, GpuMesh):
@@ -250,27 +240,27 @@ class _Run:
 
     def _store(self, position: int, gpu_mesh: GpuMesh, result: Computed | str) -> None:
         """Finish a mesh that a GPU has computed."""
-        if self._keep or isinstance(result, str):
+        if self.keep or isinstance(result, str):
             self._finish(position, result)
         if isinstance(result, str) or gpu_mesh.path is None or result.arrays is None:
             return
-        entry = partial(entry_of, gpu_mesh.mesh, result.arrays, self._job.options)
-        if self._keep:
+        entry = partial(entry_of, gpu_mesh.mesh, result.arrays, self.job.options)
+        if self.keep:
             write_later(gpu_mesh.path, entry)
         else:
             self._writing.append(write_later(gpu_mesh.path, entry, partial(self._finish, position, None)))
 
     def _compute(self, positions: Iterator[int], answer: Callable[[int, Any], None], workers: int) -> None:
         """Call answer(position, result) with the result of `compute_entry` for each position."""
-        work = partial(compute_entry, job=self._job, keep=self._keep, for_gpu=self._device.type != "cpu")
+        work = partial(compute_entry, job=self.job, keep=self.keep, for_gpu=self.device.type != "cpu")
         if self._jobs == 1 and not self._shared:
             for position in positions:
-                answer(position, work(self._sources[position]))
+                answer(position, work(self.sources[position]))
             return
         lost = self._in_processes(work, positions, answer, workers)
         # A mesh that killed its process gets another try, with all cores and all memory for itself.
         for position in self._in_processes(work, iter(lost), answer, 1):
-            name = source_name(self._sources[position])
+            name = source_name(self.sources[position])
             answer(position, f"{name}: preprocessing it killed its process (out of memory?)")
 
     def _in_processes(
@@ -288,7 +278,7 @@ class _Run:
             while True:
                 # At most one call for each process, because results wait here while `answer` waits for a GPU.
                 for position in islice(positions, workers - len(running)):
-                    future = pool.submit(work, self._sources[position])
+                    future = pool.submit(work, self.sources[position])
                     running[future] = position
                     future.add_done_callback(ended.put)
                 if not running:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from diffnet.geometry.discretize.packed import (
     triangles,
 )
 from diffnet.geometry.discretize.packed_delaunay import packed_delaunay_laplacian
+from diffnet.geometry.eigen.gpu.lanczos import PackedProblem
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.operators import Operators
@@ -82,7 +83,7 @@ class PackedParts(NamedTuple):
     """What operators without eigenpairs are made of, float64.
 
     positions: (V, 3)
-    columns: of the Laplacian, (nnz,) int64
+    rows, columns: of the Laplacian, (nnz,) int64
     unclear: (B,) bool, see `DelaunayLaplacian`
     """
 
@@ -91,6 +92,7 @@ class PackedParts(NamedTuple):
     shapes: Triangles
     mass: Tensor
     pattern: Pattern
+    rows: Tensor
     columns: Tensor
     laplacian: Tensor
     gradient: Tensor
@@ -121,46 +123,30 @@ def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind) -
         rows, columns, values, areas, unclear = packed_delaunay_laplacian(c, positions)
         pattern = matrix_pattern(rows, columns, len(positions))
     else:
-        pattern, columns, areas = c.pattern, c.columns, thirds_of_areas(c, shapes.doubled)
+        pattern, rows, columns, areas = c.pattern, c.rows, c.columns, thirds_of_areas(c, shapes.doubled)
         values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
         unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
-    slopes = gradient(c, positions, axes)
-    return PackedParts(c, positions, shapes, raised_mass(c, areas), pattern, columns, values, slopes, axes, unclear)
-
-
-class Csr(NamedTuple):
-    """A sparse matrix (V, V): indptr (V+1,) and indices (nnz,) int64, values (nnz,) float64. Columns ascend."""
-
-    indptr: Tensor
-    indices: Tensor
-    values: Tensor
-
-
-@dataclass
-class PackedDiscretization:
-    """The operators of packed meshes without their eigenpairs, on one device.
-
-    operators: in float32, with k = 0
-    laplacian, mass, positions: in float64, for the eigensolver
-    """
-
-    operators: Operators
-    laplacian: Csr
-    mass: Tensor
-    positions: Tensor
+    mass, slopes = raised_mass(c, areas), gradient(c, positions, axes)
+    return PackedParts(c, positions, shapes, mass, pattern, rows, columns, values, slopes, axes, unclear)
 
 
 class Discretized(NamedTuple):
-    """The meshes that `discretize_on` has discretized, None if there are none, and their positions in its list."""
+    """The operators of packed meshes without their eigenpairs, on one device.
 
-    packed: PackedDiscretization | None
-    served: list[int]
+    places: those of the meshes in the list of `discretize_on`
+    operators: in float32, with k = 0
+    problem: in float64, for the eigensolver
+    """
+
+    places: list[int]
+    operators: Operators
+    problem: PackedProblem
 
 
-def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: Options) -> Discretized:
+def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: Options) -> Discretized | None:
     """Laplacian, mass, frames and gradient of many meshes at once, as `discretize` computes them one by one.
 
-    meshes: see `mesh_for_operators`
+    meshes: see `mesh_for_operators`. None if all of them are left.
 
     Values differ from those of `discretize` by rounding. They have the same bits in every run, whatever other meshes
     are in the list. Entries of the Laplacian that are exactly 0 are kept.
@@ -169,35 +155,22 @@ def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: O
     operators, meshes some of whose vertices may have to be joined, meshes whose robust Laplacian is unclear, see
     `DelaunayLaplacian`, and meshes that can't be used, for which it raises an error.
     """
-    served = [i for i, mesh in enumerate(meshes) if options.operators == "diffnet" and not _is_special(mesh)]
+    can = options.operators == "diffnet"
+    places = [i for i, mesh in enumerate(meshes) if can and not mesh.is_point_cloud and mesh.normals is None]
     # Few meshes are refused. The others are computed again without them, which changes no bit of their values.
-    while served:
-        packed, refused = _discretize(device, [meshes[i] for i in served], options)
-        if packed is not None:
-            return Discretized(packed, served)
-        served = [i for number, i in enumerate(served) if number not in refused]
-    return Discretized(None, [])
-
-
-def _is_special(mesh: Mesh) -> bool:
-    return mesh.is_point_cloud or mesh.normals is not None
-
-
-def _discretize(
-    device: torch.device | str, meshes: Sequence[Mesh], options: Options
-) -> tuple[PackedDiscretization | None, set[int]]:
-    """Discretize all meshes, or return the numbers of those that are refused."""
-    positions, c = packed_surfaces(device, meshes)
-    refused = set[int]() if options.join == "never" else _may_be_joined(c, positions, options.join == "always")
-    if refused:
-        return None, refused
-    parts = packed_parts(c, positions, chosen_laplacian(options.laplacian, options.operators))
-    operators = parts.operators(torch.float32)
-    refused = _refused(parts, operators)
-    if refused:
-        return None, refused
-    laplacian = Csr(parts.pattern.indptr.long(), parts.columns, parts.laplacian)
-    return PackedDiscretization(_along_surface(operators, c), laplacian, parts.mass, positions), refused
+    while places:
+        positions, c = packed_surfaces(device, [meshes[i] for i in places])
+        refused = set[int]() if options.join == "never" else _may_be_joined(c, positions, options.join == "always")
+        if not refused:
+            parts = packed_parts(c, positions, chosen_laplacian(options.laplacian, options.operators))
+            operators = parts.operators(torch.float32)
+            refused = _refused(parts, operators)
+            if not refused:
+                entries = parts.rows, parts.columns, parts.laplacian
+                problem = PackedProblem(c.lengths, *entries, parts.mass, positions)
+                return Discretized(places, _along_surface(operators, c), problem)
+        places = [i for number, i in enumerate(places) if number not in refused]
+    return None
 
 
 def packed_surfaces(device: torch.device | str, meshes: Sequence[Mesh]) -> tuple[Tensor, Connectivity]:
@@ -284,12 +257,12 @@ def _along_surface(operators: Operators, c: Connectivity) -> Operators:
     return replace(operators, laplacian=stored(operators.laplacian), gradient=stored(operators.gradient))
 
 
-def entry_arrays(packed: PackedDiscretization) -> list[Arrays]:
+def entry_arrays(operators: Operators) -> list[Arrays]:
     """For each mesh, all arrays of a cache entry except the eigenpairs, see `operator_arrays`.
 
     They are views of one copy of the operators on the host.
     """
-    o = packed.operators
+    o = operators
     order = o.gradient.pattern.row_order
     tensors = {"ptr": o.ptr, "mass": o.mass, "frames": o.frames}
     tensors |= {} if order is None else {"row_order": (order - _repeated(o.ptr[:-1], o.ptr)).int()}
@@ -313,8 +286,8 @@ def _of_mesh(host: Arrays, mesh: int, first: int, end: int) -> Arrays:
         arrays[f"{which}_indptr"] = host[f"{which}_indptr"][first : end + 1] - np.int32(begin)
         arrays[f"{which}_indices"] = host[f"{which}_indices"][begin:stop]
     order = host.get("row_order", np.zeros(0, np.int32))[first:end]
-    is_own = np.array_equal(order, np.arange(len(order)))
-    return arrays | {"row_order": order[:0] if is_own else order}
+    is_mesh_order = np.array_equal(order, np.arange(len(order)))
+    return arrays | {"row_order": order[:0] if is_mesh_order else order}
 
 
 def _repeated(values: Tensor, starts: Tensor) -> Tensor:

@@ -51,10 +51,7 @@ class Discretization:
 
 
 def computed_arrays(mesh: Mesh, options: Options, device: torch.device | str = "cpu") -> Arrays:
-    """All arrays of a cache entry.
-
-    mesh: see `mesh_for_operators`
-    device: the device that computes the eigenpairs
+    """All arrays of a cache entry of a mesh, see `mesh_for_operators`. The device computes the eigenpairs.
 
     Raises the errors of `discretize`, `solve` and `complete`.
     """
@@ -163,9 +160,7 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
 def with_pairs(name: str, arrays: Arrays, pairs: tuple[NDArray[Any], NDArray[Any]], basis: BasisPrecision) -> Arrays:
     """The arrays of a cache entry with its eigenpairs: evals (k,) and evecs (V, k).
 
-    name: the mesh, for messages
-
-    Raises MeshError for eigenpairs that single precision can't hold.
+    Raises MeshError, which begins with the name, for eigenpairs that single precision can't hold.
     """
     evals, evecs = pairs
     arrays = arrays | _in_single_precision(name, {"evals": evals, "evecs": evecs})

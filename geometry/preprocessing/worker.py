@@ -91,9 +91,6 @@ def stored_arrays(
 ) -> Arrays:
     """All arrays of the operators of a mesh. If the cache doesn't have them, they are computed and written.
 
-    mesh: see `mesh_for_operators`
-    cache_dir: None computes the arrays without a cache
-
     Raises the errors of `computed_arrays`.
     """
     path, arrays = find_operators(mesh, options, cache_dir)

@@ -18,7 +18,7 @@ from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.sparse.pattern import transposed_entries
 
 
-def given_fields() -> list[str]:
+def entry_fields() -> list[str]:
     """The names of the fields that a mesh gets from its entry and its faces."""
     return [name for name, kind in FIELDS.items() if kind.stored or not kind.optional]
 
@@ -39,11 +39,11 @@ def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
 
 def fields_of(tensors: Mapping[str, Tensor], backward: bool = True, even: bool = False) -> dict[str, Any]:
     """The fields of `Operators` from these tensors, see `field_of`."""
-    return {name: field_of(tensors, name, backward, even) for name in given_fields()}
+    return {name: field_of(tensors, name, backward, even) for name in entry_fields()}
 
 
 def field_of(tensors: Mapping[str, Tensor], name: str, backward: bool = True, even: bool = False) -> Any:
-    """One of `given_fields` from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
+    """One of `entry_fields` from the tensors of `tensor_arrays`, or from those of an entry with ptr, faces, face_ptr.
 
     The patterns of such an entry are transposed on the device of the tensors, and should be symmetric.
 

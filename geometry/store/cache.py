@@ -126,10 +126,7 @@ def write_entry(path: Path, arrays: Arrays) -> None:
 
 
 def _warn_of_folder(path: Path, what: str, fault: Exception) -> None:
-    """Warn that entries beside this one can't be read or written.
-
-    Many entries share such a fault, so the text names the folder alone.
-    """
+    """Warn that entries beside this one can't be read or written. Many share such a fault: the folder is named once."""
     reason = getattr(fault, "strerror", None) or fault
     warn_once(f"entries of the cache folder {path.parent.parent} can't be {what} ({reason})")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.operators import Operators, packed_later
 from diffnet.geometry.options import Options
-from diffnet.geometry.store.assembly import assembled_fields, field_of, fields_of, given_fields
+from diffnet.geometry.store.assembly import assembled_fields, entry_fields, field_of, fields_of
 from diffnet.geometry.store.cache import open_again
 from diffnet.geometry.store.codec import GPU_ALIGNMENT, Arrays, Place, arrays_at, header_of, layout, places_in
 from diffnet.geometry.store.entry import MATRICES, all_arrays, read_operators
@@ -145,7 +145,7 @@ def operators_of_tensors(
     tensors: of its entry in float32, for which `has_even_rows`, and `ptr`, `faces` and `face_ptr`
     """
     basis = _basis(tensors, basis_dtype)
-    make = {name: partial(field_of, tensors, name, backward=False, even=True) for name in given_fields()}
+    make = {name: partial(field_of, tensors, name, backward=False, even=True) for name in entry_fields()}
     later = {name: Later(make[name]) for name in make if FIELDS[name].packed_later and name not in basis}
     rest = {name: make[name]() if name in make else None for name in FIELDS if name not in later and name not in basis}
     return packed_later({**rest, **basis}, later, {"_lengths": (vertices,), "_face_lengths": (faces,)})

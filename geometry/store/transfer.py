@@ -127,13 +127,13 @@ class TensorsAt(Mapping[str, Tensor]):
 
     def __init__(self, flat: Tensor, places: Mapping[str, Place]) -> None:
         self._flat, self._places = flat, places
-        self._made: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._made:
+        if name not in self._tensors:
             dtype, shape, first = self._places[name]
-            self._made[name] = _tensor_at(self._flat, _torch_dtype(dtype), first // dtype.itemsize, shape)
-        return self._made[name]
+            self._tensors[name] = _tensor_at(self._flat, _torch_dtype(dtype), first // dtype.itemsize, shape)
+        return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -169,7 +169,7 @@ def aligned(x: Tensor) -> Tensor:
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
-def own_memory(x: Tensor) -> Tensor:
+def compact_tensor(x: Tensor) -> Tensor:
     """Return a copy of a view of a larger buffer, else the tensor. Pickle would write the whole buffer for a view."""
     if x.untyped_storage().nbytes() <= x.nbytes:
         return x

@@ -19,6 +19,7 @@ import trimesh
 from conftest import random_rotation
 from hypothesis import example, given, settings, strategies as st
 from operator_checks import assert_same, gradient, relative
+from refusals import refused
 from shapes import Arrays, arrays, cloud_of, ellipsoid, moebius, soup, strip_on_a_line
 from torch import Tensor
 
@@ -252,17 +253,16 @@ def checked(mesh: Any, name: str = "mesh", **options: Any) -> Mesh:
 
 def of_mesh(found: Discretized, number: int) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
     """Laplacian and mass of a mesh in double precision."""
-    laplacian, (first, end) = found.packed.laplacian, found.packed.operators.ptr[number : number + 2].tolist()
-    entries = (laplacian.values.numpy(), laplacian.indices.numpy(), laplacian.indptr.numpy())
-    return scipy.sparse.csr_matrix(entries)[first:end, first:end], found.packed.mass[first:end].numpy()
+    problem, (first, end) = found.problem, found.operators.ptr[number : number + 2].tolist()
+    return problem.on_host()[first:end, first:end], problem.mass[first:end].numpy()
 
 
 @KINDS
 def test_values_are_those_of_one_mesh_after_the_other(kind: LaplacianKind) -> None:
     meshes, options = [checked(mesh, name) for name, mesh in MESHES.items()], Options(4, kind)
     found = discretize_on("cpu", meshes, options)
-    assert found.served == list(range(len(meshes)))
-    for number, (mesh, entry) in enumerate(zip(meshes, entry_arrays(found.packed), strict=True)):
+    assert found.places == list(range(len(meshes)))
+    for number, (mesh, entry) in enumerate(zip(meshes, entry_arrays(found.operators), strict=True)):
         expected = discretize(mesh, options)
         laplacian, mass = of_mesh(found, number)
         # Edges with weights above −10⁻⁶ aren't flipped.
@@ -270,9 +270,8 @@ def test_values_are_those_of_one_mesh_after_the_other(kind: LaplacianKind) -> No
         assert abs(laplacian - laplacian.T).max() == 0
         assert np.abs(laplacian.sum(1)).max() < 1e-12 * abs(laplacian).max()
         np.testing.assert_allclose(mass, expected.mass, rtol=1e-6, atol=1e-9)
-        assert {name: array.dtype for name, array in entry.items()} == {
-            name: array.dtype for name, array in expected.arrays.items()
-        }
+        types, others = ({name: x.dtype for name, x in each.items()} for each in (entry, expected.arrays))
+        assert types == others
         np.testing.assert_allclose(entry["mass"], expected.arrays["mass"], rtol=2e-6, atol=1e-9)
         np.testing.assert_allclose(entry["frames"], expected.arrays["frames"], atol=1e-6)
         largest = np.abs(expected.arrays["gradient"]).max()
@@ -292,11 +291,11 @@ def test_the_bits_of_a_mesh_do_not_depend_on_the_others(kind: LaplacianKind) -> 
     """Operators are those of the entries."""
     meshes, options = [checked(mesh, name) for name, mesh in MESHES.items()], Options(0, kind)
     together = discretize_on("cpu", meshes, options)
-    parts = zip(meshes, entry_arrays(together.packed), together.packed.operators.split(), strict=True)
+    parts = zip(meshes, entry_arrays(together.operators), together.operators.split(), strict=True)
     for number, (mesh, entry, operators) in enumerate(parts):
         assert_same(operators, of_entry(entry, mesh))
         alone = discretize_on("cpu", [mesh], options)
-        [expected] = entry_arrays(alone.packed)
+        [expected] = entry_arrays(alone.operators)
         for name, array in expected.items():
             np.testing.assert_array_equal(entry[name], array, err_msg=f"{mesh.name}: {name}")
         for a, b in zip(of_mesh(together, number), of_mesh(alone, 0), strict=True):
@@ -312,7 +311,7 @@ def test_rows_are_stored_along_the_surface_where_neighbors_are_far(monkeypatch: 
     mixed[number] = verts
     meshes = [checked(moebius()), checked((mixed, number[faces])), checked((verts, faces))]
     options = Options(4, "cotan")
-    packed = discretize_on("cpu", meshes, options).packed
+    packed = discretize_on("cpu", meshes, options).operators
     entries = entry_arrays(packed)
     assert [len(entry["row_order"]) for entry in entries] == [0, len(verts), 0]
     for entry, mesh in zip(entries, meshes, strict=True):
@@ -320,7 +319,7 @@ def test_rows_are_stored_along_the_surface_where_neighbors_are_far(monkeypatch: 
         for name, array in expected.items():
             tolerance = 1e-5 if array.dtype == np.float32 else 0
             np.testing.assert_allclose(entry[name], array, rtol=tolerance, atol=tolerance)
-    assert_same(packed.operators.split()[1], of_entry(entries[1], meshes[1]))
+    assert_same(packed.split()[1], of_entry(entries[1], meshes[1]))
 
 
 def broken(change: Callable[[np.ndarray], Any]) -> Mesh:
@@ -342,7 +341,7 @@ BROKEN = {
 def test_bad_meshes_are_left_to_the_host_and_the_others_go_on(kind: LaplacianKind) -> None:
     good, options = checked(MESHES["crumpled"]), Options(4, kind)
     found = discretize_on("cpu", [good, *BROKEN.values(), good], options)
-    assert found.served == [0, len(BROKEN) + 1]
+    assert found.places == [0, len(BROKEN) + 1]
     for mesh in BROKEN.values():
         with pytest.raises(MeshError):
             discretize(mesh, options)
@@ -350,7 +349,7 @@ def test_bad_meshes_are_left_to_the_host_and_the_others_go_on(kind: LaplacianKin
     for number in (0, 1):
         for a, b in zip(of_mesh(found, number), of_mesh(alone, 0), strict=True):
             assert abs(a - b).max() == 0
-    assert discretize_on("cpu", list(BROKEN.values()), options).packed is None
+    assert discretize_on("cpu", list(BROKEN.values()), options) is None
 
 
 def sheet() -> Arrays:
@@ -383,9 +382,8 @@ def test_edges_that_are_a_matter_of_choice_are_chosen_alike() -> None:
 
 def fan() -> Arrays:
     """Three faces at one edge, two of them at the same angle."""
-    return np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 2, 0.0], [0, 0, 1]]), np.array(
-        [[0, 1, 2], [0, 1, 3], [1, 0, 4]]
-    )
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 2, 0.0], [0, 0, 1]])
+    return verts, np.array([[0, 1, 2], [0, 1, 3], [1, 0, 4]])
 
 
 @pytest.mark.parametrize(
@@ -401,21 +399,21 @@ def fan() -> Arrays:
     ids=["cloud", "normals", "auto", "always", "equal-angles", "choice-in-two-sheets"],
 )
 def test_meshes_that_are_left_to_the_host(mesh: Mesh, options: Options) -> None:
-    assert discretize_on("cpu", [mesh, ellipsoid(0)], options).served == [1]
+    assert discretize_on("cpu", [mesh, ellipsoid(0)], options).places == [1]
 
 
 def test_what_else_is_left_and_what_is_not() -> None:
     verts, faces = MESHES["tetrahedron"]
     touching = np.concatenate([verts, 2 * verts - [1, 0, 0]]), np.concatenate([faces, faces + 4])
-    assert discretize_on("cpu", [checked(touching)], Options(4)).served == [0]
-    assert discretize_on("cpu", [ellipsoid(0)], Options(4, operators="original")).served == []
+    assert discretize_on("cpu", [checked(touching)], Options(4)).places == [0]
+    assert discretize_on("cpu", [ellipsoid(0)], Options(4, operators="original")) is None
 
 
 def test_meshes_are_left_if_their_flips_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The long ball takes more than two rounds, the tetrahedron none."""
     monkeypatch.setattr(packed_delaunay, "MAX_ROUNDS", 2)
     found = discretize_on("cpu", [checked(MESHES["long"]), checked(MESHES["tetrahedron"])], Options(4))
-    assert found.served == [1]
+    assert found.places == [1]
 
 
 @pytest.mark.gpu
@@ -423,10 +421,10 @@ def test_meshes_are_left_if_their_flips_do_not_end(monkeypatch: pytest.MonkeyPat
 def test_results_on_a_gpu_are_those_of_the_cpu_and_the_same_in_every_run(kind: LaplacianKind) -> None:
     meshes = [*(checked(mesh) for mesh in MESHES.values()), *(ellipsoid(seed, 5) for seed in range(8))]
     first, second, on_cpu = (discretize_on(device, meshes, Options(4, kind)) for device in ("cuda", "cuda", "cpu"))
-    assert first.served == on_cpu.served
-    assert torch.equal(first.packed.mass, second.packed.mass)
-    assert torch.equal(first.packed.laplacian.values, second.packed.laplacian.values)
-    entries = [entry_arrays(found.packed) for found in (first, second, on_cpu)]
+    assert first.places == on_cpu.places
+    assert torch.equal(first.problem.mass, second.problem.mass)
+    assert torch.equal(first.problem.values, second.problem.values)
+    entries = [entry_arrays(found.operators) for found in (first, second, on_cpu)]
     for a, b, expected in zip(*entries, strict=True):
         for name, array in expected.items():
             np.testing.assert_array_equal(a[name], b[name])
@@ -440,9 +438,8 @@ def scattered(mesh: trimesh.Trimesh, missing: int = 0) -> tuple[Tensor, Tensor]:
     """Positions of a mesh with noise, and its faces without the last ones."""
     verts = torch.from_numpy(mesh.vertices.copy())
     noise = torch.randn(verts.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return verts + 0.1 * mesh.scale / len(verts) ** 0.5 * noise, torch.from_numpy(
-        mesh.faces[: len(mesh.faces) - missing]
-    )
+    faces = torch.from_numpy(mesh.faces[: len(mesh.faces) - missing])
+    return verts + 0.1 * mesh.scale / len(verts) ** 0.5 * noise, faces
 
 
 CLOSED = scattered(trimesh.creation.icosphere(1))
@@ -540,21 +537,16 @@ def test_a_batch_is_its_meshes() -> None:
         (torch.tensor([[0, 1, 2]]), 4, [3], "lengths should add up to the 4 rows"),
         (torch.tensor([[0, 1, 1]]), 3, None, "none of the 1 faces has three distinct corners"),
     ],
-    ids=["range", "shape", "meshes", "lengths", "degenerate"],
 )
 def test_faces_that_do_not_fit(faces: Tensor, vertices: int, lengths: list[int] | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Connectivity(faces, vertices, lengths)
+    refused(ValueError, message, Connectivity, faces, vertices, lengths)
 
 
 def test_arguments_of_other_types_and_shapes() -> None:
-    with pytest.raises(TypeError, match="faces should be integers"):
-        Connectivity(torch.zeros(1, 3), 3)
-    connectivity = Connectivity(torch.tensor([[0, 1, 2]]), 3)
-    with pytest.raises(TypeError, match="verts should be floating point"):
-        assemble(torch.zeros(3, 3, dtype=torch.int64), connectivity)
-    with pytest.raises(ValueError, match=r"verts should have shape \(3, 3\), shape is \(4, 3\)"):
-        assemble(torch.zeros(4, 3), connectivity)
+    refused(TypeError, "faces should be integers", Connectivity, torch.zeros(1, 3), 3)
+    triangle = Connectivity(torch.tensor([[0, 1, 2]]), 3)
+    refused(TypeError, "verts should be floating point", assemble, torch.zeros(3, 3, dtype=torch.int64), triangle)
+    refused(ValueError, r"verts should have shape \(3, 3\), shape is \(4, 3\)", assemble, torch.zeros(4, 3), triangle)
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -369,19 +370,24 @@ def test_one_prediction_for_each_edge_of_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.loadtxt(tmp_path / "o.eseg"), labels)
 
 
-def write_set(folder: Path, at: str, form: str = "obj") -> list[NDArray[np.int64]]:
-    """Four meshes of polygons with two classes, in `train` and `test`. Returns the labels of the test mesh."""
-    found = []
+def write_meshes(folder: Path) -> Iterator[tuple[Path, Mesh, list[NDArray[np.float64]]]]:
+    """Four meshes of polygons, in `train` and `test`: their files, and the corners of each polygon."""
     for i in range(4):
         verts, faces = quads(i)
-        place = folder / ("test" if i == 3 else "train")
-        place.mkdir(parents=True, exist_ok=True)
-        mesh = read(place / f"m{i}.{form}", written(form, verts.tolist(), faces))
+        place = folder / ("test" if i == 3 else "train") / f"m{i}.obj"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        yield place, read(place, written("obj", verts.tolist(), faces)), [verts[f] for f in faces]
+
+
+def write_set(folder: Path, at: str) -> list[NDArray[np.int64]]:
+    """The meshes with two classes. Returns the labels of each."""
+    found = []
+    for place, mesh, polygons in write_meshes(folder):
         if at == "faces":
-            values = np.array([verts[f, 0].mean() > 0.2 for f in faces], int)
+            values = np.array([corners[:, 0].mean() > 0.2 for corners in polygons], int)
         else:
             values = (mesh.verts[mesh_edges(mesh.faces)[file_edges(mesh)], 0].mean(1) > 0.2).astype(int)
-        file = place / f"m{i}.txt" if at == "faces" else folder / "seg" / f"m{i}.eseg"
+        file = place.with_suffix(".txt") if at == "faces" else folder / "seg" / f"{place.stem}.eseg"
         file.parent.mkdir(exist_ok=True)
         np.savetxt(file, values, fmt="%d")
         found.append(values)
@@ -413,20 +419,16 @@ def test_scores_count_elements_of_the_file(tmp_path: Path, at: str, decimated: b
 
 
 def test_targets_at_faces_of_the_file(tmp_path: Path) -> None:
-    for i in range(4):
-        verts, faces = quads(i)
-        place = tmp_path / "set" / ("test" if i == 3 else "train")
-        place.mkdir(parents=True, exist_ok=True)
-        read(place / f"m{i}.off", written("off", verts.tolist(), faces))
-        np.save(place / f"m{i}.height.npy", [verts[f, 2].mean() for f in faces])
+    for place, _, polygons in write_meshes(tmp_path / "set"):
+        truth = [corners[:, 2].mean() for corners in polygons]
+        np.save(place.with_suffix(".height.npy"), truth)
     common = ["--device", "cpu", "--cache", tmp_path / "cache", "--jobs", 1]
     options = ["--epochs", 1, "--k", 8, "--width", 8, "--blocks", 1, "--features", "xyz", "--no-rotate"]
     train = ["train", "regression", "--data", tmp_path / "set", "--targets", "file:height", "--out", tmp_path / "run"]
     assert diffnet(*train, *common, *options)[0] == 0
     (column,) = json.loads((tmp_path / "run" / "results.json").read_text())["columns"]
     assert column["count"] == 97
-    ((_, values),) = predict_values([place / "m3.off"], DiffusionNet.load(tmp_path / "run" / "last.pt"), "cpu")
-    truth = np.load(place / "m3.height.npy")
+    ((_, values),) = predict_values([place], DiffusionNet.load(tmp_path / "run" / "last.pt"), "cpu")
     assert column["mae"] == pytest.approx(np.abs(values[:, 0] - truth).mean(), rel=1e-4)
 
 
@@ -540,9 +542,8 @@ def test_files_of_lines_are_refused(tmp_path: Path, shared: Path) -> None:
     refused(tmp_path / "b.obj", POINTS + "cstype bezier\nsurf 0 1 0 1 1 2 3 4\nend\n", "it holds free-form surfaces")
     assert read(tmp_path / "c.obj", POINTS + "p 1 2 3 4\n").is_point_cloud
     assert len(read(tmp_path / "d.obj", POINTS + "l 1 2\nf 1 2 3\n").faces) == 1
-    edges = written("ply", np.eye(3).tolist(), []).replace(
-        "end_header", "element edge 1\nproperty int vertex1\nproperty int vertex2\nend_header"
-    )
+    element = "element edge 1\nproperty int vertex1\nproperty int vertex2\n"
+    edges = written("ply", np.eye(3).tolist(), []).replace("end_header", f"{element}end_header")
     refused(tmp_path / "a.ply", edges + "0 1\n", "it holds edges, expected polygons")
     lines = shared_gltf(1)
     lines["meshes"][0]["primitives"][0]["mode"] = 1

@@ -16,11 +16,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from operator_checks import assert_same
+from polygon_files import written
+from refusals import refused
 from shapes import ellipsoid, soup
 
 from diffnet.geometry import Mesh, MeshError, file_state, load_mesh, make_mesh, precompute, precompute_all, processes
@@ -118,8 +121,7 @@ def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match=r"6 of 8 meshes can't be used: \S*a\.off, .*3\.off, …: no such file$"):
         precompute_all(meshes, 4, cache_dir=tmp_path / "cache", jobs=1)
     assert len(operator_entries(tmp_path)) == 2
-    with pytest.raises(ValueError, match="k should be at least 0, got -1"):
-        precompute_all(meshes, -1)
+    refused(ValueError, "k should be at least 0, got -1", precompute_all, meshes, -1)
     for one in ("a.obj", tmp_path / "a.obj", load_mesh(np.eye(3))):
         with pytest.raises(MeshError, match=r"expected a list of meshes, got one, .*; write it in brackets, \[mesh\]"):
             precompute_all(one, k=4)  # type: ignore[arg-type]
@@ -127,12 +129,12 @@ def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
 
 def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:
     sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
-    seen: list[int] = []
-    failed = store_operators(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
+    advance = Mock()
+    failed = store_operators(sources, OPTIONS, tmp_path, 2, advance)
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
     assert "killed" in failed[1]
-    assert len(seen) == 5
+    assert advance.call_count == 5
     assert len(operator_entries(tmp_path)) == 4
 
 
@@ -181,36 +183,24 @@ def test_a_script_without_main_guard_gets_an_error(tmp_path: Path, name: str) ->
 
 
 def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any) -> Any:
-        raise TypeError("a bug")
-
-    monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", broken)
-    with pytest.raises(TypeError, match="a bug"):
-        store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)
-
-    def exhausted(*arguments: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", exhausted)
+    monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", Mock(side_effect=TypeError("a bug")))
+    refused(TypeError, "a bug", store_operators, [ellipsoid(0)], OPTIONS, tmp_path, 1)
+    monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", Mock(side_effect=MemoryError))
     assert "ellipsoid 0: " in store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
 
 
 def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     slow = [ellipsoid(i, 6) for i in range(3)]  # each takes a second or more
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        store_operators([ellipsoid(0), *slow], Options(128), tmp_path, 2, stop)
+        store_operators([ellipsoid(0), *slow], Options(128), tmp_path, 2, Mock(side_effect=KeyboardInterrupt))
     assert len(operator_entries(tmp_path)) == 1
     assert time.perf_counter() - started < 60
 
 
 def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        store_operators([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
+    refused(OSError, "file", store_operators, [ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
 
 
 @pytest.fixture
@@ -223,30 +213,23 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
-def test_a_gpu_computes_large_meshes_and_workers_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
+def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     solve, alone = group.packed_eigenbases, group.computed_arrays
-    on_cpu: list[str] = []
+    compute = Mock(side_effect=lambda mesh, options, _: alone(mesh, options, "cpu"))
 
     def eigenbases(problem: Any, *rest: Any) -> Any:
         if len(problem.lengths) > 1:
             raise torch.OutOfMemoryError("too little memory")  # so each mesh of the group is computed alone
         return solve(problem, *rest)
 
-    def computed_alone(mesh: Any, options: Options, device: Any) -> Any:
-        on_cpu.append(mesh.name)
-        return alone(mesh, options, "cpu")
-
-    monkeypatch.setattr(group, "computed_arrays", computed_alone)
+    monkeypatch.setattr(group, "computed_arrays", compute)
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
-    seen: list[int] = []
-    ready: list[int] = []
-    failed = store_operators(sources, OPTIONS, tmp_path, jobs, lambda: seen.append(1), "meta", ready.append)
+    advance, ready = Mock(), []
+    failed = store_operators(sources, OPTIONS, tmp_path, jobs, advance, "meta", ready.append)
     assert list(failed) == [2]
     assert "missing.off: no such file" in failed[2]
-    assert (sorted(ready), len(seen), on_cpu) == ([0, 1, 3], 4, [])
+    assert (sorted(ready), advance.call_count, compute.call_count) == ([0, 1, 3], 4, 0)
     for i in (0, 1, 3):
         cached, fresh = precompute(sources[i], k=8, cache_dir=tmp_path), precompute(sources[i], k=8)
         assert torch.equal(cached.gradient.pattern.indices, fresh.gradient.pattern.indices)
@@ -256,7 +239,7 @@ def test_a_gpu_computes_large_meshes_and_workers_the_rest(
     monkeypatch.setattr(group, "packed_eigenbases", eigenbases)
     monkeypatch.setattr(many, "POSITIONS", 4)
     assert store_operators(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
-    assert sorted(on_cpu) == ["ellipsoid 0", "ellipsoid 2"]
+    assert sorted(call.args[0].name for call in compute.call_args_list) == ["ellipsoid 0", "ellipsoid 2"]
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, [32, 32, 32, 4]), (2, [25, 18, 14, 10, 8, 8, 8, 8, 1])])
@@ -280,9 +263,7 @@ def test_operators_from_a_gpu_do_not_pass_through_the_cache(tmp_path: Path, monk
             if basis == "float32":
                 assert torch.equal(first[i].evecs, again[i].evecs)
             stored = precompute(source, k=8, cache_dir=tmp_path, basis=basis)  # waits for the entry
-            assert torch.equal(stored.evecs, again[i].evecs)
-            assert torch.equal(stored.laplacian.values, again[i].laplacian.values)
-            assert torch.equal(stored.laplacian.pattern.indices, again[i].laplacian.pattern.indices)
+            assert_same(stored, again[i])
     assert len(operator_entries(tmp_path)) == 4
 
 
@@ -348,19 +329,15 @@ def test_small_meshes_on_a_gpu_have_the_same_bits(basis: Any) -> None:
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
-        raise ZeroDivisionError("a fault")
-
-    monkeypatch.setattr(group, "discretize_on", broken)
+    monkeypatch.setattr(group, "discretize_on", Mock(side_effect=ZeroDivisionError("a fault")))
     monkeypatch.setattr(group, "MAX_WAITING", 1)
     monkeypatch.setattr(many, "POSITIONS", 1)
-    with pytest.raises(ZeroDivisionError, match="a fault"):
-        store_operators([ellipsoid(i, 5) for i in range(3)], OPTIONS, tmp_path, 1, device="meta")
+    meshes = [ellipsoid(i, 5) for i in range(3)]
+    refused(ZeroDivisionError, "a fault", store_operators, meshes, OPTIONS, tmp_path, 1, device="meta")
 
 
 def write_off(path: Path, verts: np.ndarray, faces: np.ndarray) -> Path:
-    rows = [*(f"{x} {y} {z}" for x, y, z in verts.tolist()), *(f"3 {a} {b} {c}" for a, b, c in faces)]
-    path.write_text("\n".join([f"OFF\n{len(verts)} {len(faces)} 0", *rows]))
+    path.write_text(written("off", verts.tolist(), faces.tolist()))
     return path
 
 
@@ -389,18 +366,15 @@ def pinned_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pinned_on_the_cpu")
 @pytest.mark.parametrize("near", [gradient.MAX_GAP, 0], ids=["rows in mesh order", "rows reordered"])
 @pytest.mark.parametrize("basis", ["float32", "float16"])
-def test_operators_are_equal_when_they_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any
-) -> None:
+def test_operators_that_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int, basis: Any) -> None:
     monkeypatch.setattr(gradient, "MAX_GAP", near)
     for module in (pattern, reading):
         monkeypatch.setattr(module, "PIECE", 30)
     files, folder = write_files(tmp_path), tmp_path / "cache"
     expected = [precompute(file, k=8, basis=basis, normalize=True, cache_dir=folder) for file in files]
     load = partial(precompute_all, files, 8, basis=basis, normalize=True, cache_dir=folder, jobs=2)
-    parsed: list[str] = []
-    plain = mesh.read_content
-    monkeypatch.setattr(mesh, "read_content", lambda path: parsed.append(path.name) or plain(path))
+    parse = Mock(wraps=mesh.read_content)
+    monkeypatch.setattr(mesh, "read_content", parse)
     for device in ("cpu", "cpu", "meta"):
         found = load(device=device)
         on_cpu = [i for i, each in enumerate(found) if not each.mass.is_meta]
@@ -415,7 +389,7 @@ def test_operators_are_equal_when_they_are_read_again(
                 assert torch.equal(ours.transpose[0].stored_indices, theirs.transpose[0].stored_indices)
                 assert torch.equal(ours.long_pieces, theirs.long_pieces)
                 assert torch.equal(ours.rows_by_length, theirs.rows_by_length)
-    assert parsed == []
+    parse.assert_not_called()
 
 
 def damage(path: Path) -> None:
@@ -428,9 +402,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("kind", ["mesh", "operators"])
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "missing"])
-def test_entries_that_change_are_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any
-) -> None:
+def test_changes_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, how: Any) -> None:
     monkeypatch.setattr(many, "operators_of", lambda *args: one_mesh.operators_of(*args[:3], torch.device("cpu")))
     files, folder = write_files(tmp_path)[:2], tmp_path / "cache"
     expected = [precompute(file, k=8, cache_dir=folder) for file in files]
@@ -459,20 +431,18 @@ def test_files_that_change_are_read_afresh(tmp_path: Path, device: str) -> None:
         first, _ = precompute_all(files, 8, cache_dir=folder, jobs=2, device=where)
         assert torch.equal(first.faces, torch.from_numpy(content.faces[::-1].copy()))
     files[0].unlink()
-    with pytest.raises(MeshError, match=r"0\.off: no such file"):
-        precompute_all(files, 8, cache_dir=folder, jobs=2, device=device)
+    refused(MeshError, r"0\.off: no such file", precompute_all, files, 8, cache_dir=folder, jobs=2, device=device)
 
 
 @pytest.mark.gpu
 def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_state, "SETTLED", -(10**10))
-    files, again = write_files(tmp_path), []
-    plain = many.read_again
-    monkeypatch.setattr(many, "read_again", lambda *args: again.append(1) or plain(*args))
+    files, again = write_files(tmp_path), Mock(wraps=many.read_again)
+    monkeypatch.setattr(many, "read_again", again)
     expected = [precompute(file, k=8, cache_dir=tmp_path) for file in files]
     for count in (0, 3, 6):
         assert_same_on_gpu(precompute_all(files, 8, cache_dir=tmp_path, device="cuda"), expected)
-        assert len(again) == count
+        assert again.call_count == count
 
 
 @pytest.mark.gpu
@@ -529,24 +499,19 @@ def test_results_errors_and_deaths() -> None:
             pool.submit(eval, "(i for i in range(3))").result()  # the result can't be pickled
 
         dying, working = pool.submit(os._exit, 3), pool.submit(sum, [1, 2])
-        with pytest.raises(BrokenProcessPool, match="killed"):
-            dying.result()
+        refused(BrokenProcessPool, "killed", dying.result)
         assert working.result() == 3
         assert [pool.submit(abs, -i).result() for i in range(5)] == list(range(5))
         dead = pool.submit(os._exit, 3)
-    with pytest.raises(BrokenProcessPool, match="killed"):
-        dead.result()
+    refused(BrokenProcessPool, "killed", dead.result)
     assert 1 <= len(workers()) <= 2  # those that live wait for the next pool
 
 
 def test_calls_that_fail_alike_have_errors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that several calls raise would collect the traceback of each."""
-
-    def fail(worker: Any) -> None:
-        raise WorkerError("worker processes don't start")
-
+    failure = WorkerError("worker processes don't start")
     # Private: no process of a test's own fails to start.
-    monkeypatch.setattr(processes._Worker, "wait_until_ready", fail)
+    monkeypatch.setattr(processes._Worker, "wait_until_ready", Mock(side_effect=failure))
     with WorkerPool(1, 1) as pool:
         calls = [pool.submit(abs, -1) for _ in range(3)]
         errors = [call.exception() for call in calls]
@@ -572,7 +537,7 @@ def test_processes_stay_for_later_pools(tmp_path: Path, monkeypatch: pytest.Monk
     with WorkerPool(1, 1) as pool:
         assert pool.submit(os.getcwd).result() == str(tmp_path)
         assert pool.submit(os.getpid).result() != second
-    monkeypatch.setattr(processes, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(processes, "IDLE_SECONDS", 0)
     third = process_of_a_call()
     assert process_of_a_call() != third
     stop_workers()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from operator_checks import assert_sound, gradient
+from operator_checks import assert_same, assert_sound, gradient
+from refusals import refused
 from scipy.spatial import Delaunay
 from shapes import arrays
 
@@ -95,8 +96,7 @@ def test_normals_of_files(tmp_path: Path, sphere: trimesh.Trimesh, write: Any) -
         for rule, expected in ((None, default), ("file", given), ("geometry", by_geometry)):
             (of_many,) = precompute_all([path], 6, cache_dir=cache, normals=rule, jobs=1)
             for found in (precompute(path, k=6, normals=rule), of_many):
-                assert torch.equal(found.frames, expected.frames)
-                assert torch.equal(found.laplacian.values, expected.laplacian.values)
+                assert_same(found, expected)
     assert len(list(cache.rglob("*.operators.safetensors"))) == 4
 
 
@@ -127,8 +127,7 @@ def test_corners_of_obj_files(tmp_path: Path) -> None:
         path.write_text(text + rest)
         assert load_mesh(path).normals is None
     path.write_text(text + "vn 1 0\nf 1 2 3\n")
-    with pytest.raises(MeshError, match="line 9: a normal with 2 coordinates"):
-        load_mesh(path)
+    refused(MeshError, "line 9: a normal with 2 coordinates", load_mesh, path)
 
 
 def test_unusable_normals_of_a_cloud_are_estimated(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
@@ -172,15 +171,13 @@ def test_wrong_normals(sphere: trimesh.Trimesh) -> None:
         ("file", "it has no normals; PLY files"),
     ):
         for own in (faces, None):
-            with pytest.raises(MeshError, match=message):
-                precompute(verts, own, k=4, normals=wrong)
+            refused(MeshError, message, precompute, verts, own, k=4, normals=wrong)
     for call in (
         lambda: precompute(verts, k=4, normals="faces"),
         lambda: precompute_all([sphere], 4, normals="faces"),
         lambda: precompute_all([sphere], 4, normals=normals),
     ):
-        with pytest.raises(OptionError, match=r'normals should be .*None, "file" or "geometry", got'):
-            call()
+        refused(OptionError, r'normals should be .*None, "file" or "geometry", got', call)
 
 
 def test_local_triangles_against_delaunay() -> None:
@@ -205,12 +202,12 @@ def test_area_of_a_grid_with_normals() -> None:
 
 def test_tangent_frames_with_normals(sphere: trimesh.Trimesh) -> None:
     mesh = load_mesh(sphere)
-    with pytest.raises(ValueError, match=r"normals should have shape \(642, 3\), shape is \(641, 3\)"):
-        tangent_frames(mesh, mesh.verts[1:])
-    with pytest.raises(ValueError, match=r"normals are not an array of numbers \(they are complex\)"):
-        tangent_frames(mesh, mesh.verts * 1j)
-    with pytest.raises(ValueError, match=r"points are not an array of numbers \(they are complex\)"):
-        closest_points(mesh, mesh.verts * 1j)
+    for call, wrong, message in (
+        (tangent_frames, mesh.verts[1:], r"normals should have shape \(642, 3\), shape is \(641, 3\)"),
+        (tangent_frames, mesh.verts * 1j, r"normals are not an array of numbers \(they are complex\)"),
+        (closest_points, mesh.verts * 1j, r"points are not an array of numbers \(they are complex\)"),
+    ):
+        refused(ValueError, message, call, mesh, wrong)
     normals = np.where(np.arange(642)[:, None] < 9, 0, [0, 3.0, 0])
     frames = tangent_frames(mesh, normals)
     np.testing.assert_allclose(frames[9:, 2], np.tile([0, 1, 0], (633, 1)))

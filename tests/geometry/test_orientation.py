@@ -52,9 +52,8 @@ def body(seed: int = 0, center: tuple[float, float, float] = (0, 0, 0), scale: f
 
 
 def together(*meshes: Mesh) -> Mesh:
-    starts = np.cumsum([0, *(len(mesh.verts) for mesh in meshes)])
-    faces = [mesh.faces + start for mesh, start in zip(meshes, starts, strict=False)]
-    return make_mesh(np.concatenate([mesh.verts for mesh in meshes]), np.concatenate(faces))
+    parts = [trimesh.Trimesh(mesh.verts, mesh.faces, process=False) for mesh in meshes]
+    return make_mesh(*arrays(trimesh.util.concatenate(parts)))
 
 
 def with_holes(mesh: Mesh, share: float = 0.1) -> Mesh:
@@ -139,7 +138,7 @@ def test_surfaces_without_an_outside_stay() -> None:
 
 def test_packed_meshes_are_turned_alike() -> None:
     meshes = [reversed_faces(WITH_SIDES[name]) for name in ("closed", "with holes", "hollow")] + [body(2)]
-    found = discretize_on("cpu", meshes, Options(0)).packed.operators
+    found = discretize_on("cpu", meshes, Options(0)).operators
     for operators, mesh in zip(found.split(), meshes, strict=True):
         torch.testing.assert_close(operators.frames, precompute(mesh, k=0).frames, atol=1e-6, rtol=0)
     # A worker that has found the turned faces sends them with the mesh.

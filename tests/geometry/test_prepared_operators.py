@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from operator_checks import tiny_operators
+from operator_checks import assert_same, tiny_operators
 
 from diffnet import DiffusionNet, DiffusionNetBlock
 from diffnet.geometry import Operators, collate, operators
@@ -49,8 +50,7 @@ def test_prepared_equals_the_two_steps(remembering: None, dtype: torch.dtype) ->
     for _ in range(2):
         found = o.prepared(dtype)
         assert found.evecs.dtype == found.gradient_evecs.dtype == dtype
-        assert torch.equal(found.evecs, expected.evecs)
-        assert torch.equal(found.gradient_evecs, expected.gradient_evecs)
+        assert_same(found, expected)
     assert o.prepared(dtype) is found
     assert found.prepared(dtype) is found
     assert o.evecs.dtype == torch.float32  # for descriptors
@@ -141,9 +141,7 @@ def test_collate_packs_preparations(remembering: None) -> None:
     assert unpacked(packed) == set(LATER)
     found, expected = packed.prepared(HALF), collate(fresh()).prepared(HALF)
     assert unpacked(packed) == set(LATER)
-    assert torch.equal(found.evecs, expected.evecs)
-    assert torch.equal(found.gradient_evecs, expected.gradient_evecs)
-    assert found.lengths == packed.lengths
+    assert_same(found, expected)
     # Both read the same packed field.
     assert found.gradient is packed.gradient
 
@@ -177,8 +175,7 @@ def test_pickled_batches_are_packed_and_small() -> None:
     size = len(pickle.dumps(packed))
     again = pickle.loads(pickle.dumps(packed))
     assert not unpacked(again)
-    assert torch.equal(again.evecs, packed.evecs)
-    assert torch.equal(again.gradient.pattern.indices, packed.gradient.pattern.indices)
+    assert_same(again, packed)
     views = packed.split()  # their tensors are parts of the tensors of the batch
     assert len(pickle.dumps(views[1])) < size / 4
 
@@ -304,38 +301,26 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
     pinned.edges  # noqa: B018, found after `pin_memory`
     pinned.mass.mul_(2)
     pinned.evals.data = pinned.evals * 3
-    buffers: list[torch.Tensor] = []
-
-    def copies_of(buffer: torch.Tensor, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-        buffers.append(buffer)
-        return transfer.copies_of(buffer, torch.device("cpu"))
-
+    copies_of = Mock(side_effect=lambda buffer, _: transfer.copies_of(buffer, torch.device("cpu")))
     monkeypatch.setattr(operators, "existing_device", torch.device)
     monkeypatch.setattr(operators, "copies_of", copies_of)
     monkeypatch.setattr(operators, "to_gpu", lambda tensors, device, non_blocking: tensors)
     moved = pinned.to("cuda", non_blocking=True)
-    assert len(buffers) == 1
-    assert torch.equal(moved.mass, 2 * source.mass)
-    assert torch.equal(moved.evals, 3 * source.evals)
-    for name in ("evecs", "frames", "faces", "ptr", "edges"):
-        assert torch.equal(getattr(moved, name), getattr(source, name))
+    copies_of.assert_called_once()
+    assert_same(moved, replace(source, mass=2 * source.mass, evals=3 * source.evals))
+    assert torch.equal(moved.edges, source.edges)
     for name in ("laplacian", "gradient"):
-        ours, theirs = getattr(moved, name), getattr(source, name)
-        assert torch.equal(ours.values, theirs.values)
-        assert torch.equal(ours.pattern.indices, theirs.pattern.indices)
-        assert torch.equal(ours.pattern.transpose[1], theirs.pattern.transpose[1])
-    assert moved.lengths == source.lengths
+        ours, theirs = getattr(moved, name).pattern, getattr(source, name).pattern
+        assert torch.equal(ours.transpose[1], theirs.transpose[1])
     for other in (replace(pinned), pinned.with_gradient_evecs(), copy.copy(pinned), moved):
         other.to("cuda", non_blocking=True)
     pinned.to("cuda", torch.float64, non_blocking=True)
-    assert len(buffers) == 1
+    copies_of.assert_called_once()
 
 
-@pytest.mark.parametrize("in_main_thread", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize(("least", "largest"), [(1, 700), (1000, 1000), (1000, 5000), (10**6, 10**6)])
-def test_copies_without_a_gpu(
-    no_gpu: None, monkeypatch: pytest.MonkeyPatch, least: int, largest: int, in_main_thread: bool
-) -> None:
+def test_copying_pieces(no_gpu: None, monkeypatch: pytest.MonkeyPatch, least: int, largest: int, direct: bool) -> None:
     """The same code with the CPU in place of the GPU, in pieces of several sizes."""
     monkeypatch.setattr(transfer, "MIN_PIECE", least)
     monkeypatch.setattr(transfer, "MAX_PIECE", largest)
@@ -344,7 +329,7 @@ def test_copies_without_a_gpu(
 
     with ThreadPoolExecutor(1) as pool:
         copy_all = partial(transfer.to_gpu, tensors, cpu, non_blocking=True)
-        copies = copy_all() if in_main_thread else pool.submit(copy_all).result()
+        copies = copy_all() if direct else pool.submit(copy_all).result()
     assert_equal(copies, tensors)
     assert len({x.untyped_storage().data_ptr() for x in copies}) == 1
     assert copies[0].data_ptr() != tensors[0].data_ptr()

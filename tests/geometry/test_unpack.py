@@ -11,6 +11,7 @@ import torch
 import trimesh
 from conftest import random_rotation
 from operator_checks import matrix, tiny_operators
+from refusals import refused
 from shapes import TETRAHEDRON, arrays, ellipsoid, moebius, soup
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -59,16 +60,12 @@ def test_unpacking_another_dimension(packed: Operators) -> None:
 
 
 def test_values_that_do_not_fit(packed: Operators) -> None:
-    with pytest.raises(ValueError, match=r"84 vertices in dimension 0, shape is \(83, 2\)"):
-        packed.unpack(torch.zeros(83, 2))
-    with pytest.raises(ValueError, match=r"96 faces in dimension 1, shape is \(96,\)"):
-        packed.unpack(torch.zeros(96), "faces", dim=1)
-    with pytest.raises(ValueError, match=r"4 meshes in dimension 0, shape is \(84,\)"):
-        packed.unpack(torch.zeros(84), "mesh")
+    refused(ValueError, r"84 vertices in dimension 0, shape is \(83, 2\)", packed.unpack, torch.zeros(83, 2))
+    refused(ValueError, r"96 faces in dimension 1, shape is \(96,\)", packed.unpack, torch.zeros(96), "faces", dim=1)
+    refused(ValueError, r"4 meshes in dimension 0, shape is \(84,\)", packed.unpack, torch.zeros(84), "mesh")
     with pytest.raises(ValueError, match="vertices, faces, edges, mesh, global_mean, got 'corners'"):
         packed.unpack(torch.zeros(4), "corners")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="y should be a tensor, got list"):
-        packed.unpack([1, 2])  # type: ignore[arg-type]
+    refused(TypeError, "y should be a tensor, got list", packed.unpack, [1, 2])
 
 
 # ---- edges ----
@@ -105,8 +102,7 @@ def test_clouds_have_no_edges_of_faces() -> None:
     cloud = tiny_operators()[3]
     for points in (cloud, collate([cloud, cloud])):
         for read in (lambda o: o.edges, lambda o: o.edge_lengths, lambda o: o.edge_ptr):
-            with pytest.raises(ValueError, match=r"point clouds have no faces .* write \.edge_index\(\)"):
-                read(points)
+            refused(ValueError, r"point clouds have no faces .* write \.edge_index\(\)", read, points)
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["tidy", "shuffled"])
@@ -174,8 +170,7 @@ def test_faces_that_have_no_boundary() -> None:
         (torch.zeros(1, 3), TypeError, "faces should be integers, got torch.float32"),
         (torch.zeros(1, 4, dtype=torch.int64), ValueError, r"\(F, 3\), shape is \(1, 4\)"),
     ):
-        with pytest.raises(error, match=words):
-            boundary_vertices(wrong, 3)  # type: ignore[arg-type]
+        refused(error, words, boundary_vertices, wrong, 3)
     assert boundary_vertices(torch.zeros(0, 3, dtype=torch.int64), 0).shape == (0,)
     folded = torch.tensor([[0, 0, 1], [2, 3, 4]], dtype=torch.int32)  # the first face has a repeated corner
     assert boundary_vertices(folded, 6).tolist() == [False, False, True, True, True, False]
@@ -212,17 +207,13 @@ def test_functions_of_wrong_arguments() -> None:
         ("from_spectral", lambda o: diffnet.from_spectral(x[None], o)),
         ("diffuse", lambda o: diffnet.diffuse(x, o, torch.zeros(1))),
     ):
-        with pytest.raises(ValueError, match=f"{name} needs eigenpairs, but the operators have k = 0"):
-            call(none)
-        with pytest.raises(TypeError, match="operators should be Operators, got Tensor"):
-            call(x)
+        refused(ValueError, f"{name} needs eigenpairs, but the operators have k = 0", call, none)
+        refused(TypeError, "operators should be Operators, got Tensor", call, x)
     for function in (diffnet.gradient, diffnet.mesh_mean):
-        with pytest.raises(TypeError, match="operators should be Operators, got list"):
-            function(x, [none])
+        refused(TypeError, "operators should be Operators, got list", function, x, [none])
         assert function(x, none).isfinite().all()
         for wrong in (torch.zeros(3, 1), torch.zeros(4)):
-            with pytest.raises(ValueError, match=rf"x should have shape \(4, C\), shape is \({len(wrong)},"):
-                function(wrong, none)
+            refused(ValueError, rf"x should have shape \(4, C\), shape is \({len(wrong)},", function, wrong, none)
 
 
 # ---- products ----
@@ -266,8 +257,7 @@ def test_stored_rows_cannot_be_mistaken() -> None:
     assert plain.indices is plain.stored_indices is plain.column_indices
     stored, entries = plain.with_row_order(torch.tensor([3, 1, 0, 2]))
     for name in ("indptr", "indices"):
-        with pytest.raises(ValueError, match=rf"row_order, so it has no \.{name} .* is \.stored_{name}"):
-            getattr(stored, name)
+        refused(ValueError, rf"row_order, so it has no \.{name} .* is \.stored_{name}", getattr, stored, name)
     assert torch.equal(stored.column_indices, plain.indices[entries])
     shuffled = SparseMatrix(stored, torch.rand(stored.nnz))
     assert (shuffled.to_scipy().toarray() == shuffled.to_torch().to_dense().numpy()).all()
@@ -341,9 +331,7 @@ def test_matches_count_within_a_mesh(pairs: tuple[Operators, Operators], feature
     assert [int(m.max()) < n for m, n in zip(b.unpack(matches), a.lengths, strict=True)] == [True, True]
 
 
-def test_soft_maps_are_those_of_all_pairs_of_vertices(
-    pairs: tuple[Operators, Operators], features: list[Tensor]
-) -> None:
+def test_soft_maps_are_those_of_all_pairs(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:
     a, b = pairs[0][0], pairs[1][0]
     x, y = features[0][: a.num_vertices], features[1][: b.num_vertices]
     expected = b.evecs.mT @ (b.mass[:, None] * (torch.softmax(y @ x.mT / 0.07, 1) @ a.evecs))
@@ -381,19 +369,14 @@ def test_a_turned_and_renumbered_shape_is_matched() -> None:
 
 
 def test_refusals(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:
-    a, b = pairs
-    c = diffnet.functional_map(*features, a, b)
-    with pytest.raises(ValueError, match="the batches have 2 and 1 meshes"):
-        diffnet.functional_map(*features, a, b[0])
-    with pytest.raises(ValueError, match="k should be at most 12"):
-        diffnet.soft_functional_map(*features, a, b, k=13)
-    with pytest.raises(ValueError, match=r"x_b should have 204 rows, shape is \(3, 7\)"):
-        diffnet.soft_functional_map(features[0], features[1][:3], a, b)
-    with pytest.raises(ValueError, match=r"c should have shape \(2, K_b, K_a\), shape is \(12, 12\)"):
-        diffnet.point_map(c[0], a, b)
-    with pytest.raises(TypeError, match="operators should be Operators, got Tensor"):
-        diffnet.functional_map(features[0], a, features[1], b)  # type: ignore[arg-type]
+    (a, b), (x, y) = pairs, features
+    matches = torch.full((b.num_vertices,), 42)
+    c = diffnet.functional_map(x, y, a, b)
+    refused(ValueError, "the batches have 2 and 1 meshes", diffnet.functional_map, *features, a, b[0])
+    refused(ValueError, "k should be at most 12", diffnet.soft_functional_map, *features, a, b, k=13)
+    refused(ValueError, r"x_b should have 204 rows, shape is \(3, 7\)", diffnet.soft_functional_map, x, y[:3], a, b)
+    refused(ValueError, r"c should have shape \(2, K_b, K_a\), shape is \(12, 12\)", diffnet.point_map, c[0], a, b)
+    refused(TypeError, "operators should be Operators, got Tensor", diffnet.functional_map, x, a, y, b)
     with pytest.raises(ValueError, match="functional_map needs eigenpairs"):
         diffnet.functional_map(*features, precompute(ellipsoid(0), k=0), b)
-    with pytest.raises(IndexError, match="matches should be from 0 to 41"):
-        diffnet.functional_map_from_points(torch.full((b.num_vertices,), 42), a, b)
+    refused(IndexError, "matches should be from 0 to 41", diffnet.functional_map_from_points, matches, a, b)

@@ -54,7 +54,7 @@ MAX_TOGETHER = 64  # problems in a batch
 BATCHES_AT_ONCE = 2  # batches; the cores work on one while the GPU works on the other
 
 
-class Found(NamedTuple):
+class Solution(NamedTuple):
     """Pairs of a component: values (k,), vectors (V, k), and the fault that rounding causes, if any."""
 
     values: Array
@@ -157,7 +157,7 @@ def packed_eigenbases(problem: PackedProblem, k: int, on_cores: Map) -> tuple[li
         i: select_pairs(parts.area[extent], parts.size[extent], min(k, length))
         for i, (extent, length) in enumerate(zip(parts.of_mesh, problem.lengths, strict=True))
     }
-    results: dict[int, Found] = {}
+    results: dict[int, Solution] = {}
     picks: dict[int, list[Pick]] = {}
     answers: dict[int, dict[int, Array] | None] = dict.fromkeys(searches)
     while answers:
@@ -241,7 +241,7 @@ class _Searched:
         return expected_shift(unit, self.k, float(self._parts.area[self.number]))
 
 
-def _solve(parts: _Parts, wanted: dict[int, int], on_cores: Map) -> dict[int, Found]:
+def _solve(parts: _Parts, wanted: dict[int, int], on_cores: Map) -> dict[int, Solution]:
     """Some pairs of components, without the constants."""
     large = [c for c, k in wanted.items() if parts.size[c] >= MIN_VERTICES and not is_small(int(parts.size[c]), k)]
     small = [c for c in wanted if c not in set(large)]
@@ -253,7 +253,7 @@ def _solve(parts: _Parts, wanted: dict[int, int], on_cores: Map) -> dict[int, Fo
 
 def _solve_on_cores(
     numbers: Sequence[int], parts: _Parts, wanted: Mapping[int, int], on_cores: Map
-) -> Iterator[tuple[int, Found]]:
+) -> Iterator[tuple[int, Solution]]:
     if not numbers:
         return iter(())
     problem, ends = parts.problem_of(numbers), np.cumsum(parts.size[numbers])
@@ -263,15 +263,15 @@ def _solve_on_cores(
         Component(matrix[place, place], mass[place], wanted[c]) for c, place in zip(numbers, vertices, strict=True)
     ]
 
-    def solved(c: int, component: Component) -> tuple[int, Found]:
+    def solved(c: int, component: Component) -> tuple[int, Solution]:
         values, vectors = pairs_on_cpu(component)
         fault = rounding_fault(component.laplacian, values, vectors)
-        return c, Found(values, torch.from_numpy(np.ascontiguousarray(vectors)), fault)
+        return c, Solution(values, torch.from_numpy(np.ascontiguousarray(vectors)), fault)
 
     return on_cores(solved, numbers, components)
 
 
-def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map) -> dict[int, Found]:
+def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map) -> dict[int, Solution]:
     """The pairs of those components whose result passes the checks."""
     if not searched:
         return {}
@@ -294,12 +294,12 @@ def _solve_on_device(searched: Sequence[_Searched], parts: _Parts, on_cores: Map
         if faults[i] is None:
             numbers = evals[i, : s.k]
             fault = deviation_fault(numbers, quotients[i, : s.k])
-            results[s.number] = Found(numbers, rows[i, : s.k, : operator.sizes[i]].mT, fault)
+            results[s.number] = Solution(numbers, rows[i, : s.k, : operator.sizes[i]].mT, fault)
     return results
 
 
 def _write_vectors(
-    evecs: Tensor, rows: Tensor, parts: _Parts, extent: range, picks: Sequence[Pick], results: Mapping[int, Found]
+    evecs: Tensor, rows: Tensor, parts: _Parts, extent: range, picks: Sequence[Pick], results: Mapping[int, Solution]
 ) -> Array:
     """Write the nonconstant eigenvectors of a mesh to its rows of evecs. Returns its eigenvalues (k,).
 
@@ -313,8 +313,8 @@ def _write_vectors(
     for at, pick in enumerate(picks):
         columns.setdefault(extent.start + pick.component, []).append(count + at)
     for c, places in columns.items():
-        own_rows = rows[parts.vertices([c])]
-        evecs[own_rows[:, None], torch.tensor(places).to(evecs.device)] = (
+        vertex_rows = rows[parts.vertices([c])]
+        evecs[vertex_rows[:, None], torch.tensor(places).to(evecs.device)] = (
             results[c].vectors[:, : len(places)].to(evecs.device)
         )
     return evals

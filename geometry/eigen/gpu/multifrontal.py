@@ -60,7 +60,9 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
     if len(vertices) == 0:
         return Dissection(level, region)
     if positions is None:
-        functions = _candidates(_distances(tails, heads, graph))
+        distances = _distances(tails, heads, graph)
+        first, second = torch.triu_indices(len(distances), len(distances), 1, device=graph.device)
+        functions = torch.cat([distances, distances[first] - distances[second]])
     else:
         functions = positions.T[:, None] * positions.new_tensor(DIRECTIONS).T[:, :, None]
         functions = functions[0] + functions[1] + functions[2]
@@ -82,7 +84,8 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
         index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=order.shape[1])
         start = size.cumsum(0) - size
         later = 2 * (torch.arange(len(index), device=graph.device) - start[index]) >= size[index]
-        tails, heads = _inside(tails, heads, level, region)
+        live = (level[tails] < 0) & (level[heads] < 0) & (region[tails] == region[heads])
+        tails, heads = tails[live], heads[live]  # the edges inside of regions that are still to be cut
         side = torch.zeros(len(order), len(level), dtype=torch.bool, device=level.device)
         side.scatter_(1, order, later.expand_as(order))
         border = torch.zeros_like(side)
@@ -144,12 +147,6 @@ def _distances(tails: Tensor, heads: Tensor, graph: Tensor) -> Tensor:
     return torch.stack(fields)
 
 
-def _candidates(distances: Tensor) -> Tensor:
-    """The functions on the vertices whose medians are candidate cuts."""
-    first, second = torch.triu_indices(len(distances), len(distances), 1, device=distances.device)
-    return torch.cat([distances, distances[first] - distances[second]])
-
-
 def _keys(values: Tensor, graph: Tensor) -> Tensor:
     """int32 keys (functions, live) that put the graphs one after another, and the values of each function in order."""
     count = int(graph.max()) + 1
@@ -194,12 +191,6 @@ def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor) -> Tensor
     starts = first.cumsum(0) - first  # where each region starts in the new order
     target = torch.where(part < 2, starts[index] + within, int(first.sum()))
     return torch.empty_like(order).scatter_(1, target.clamp(max=order.shape[1] - 1), order)[:, : int(first.sum())]
-
-
-def _inside(tails: Tensor, heads: Tensor, level: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
-    """The edges inside of regions that are still to be cut."""
-    live = (level[tails] < 0) & (level[heads] < 0) & (region[tails] == region[heads])
-    return tails[live], heads[live]
 
 
 class MultifrontalCholesky:
@@ -302,10 +293,7 @@ class _Level:
                 source[:] = child[:, None] * self.child_size + children.border_place(child[:, None], vertices)
 
     def _table(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """A table of the vertices of each front, and the index of each front's first key.
-
-        keys: sorted numbers front · stride + vertex
-        """
+        """A table of the vertices of each front, and its first key's index. keys: sorted, front · stride + vertex"""
         front, vertex = keys // self.stride, keys % self.stride
         size = torch.bincount(front, minlength=len(self.regions) + 1)
         first = size.cumsum(0) - size
