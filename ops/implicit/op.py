@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from diffnet.ops.common.dispatch import differentiable, empty_like
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
-from diffnet.ops.implicit.reference import at_vertices, inner_products, iterate
+from diffnet.ops.implicit.reference import System, at_vertices, inner_products, iterate
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.matrix import SparseMatrix
 from diffnet.ops.sparse.op import diagonal, sddmm_operator, spmm_operator
@@ -25,8 +25,6 @@ from diffnet.ops.sparse.pattern import csr_arrays
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 CHECK_EVERY = 8
-
-Iteration: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def implicit_diffusion(
@@ -120,44 +118,50 @@ def implicit_diffusion(
 
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
+    system: System,
     b: Tensor,
-    start: Tensor,
-    inverse_diagonal: Tensor,
-    ptr: Tensor,
     lengths: Sequence[int],
-    *,
     tolerance: float,
     max_iterations: int,
     check_every: int,
-    iteration: Callable[[Tensor, Tensor, Tensor, Tensor], Iteration] | None = None,
+    triton: bool,
 ) -> Tensor:
-    """Solve A u = b for each mesh and each of C channels, preconditioned by the diagonal of A (Saad 2003, alg. 9.1).
+    """Solve (M + t_c L) u_c = b_c on the vertices with mass, preconditioned by the diagonal (Saad 2003, alg. 9.1).
 
     Every mesh and channel stops by itself, so its result doesn't depend on the rest of the batch.
 
-    apply: u (V, C) → A u. For each channel, A is symmetric, positive definite and block-diagonal over the meshes.
-    b, start: (V, C) float32 or float64
-    inverse_diagonal: (V, C). Where it is 0, u keeps the value of `start`. If that is 0 too, the row takes no part.
+    b: (V, C) float32 or float64
     tolerance: for the residual relative to b, both in the norm of the inverse diagonal
     check_every: how many iterations to do between two checks of whether all have stopped. On a GPU, a check reads the
         result of the check before, so up to 2 · check_every iterations are too many, which change nothing. With 0,
         nothing is read back and there is no warning, as capturing in a CUDA graph requires.
-    iteration: another implementation of `reference.iterate`. It takes u, r, p and bound.
 
-    Returns u (V, C). If the inner products of a mesh and channel overflow or are NaN, u is NaN there. Warns with the
-    residual if max_iterations didn't suffice.
+    Returns u (V, C), 0 without mass. If the inner products of a mesh and channel overflow or are NaN, u is NaN there.
+    Warns with the residual if max_iterations didn't suffice.
     """
-    extents = torch.diff(ptr)
-    u = start.clone()
+    if triton:
+        from diffnet.ops.implicit import kernels
+
+        multiply = kernels.laplacian_product(system)
+    else:
+        multiply = reference.laplacian_product(system)
+    mass, time, extents = system.mass[:, None], system.time, torch.diff(system.ptr)
+
+    def apply(u: Tensor) -> Tensor:
+        return torch.addcmul(mass * u, multiply(u), time)
+
+    # Both are 0 at vertices without mass, so these take no part. L is positive semi-definite only up to rounding.
+    b = (b * (mass > 0)).contiguous()  # kernels read it row by row
+    inverse_diagonal = torch.where(mass > 0, 1 / (mass + time * system.diagonal[:, None].clamp(min=0)), 0)
+    u = b * torch.where(mass > 0, 1 / mass, 0)  # the solution for t = 0
     r = b - apply(u)
     p = inverse_diagonal * r
     remaining = inner_products(r, p, lengths)
     bound = tolerance**2 * inner_products(b, inverse_diagonal * b, lengths)
-    if iteration is None:
-        step: Iteration = functools.partial(iterate, apply, inverse_diagonal, lengths, extents, u, r, p, bound)
+    if triton:
+        step = kernels.iteration(system, u, r, p, bound)
     else:
-        step = iteration(u, r, p, bound)
+        step = functools.partial(iterate, apply, inverse_diagonal, lengths, extents, u, r, p, bound)
     flags = _DelayedFlags()
     for done in range(max_iterations):
         if check_every > 0 and done % check_every == 0 and flags.all_stopped(remaining > bound):
@@ -211,35 +215,8 @@ def _forward(
     check_every: int,
     triton: bool,
 ) -> Tensor:
-    """Solve (M + t_c L) u_c = b_c on the vertices with mass. The others get 0."""
-    system = reference.System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
-    if triton:
-        from diffnet.ops.implicit import kernels
-
-        multiply, iteration = kernels.laplacian_product(system), functools.partial(kernels.iteration, system)
-    else:
-        multiply, iteration = reference.laplacian_product(system), None
-    live, weights = mass > 0, mass[:, None]
-
-    def apply(u: Tensor) -> Tensor:
-        return torch.addcmul(weights * u, multiply(u), time)
-
-    # Both are 0 at vertices without mass, so these take no part. L is positive semi-definite only up to rounding.
-    inverse_mass = torch.where(live, 1 / mass, 0)[:, None]
-    inverse_diagonal = torch.where(live[:, None], 1 / (weights + time * diagonal[:, None].clamp(min=0)), 0)
-    b = (b * live[:, None]).contiguous()  # kernels read it row by row
-    return conjugate_gradients(
-        apply,
-        b,
-        b * inverse_mass,  # the solution for t = 0
-        inverse_diagonal,
-        ptr,
-        lengths,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        check_every=check_every,
-        iteration=iteration,
-    )
+    system = System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
+    return conjugate_gradients(system, b, lengths, tolerance, max_iterations, check_every, triton)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
