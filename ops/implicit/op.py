@@ -18,8 +18,7 @@ from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
 from diffnet.ops.implicit.reference import System, at_vertices, inner_products, iterate
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.sparse.matrix import SparseMatrix
-from diffnet.ops.sparse.op import diagonal, sddmm_operator, spmm_operator
+from diffnet.ops.sparse.op import SparseMatrix, diagonal, sddmm_operator, spmm_operator
 from diffnet.ops.sparse.pattern import csr_arrays
 
 TOLERANCE = 1e-6
