@@ -126,11 +126,8 @@ def dice_loss(logits: Tensor, labels: Tensor, ignored: int = -1, *, weights: Ten
         ignored: a label whose rows don't count
         weights: (C,) the weight of each class in the mean, see `cross_entropy`. None means 1 for all.
 
-    Returns:
-        () in float32, or in float64 for float64 logits. 0 if no row counts, or the classes that occur have weight 0.
-
-    Raises:
-        TypeError, ValueError, IndexError: see `cross_entropy`.
+    Returns () in float32, or in float64 for float64 logits. It is 0 if no row counts, or the classes that occur have
+    weight 0. Errors are those of `cross_entropy`.
 
     >>> dice_loss(torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1]))
     tensor(0.3001)
