@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -324,6 +325,45 @@ def test_outputs_change_in_place(operation: str, device: str) -> None:
             if changed and operation not in READ_BY_BACKWARD:
                 found.append(torch.autograd.grad(changed, [*given.values()], allow_unused=True))
         torch.testing.assert_close(found[:1], found[-1:])
+
+
+def int32_column(index: Tensor) -> Tensor:
+    return column(index.int())
+
+
+def expanded(x: Tensor) -> Tensor:
+    return x[..., :1, :1].expand_as(x)
+
+
+def laid_out(layout: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if x.ndim > 1:
+        return layout(x)
+    return column(x) if x.ndim == 1 and layout in LAYOUTS else x
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "row_offsets"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_change_nothing(operation: str, device: str) -> None:
+    """Arguments and gradients of outputs may have any layout, and index arrays may be columns of int32."""
+    case = next(row.case for row in table(device) if row.operation == operation)
+    backends = ("auto", *case.backends) if len(case.backends) > 1 else case.backends
+
+    def run(backend: str, layout: Callable[[Tensor], Tensor], changed: bool) -> list[Tensor | None]:
+        of_arguments = layout if changed and layout is not expanded else Tensor.clone
+        given = {n: laid_out(of_arguments, case.arguments[n].clone()) for n in case.floating}
+        # Plain PyTorch computes where the bases of these operations need gradients.
+        leaves = [x.requires_grad_() for n, x in given.items() if "evecs" not in n or operation not in REASSOCIATED]
+        indices = {n: int32_column(x) if changed else x for n, x in case.arguments.items() if n in case.indices}
+        outs = [out for out in case.run(backend, **given, **indices) if out.requires_grad]
+        torch.manual_seed(0)
+        grads = [laid_out(layout, torch.randn(out.shape, device=device).to(out)) for out in outs]
+        grads = grads if changed else [grad.contiguous() for grad in grads]
+        return [*outs, *(torch.autograd.grad(outs, leaves, grads, allow_unused=True) if outs else [])]
+
+    for backend, layout in itertools.product(backends, (*LAYOUTS, expanded)):
+        found, expected = (run(backend, layout, changed) for changed in (True, False))
+        exact = {"rtol": 0, "atol": 0} if backend == "triton" else {}  # PyTorch's products add up in another order
+        torch.testing.assert_close(found, expected, **exact)
 
 
 def described(value: Any) -> str:

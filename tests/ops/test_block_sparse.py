@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from float64 import DEVICE, check, random
 from refusals import refused
-from sparse_cases import backends, cases_of, name_of, padded, strided
+from sparse_cases import backends, cases_of, name_of, strided
 from torch import Tensor
 
 from diffnet.ops import Backend, BlockPattern, Pattern, block_attention, block_matmul, block_softmax
@@ -337,24 +337,6 @@ def test_integers_are_promoted_or_refused(dtype: torch.dtype, backend: Backend) 
     table = torch.zeros(1, 56, dtype=dtype, device=DEVICE)
     with pytest.raises(TypeError, match="relative_bias should be floating point"):
         block_softmax(pattern, scores, relative_bias=table, backend=backend)
-
-
-@backends
-@operations
-def test_strided_operands_and_index_arrays(name: str, backend: Backend) -> None:
-    contiguous = random_pattern((1, 20, 37, 16))
-    results = []
-    for change in (lambda t: t, strided, padded):
-        arrays = (change(t) for t in (contiguous.blocks.indptr, contiguous.blocks.indices))
-        blocks = Pattern(*arrays, contiguous.blocks.columns)
-        pattern = BlockPattern(blocks, 16, 20, 37).to(DEVICE)
-        shapes = operands(pattern)[name]
-        leaves = [change(random(*s, seed=i).float().to(DEVICE)).requires_grad_() for i, s in enumerate(shapes)]
-        out = call(pattern, name, leaves, backend)
-        upstream = change(random(*out.shape, seed=9).float().to(DEVICE))
-        results.append([out, *torch.autograd.grad(out, leaves, upstream)])
-    for other in results[1:]:
-        torch.testing.assert_close(results[0], other)
 
 
 @backends

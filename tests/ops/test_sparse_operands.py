@@ -147,38 +147,6 @@ def test_strided_operands(backend: Backend) -> None:
 
 
 @backends
-def test_strided_index_arrays(backend: Backend) -> None:
-    """All operations on a pattern whose arrays are columns of edge lists, also beside rows of several pieces."""
-    contiguous, _ = random_pattern("skewed").with_row_order(torch.arange(6).flip(0))
-    arrays = contiguous.stored_indptr, contiguous.stored_indices, contiguous.row_order
-    results = []
-    for change in (lambda t: t, strided):
-        indptr, indices, order = (change(t.to(DEVICE)) for t in arrays)
-        pattern = Pattern(indptr, indices, contiguous.columns, order)
-        values, x = (t.float().to(DEVICE) for t in (random(2, pattern.nnz), random(pattern.columns, 3, seed=1)))
-        out = spmm(pattern, values, x, backend=backend)
-        turned = spmm(pattern, values, out, transpose=True, backend=backend)
-        ell, places = EllPattern.from_pattern(pattern)
-        ell = EllPattern(change(ell.indices), ell.columns)
-        results.append(
-            [
-                out,
-                turned,
-                sddmm(pattern, out, x, backend=backend),
-                sparse_softmax(pattern, values, backend=backend),
-                row_sum(pattern, values, backend=backend),
-                diagonal(pattern, values),
-                ell.matmul(values[:, places.clamp(min=0)], x, backend=backend),
-                HybridPattern.from_pattern(pattern).matmul(values, x, backend=backend),
-            ]
-        )
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-    torch.testing.assert_close(
-        results[0][0].cpu(), dense_of(contiguous, random(2, contiguous.nnz).float()) @ random(44, 3, seed=1).float()
-    )
-
-
-@backends
 @pytest.mark.parametrize(
     ("rows", "columns", "channels"),
     [(0, 4, 3), (4, 0, 3), (4, 4, 0), (0, 0, 0)],

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from kernel_accuracy import Place, check, column, feature_inputs, normal, pointer, relative, sizes, spectral_inputs
+from kernel_accuracy import Place, check, feature_inputs, normal, pointer, relative, sizes, spectral_inputs
 from refusals import refused
 from torch import Tensor
 
@@ -80,19 +80,6 @@ def test_every_part_of_the_sum_is_there(place: Place) -> None:
     assert (out == v).all(), out.unique()
     values = from_spectral(torch.ones_like(out), evecs, pointer((v,)).to(place.device), backend="triton")
     assert (values == k).all(), values.unique()
-
-
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_ptr_of_either_dtype_and_of_any_stride(any_place: Place, index: torch.dtype) -> None:
-    """A column of an (n, 2) tensor, for example, whose memory holds other numbers in between."""
-    *inputs, ptr = (any_place.put(t) for t in spectral_inputs((9, 0, 20), 17, 5))
-    expected = to_spectral(*(t.double() for t in inputs), ptr).cpu()
-    for given in (ptr.to(index), column(ptr.to(index))):
-        for backend in ("torch", "triton"):
-            out = to_spectral(*inputs, given, backend=backend)
-            assert relative(out.cpu(), expected) < any_place.bound
-            values = from_spectral(out, inputs[1], given, backend=backend)
-            assert relative(values.cpu(), from_spectral(out.double(), inputs[1].double(), ptr).cpu()) < any_place.bound
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
