@@ -22,6 +22,7 @@ import torch
 from dense_cases import Case, cases, wrong_shapes
 from float64 import random
 from kernel_accuracy import LAYOUTS, column
+from refusals import refused
 from torch import Tensor
 
 from diffnet import ops
@@ -61,6 +62,10 @@ FREE = {
 }
 # Operations on several sets of values. They take one dimension more.
 OF_SETS = ("spmm", "sddmm", "row_sum", "sparse_softmax", "EllPattern", "HybridPattern", "block_matmul")
+# Operations that promote integers and bools, and those that refuse them.
+PROMOTING = [f"{form}{kind}" for form in ("EllPattern", "HybridPattern") for kind in ("", ".T", ".sddmm")]
+PROMOTING += ["spmm", "sddmm", "block_matmul", "block_matmul.sdd", "block_matmul.dds"]
+FLOATING = ["sparse_softmax", "EllPattern.softmax", "HybridPattern.softmax", "block_softmax", "block_attention"]
 BLOCK = 16
 # The backward pass of these operations reads an output on one backend or both.
 READ_BY_BACKWARD = (
@@ -261,8 +266,8 @@ def expected_error(row: Row) -> type[Exception] | None:
         return None  # each takes lists, any dtype or a single tensor
     if row.kind == "device":
         return ValueError
-    refused = row.kind == "type" or (row.kind == "dtype" and (row.value.is_complex() or row.operation in cases()))
-    return TypeError if refused else None
+    is_refused = row.kind == "type" or (row.kind == "dtype" and (row.value.is_complex() or row.operation in cases()))
+    return TypeError if is_refused else None
 
 
 def has_a_wrong_shape(row: Row) -> bool:
@@ -325,6 +330,24 @@ def test_outputs_change_in_place(operation: str, device: str) -> None:
             if changed and operation not in READ_BY_BACKWARD:
                 found.append(torch.autograd.grad(changed, [*given.values()], allow_unused=True))
         torch.testing.assert_close(found[:1], found[-1:])
+
+
+@pytest.mark.parametrize("operation", [*PROMOTING, *FLOATING])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_integers_are_promoted_or_refused(operation: str, dtype: torch.dtype, device: str) -> None:
+    case = sparse_cases(device)[operation]
+    for backend, name in itertools.product(("auto", *case.backends), case.floating):
+        whole = (3 * (case.arguments[name] > 0)).to(dtype)
+        if operation in FLOATING:
+            refused(TypeError, f"{name} should be floating point, got {dtype}", case.run, backend, **{name: whole})
+            continue
+        leaves = {n: case.arguments[n].clone().requires_grad_() for n in case.floating if n != name}
+        results = []
+        for x in (whole, whole.float()):
+            (out,) = case.run(backend, **leaves, **{name: x})
+            results.append([out, *torch.autograd.grad(out.square().sum(), [*leaves.values()])])
+        torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def int32_column(index: Tensor) -> Tensor:

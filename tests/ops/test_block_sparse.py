@@ -281,6 +281,13 @@ def test_wrong_arguments_are_refused() -> None:
         refused(ValueError, message, block_matmul, pattern, a, b, mode)
     with pytest.raises(ValueError, match=r"\(…, 1, 30, C\), key and value \(…, 1, 40, C\), shapes are \(1, 40, 4\)"):
         block_attention(pattern, x, x, x)
+    for dtype in (torch.int64, torch.bool):
+        a, b = values.to(dtype), x.to(dtype)
+        refused(TypeError, f"got {dtype} and {dtype}", block_matmul, pattern, a, b, "dsd")
+        table = torch.zeros(1, 69, dtype=dtype)
+        refused(
+            TypeError, "relative_bias should be floating point", block_softmax, pattern, values, relative_bias=table
+        )
     for options, message in (
         ({"relative_bias": torch.zeros(1, 70)}, r"\(1 or 1, 69\), shape is \(1, 70\)"),
         ({"key_padding_mask": torch.zeros(40)}, r"bool of shape \(40,\), got torch\.float32"),
@@ -288,55 +295,6 @@ def test_wrong_arguments_are_refused() -> None:
         ({"attention_mask": torch.zeros(30, 41, dtype=torch.bool)}, r"1, 30, 40\) expected, shape is \(1, 30, 41\)"),
     ):
         refused(ValueError, message, block_softmax, pattern, values, **options)
-
-
-def operands(pattern: BlockPattern) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes of the tensors of every operation for a pattern of one head of 20 × 37."""
-    values = pattern.values_shape
-    return {
-        "sdd": [(1, 20, 4), (1, 4, 37)],
-        "dsd": [values, (1, 37, 4)],
-        "dds": [(1, 4, 20), values],
-        "softmax": [values],
-        "attention": [(1, 20, 4), (1, 37, 4), (1, 37, 4)],
-    }
-
-
-def call(pattern: BlockPattern, name: str, tensors: list[Tensor], backend: Backend) -> Tensor:
-    if name == "softmax":
-        return block_softmax(pattern, *tensors, backend=backend)
-    if name == "attention":
-        return block_attention(pattern, *tensors, backend=backend)
-    return block_matmul(pattern, *tensors, name, backend=backend)  # type: ignore[arg-type]
-
-
-OPERATIONS = ["sdd", "dsd", "dds", "softmax", "attention"]
-operations = pytest.mark.parametrize("name", OPERATIONS)
-
-
-@backends
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=name_of)
-def test_integers_are_promoted_or_refused(dtype: torch.dtype, backend: Backend) -> None:
-    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
-    shapes = operands(pattern)
-    for name in ("sdd", "dsd", "dds"):
-        a, b = (random(*shape, seed=i).float().to(DEVICE) for i, shape in enumerate(shapes[name]))
-        whole = (a > 0).to(dtype)
-        expected = call(pattern, name, [whole.float(), b], backend)
-        out = call(pattern, name, [whole, b], backend)
-        assert out.dtype == torch.float32
-        assert torch.equal(out, expected)
-        with pytest.raises(TypeError, match=f"got torch.{name_of(dtype)} and torch.{name_of(dtype)}"):
-            call(pattern, name, [whole, (b > 0).to(dtype)], backend)
-    for name in ("softmax", "attention"):
-        for i, shape in enumerate(shapes[name]):
-            tensors = [torch.zeros(s, device=DEVICE) for s in shapes[name]]
-            tensors[i] = torch.zeros(shape, dtype=dtype, device=DEVICE)
-            refused(TypeError, f"floating point, got torch.{name_of(dtype)}", call, pattern, name, tensors, backend)
-    scores = torch.zeros(pattern.values_shape, device=DEVICE)
-    table = torch.zeros(1, 56, dtype=dtype, device=DEVICE)
-    with pytest.raises(TypeError, match="relative_bias should be floating point"):
-        block_softmax(pattern, scores, relative_bias=table, backend=backend)
 
 
 @backends

@@ -347,23 +347,6 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE)
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-@on_kernels
-@backends
-@pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_integers_are_promoted(dtype: torch.dtype, name: str, backend: Backend) -> None:
-    values = (random(NNZ) > 0).to(dtype)
-    given = values if name == "hybrid" else torch.where(ENTRIES >= 0, values[ENTRIES.clamp(min=0)], 1).to(dtype)
-    a, x = random(9, 2).float(), random(6, 2, seed=1).float()
-    pattern, given = made(name), given.to(DEVICE)
-    out = pattern.matmul(given, x.to(DEVICE), backend=backend)
-    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values.float()) @ x)
-    out = pattern.matmul(given, a.to(DEVICE), transpose=True, backend=backend)
-    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values.float()).mT @ a)
-    counts = pattern.sddmm(torch.ones(9, 2, dtype=dtype, device=DEVICE), x.to(DEVICE), backend=backend)
-    assert counts.dtype == torch.float32
-
-
 WRONG_MASKS = [
     pytest.param(lambda s: zeros(*s), "bool", id="float"),
     pytest.param(lambda s: np.ones(s, dtype=bool), "bool, got ndarray", id="array"),

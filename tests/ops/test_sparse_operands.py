@@ -52,38 +52,6 @@ def test_wrong_backends_and_dtypes_are_refused() -> None:
 
 
 @backends
-@integers
-@pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
-def test_integer_values_do_not_truncate_the_dense_factor(dtype: torch.dtype, transpose: bool, backend: Backend) -> None:
-    pattern = PATTERN.to(DEVICE)
-    values = (random(2, NNZ) > 0).to(dtype) * (1 if dtype == torch.bool else 3)
-    values = values.to(dtype)
-    x = (random(9 if transpose else 6, 3, seed=1)).float()
-    matrix = dense_of(PATTERN, values.double())
-    expected = (matrix.mT if transpose else matrix) @ x.double()
-    given = x.to(DEVICE).requires_grad_()
-    out = spmm(pattern, values.to(DEVICE), given, transpose=transpose, backend=backend)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
-    (grad,) = torch.autograd.grad(out.sum(), given)
-    back = (matrix if transpose else matrix.mT).sum(0).sum(-1, keepdim=True).expand(-1, 3)
-    torch.testing.assert_close(grad.cpu().double(), back, rtol=1e-5, atol=1e-5)
-
-
-@backends
-@integers
-def test_an_integer_dense_factor_is_promoted(dtype: torch.dtype, backend: Backend) -> None:
-    pattern, values, x = PATTERN.to(DEVICE), random(NNZ).float(), (random(6, 3) > 0).to(dtype)
-    out = spmm(pattern, values.to(DEVICE), x.to(DEVICE), backend=backend)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values) @ x.float())
-    a = random(9, 3).float()
-    found = sddmm(pattern, a.to(DEVICE), x.to(DEVICE), backend=backend)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.cpu(), (a @ x.float().mT)[PATTERN.row_indices, PATTERN.column_indices])
-
-
-@backends
 @pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
 def test_large_integers_are_exact(transpose: bool, backend: Backend) -> None:
     """Also those above 2**24 and 2**53, which float32 and float64 round."""
