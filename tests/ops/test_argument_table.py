@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from dense_cases import Case, cases, wrong_shapes
+from dense_cases import LENGTHS, Case, cases, wrong_shapes
 from float64 import random
 from kernel_accuracy import LAYOUTS, column
 from refusals import refused
@@ -80,6 +80,11 @@ READ_BY_BACKWARD = (
     "block_attention",
     "soft_map",
 )
+
+
+# These read values of tensors, so they break a graph or take no tensors.
+READING = ["Pattern", "block_diagonal_pattern", "split_diagonal", "split_diagonal_pattern", "row_offsets"]
+READING += ["nearest_neighbors", "point_map", "zoomout"]
 
 
 class Row(NamedTuple):
@@ -330,6 +335,19 @@ def test_outputs_change_in_place(operation: str, device: str) -> None:
             if changed and operation not in READ_BY_BACKWARD:
                 found.append(torch.autograd.grad(changed, [*given.values()], allow_unused=True))
         torch.testing.assert_close(found[:1], found[-1:])
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in READING])
+def test_operations_compile_to_one_graph(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their checks, after a first call, in which patterns find what products need."""
+    case = next(row.case for row in table("cpu") if row.operation == operation)
+    monkeypatch.undo()  # torch.compile doesn't know the functions of `poisoned`
+    torch._dynamo.reset()
+    given: dict[str, Any] = {name: case.arguments[name].clone().requires_grad_() for name in case.floating}
+    given |= {"lengths": LENGTHS} if "lengths" in case.arguments else {}
+    expected = case.run(case.backends[-1], **given)
+    compiled = torch.compile(lambda: case.run(case.backends[-1], **given), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(), expected)
 
 
 @pytest.mark.parametrize("operation", [*PROMOTING, *FLOATING])

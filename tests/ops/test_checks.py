@@ -153,16 +153,6 @@ def test_no_eigenpairs(device: str) -> None:
         assert ops.to_spectral(values, evecs[:, :0], evecs[:, 0], ptr, backend=backend).shape == (2, 0, 4)
 
 
-@OPERATIONS
-def test_checks_compile_to_one_graph(operation: str) -> None:
-    case = cases()[operation]
-    backend = case.backends[-1]
-    torch._dynamo.reset()
-    lengths = {"lengths": LENGTHS} if "lengths" in case.arguments else {}
-    compiled = torch.compile(lambda: case.run(backend, **lengths), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(), case.run(backend, **lengths))
-
-
 def test_tensors_without_values_pass() -> None:
     """Fake tensors have shapes only, and the meta device has no values either."""
     case = cases()["to_spectral"]

@@ -269,21 +269,6 @@ def test_rows_are_taken_by_bucket(small_buckets: None) -> None:
     assert HybridPattern(stored, (3, 7)).grouped is stored
 
 
-@formats
-def test_operations_are_compiled(name: str, small_buckets: None) -> None:
-    pattern = random_pattern(13, 20)
-    form = Format.of(name, pattern)
-    values = form.places(random(2, pattern.nnz).float()).to(DEVICE)
-    x = random(20, 3, seed=1).float().to(DEVICE)
-
-    def step(made: EllPattern | HybridPattern, values: Tensor, x: Tensor) -> Tensor:
-        return made.softmax(made.sddmm(made.matmul(values, x), x))
-
-    expected = step(form.made, values, x)
-    compiled = torch.compile(step, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(form.made, values, x), expected)
-
-
 def cost(histogram: list[int], widths: tuple[int, ...]) -> float:
     """Return the cost that `bucket_widths` minimizes."""
     total = 0.0
@@ -331,7 +316,6 @@ def test_strided_indices_become_contiguous() -> None:
     assert ell.csr is ell.csr  # made once
 
 
-on_kernels = pytest.mark.usefixtures("small_pieces", "poisoned")
 PATTERN = sparse_cases.random_pattern()  # (9, 6)
 NNZ = PATTERN.nnz
 ELL, ENTRIES = EllPattern.from_pattern(PATTERN)
@@ -381,7 +365,7 @@ def test_wrong_biases_and_scales_are_refused(name: str, backend: Backend) -> Non
         refused((TypeError, ValueError), "scale", made(name).softmax, scores, scale=scale, backend=backend)
 
 
-@on_kernels
+@pytest.mark.usefixtures("small_pieces", "poisoned")
 @backends
 def test_masks_of_ell_broadcast(backend: Backend) -> None:
     """Over sets, rows and places."""

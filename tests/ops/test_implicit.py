@@ -16,7 +16,7 @@ from sparse_cases import backends
 from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
-from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion, spmm
+from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion
 from diffnet.ops.common import checks
 from diffnet.ops.fronts import reference
 from diffnet.ops.fronts.reference import FrontLevel
@@ -189,7 +189,7 @@ def test_second_derivatives_are_refused(meshes: list[Operators]) -> None:
 
 
 def test_network(meshes: list[Operators]) -> None:
-    """A network works on operators without eigenpairs, packed or one by one, and learns."""
+    """A network works on operators without eigenpairs, packed or one by one."""
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=8, blocks=2, diffusion="implicit", dropout=0.0)
     with torch.no_grad():
@@ -199,35 +199,8 @@ def test_network(meshes: list[Operators]) -> None:
     x = random(packed.num_vertices, 3).float()
     apart = torch.cat([model(f, o) for f, o in zip(x.split(list(packed.lengths)), meshes, strict=True)])
     torch.testing.assert_close(model(x, packed), apart, rtol=1e-3, atol=1e-4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(10):
-        loss = torch.nn.functional.cross_entropy(model(x, packed), torch.arange(len(x)) % 5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    torch.nn.functional.cross_entropy(model(x, packed), torch.arange(len(x)) % 5).backward()
     assert all(block.diffusion.time.grad.abs().min() > 0 for block in model.blocks)
-
-
-def test_compiles_to_one_graph(meshes: list[Operators]) -> None:
-    torch._dynamo.reset()
-    operators = meshes[1].to(DEVICE)
-    x = random(operators.num_vertices, C).float().to(DEVICE).requires_grad_()
-    time = times().float().to(DEVICE).requires_grad_()
-
-    def loss(x: Tensor, time: Tensor, operators: Operators) -> Tensor:
-        values, mass = operators.laplacian.values, operators.mass
-        u = solve(x, time, values, mass, operators)
-        gradients = spmm(operators.gradient.pattern, operators.gradient.values, u)
-        return gradients.square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    ours, expected = compiled(x, time, operators), loss(x, time, operators)
-    torch.testing.assert_close(ours, expected)
-    for a, b in zip(*(torch.autograd.grad(out, (x, time)) for out in (ours, expected)), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_wrong_options_are_refused(meshes: list[Operators]) -> None:

@@ -33,7 +33,6 @@ from diffnet.ops import (
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
-integers = pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
 PATTERN = random_pattern()  # (9, 6)
 NNZ = PATTERN.nnz
 
