@@ -85,6 +85,8 @@ READ_BY_BACKWARD = (
 # These read values of tensors, so they break a graph or take no tensors.
 READING = ["Pattern", "block_diagonal_pattern", "split_diagonal", "split_diagonal_pattern", "row_offsets"]
 READING += ["nearest_neighbors", "point_map", "zoomout"]
+# Their arguments here have no derivatives: an asymmetric matrix, and equal largest eigenvalues.
+AT_KINKS = ["implicit_diffusion", "functional_map"]
 
 
 class Row(NamedTuple):
@@ -348,6 +350,20 @@ def test_operations_compile_to_one_graph(operation: str, monkeypatch: pytest.Mon
     expected = case.run(case.backends[-1], **given)
     compiled = torch.compile(lambda: case.run(case.backends[-1], **given), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(), expected)
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in (*READING, *AT_KINKS)])
+def test_derivatives_are_difference_quotients(operation: str) -> None:
+    """In float64 on the CPU, and those of the derivatives."""
+    case = next(row.case for row in table("cpu") if row.operation == operation)
+    leaves = [case.arguments[name].double().requires_grad_() for name in case.floating]
+
+    def run(*changed: Tensor) -> tuple[Tensor, ...]:
+        return tuple(case.run("auto", **dict(zip(case.floating, changed, strict=True))))
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    if operation != "soft_map":  # differentiable once
+        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("operation", [*PROMOTING, *FLOATING])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,21 +165,6 @@ def test_attention(shape: Shape, backend: Backend, dtype: torch.dtype, extras: s
         [random(2, heads, n, 21, seed=i) for i, n in enumerate((rows, columns, columns))],
         dtype,
     )
-
-
-def test_gradcheck() -> None:
-    pattern = random_pattern((2, 20, 18, 16))
-    values, table = random(*pattern.values_shape).requires_grad_(), random(2, 37, seed=3).requires_grad_()
-    a, b = random(2, 20, 2, seed=1).requires_grad_(), random(2, 2, 18, seed=2).requires_grad_()
-    wide, tall = b.detach().mT.requires_grad_(), a.detach().mT
-    qkv = tuple(random(2, n, 3, seed=n).requires_grad_() for n in (20, 18, 18))
-    for mode, inputs in (("sdd", (a, b)), ("dsd", (values, wide)), ("dds", (tall, values))):
-        product = partial(block_matmul, pattern, mode=mode)
-        assert torch.autograd.gradcheck(product, inputs, fast_mode=True)
-        assert torch.autograd.gradgradcheck(product, inputs, fast_mode=True)
-    softmax = lambda s, t: block_softmax(pattern, s, scale=0.5, relative_bias=t)  # noqa: E731
-    assert torch.autograd.gradcheck(softmax, (values, table), fast_mode=True)
-    assert torch.autograd.gradcheck(partial(block_attention, pattern), qkv, fast_mode=True)
 
 
 @backends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -171,25 +170,6 @@ def test_training_after_inference(backend: Backend) -> None:
     assert torch.equal(out, expected)
     (grad,) = torch.autograd.grad(out.sum(), values)
     assert torch.equal(grad, torch.full_like(grad, 3.0))
-
-
-def test_gradcheck() -> None:
-    pattern, keep = random_pattern(), random(random_pattern().nnz, seed=3) > -1
-    values, x = random(2, pattern.nnz).requires_grad_(), random(6, 3, seed=1).requires_grad_()
-    a, scale = random(2, 9, 3, seed=2).requires_grad_(), random(2, seed=1).requires_grad_()
-    bias = random(pattern.nnz, seed=2).requires_grad_()
-    cases: list[tuple[Any, tuple[Tensor, ...], bool]] = [
-        (partial(spmm, pattern), (values, x), True),
-        (partial(spmm, pattern, transpose=True), (values, a), True),
-        (partial(sddmm, pattern), (a, x), True),
-        (partial(row_sum, pattern), (values,), False),
-        (partial(diagonal, pattern), (values,), False),
-        (partial(sparse_softmax, pattern, scale=0.3, mask=keep), (values,), False),
-        (lambda s, t, b: sparse_softmax(pattern, s, scale=t, bias=b, mask=keep), (values, scale, bias), False),
-    ]
-    for operation, leaves, twice in cases:
-        assert torch.autograd.gradcheck(operation, leaves, fast_mode=True)
-        assert not twice or torch.autograd.gradgradcheck(operation, leaves, fast_mode=True)
 
 
 @pytest.mark.gpu
