@@ -105,9 +105,9 @@ class LaunchedKernel(GuardedKernel):
         return launch
 
     def read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the key of a launch, and its arguments as `_given` returns them.
+        """Return the key of a launch, with the device first, and its arguments as `_kernel_arguments` does.
 
-        Two launches with the same key take the same compiled kernel. The device is first in it.
+        Two launches with the same key take the same compiled kernel.
         """
         first = arguments[0][0] if type(arguments[0]) is tuple else arguments[0]
         key = [first.get_device(), *options, *options.values()]

@@ -177,9 +177,7 @@ def _pointwise_gradients(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Te
     return pointwise_backward(grad, gradients, a_re, a_im, swapped)
 
 
-def _pointwise_gradients_fake(
-    grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool
-) -> Tensor:
+def _pointwise_gradients_fake(grad: Tensor, gradients: Tensor, a_re: Tensor, *rest: Any) -> Tensor:
     return a_re.new_empty(4, *gradients.shape[1:])
 
 
