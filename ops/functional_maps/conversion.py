@@ -30,11 +30,8 @@ def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor, evals_a: Tensor | Non
         evals_a: floating point, one eigenvalue of each column of evecs_a. Those below the largest used one divided by
             K_a count as this quotient.
 
-    Returns:
-        (V_b,) int64, vertices of a. It has no gradient.
-
-    Raises:
-        TypeError, ValueError: see `nearest_neighbors`. Also ValueError for another number of eigenvalues.
+    Returns (V_b,) int64, vertices of a, without a gradient. Errors are those of `nearest_neighbors`, and ValueError for
+    another number of eigenvalues.
 
     >>> point_map(torch.tensor([[1.0, 0.0], [0.0, -1.0]]), torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
     tensor([1, 0])
