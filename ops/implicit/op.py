@@ -117,7 +117,12 @@ def implicit_diffusion(
 
 
 def conjugate_gradients(
-    system: System,
+    structure: Sequence[Tensor],
+    ptr: Tensor,
+    diagonal: Tensor,
+    values: Tensor,
+    mass: Tensor,
+    time: Tensor,
     b: Tensor,
     lengths: Sequence[int],
     tolerance: float,
@@ -138,20 +143,21 @@ def conjugate_gradients(
     Returns u (V, C), 0 without mass. If the inner products of a mesh and channel overflow or are NaN, u is NaN there.
     Warns with the residual if max_iterations didn't suffice.
     """
+    system = System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
     if triton:
         from diffnet.ops.implicit import kernels
 
         multiply = kernels.laplacian_product(system)
     else:
         multiply = reference.laplacian_product(system)
-    mass, time, extents = system.mass[:, None], system.time, torch.diff(system.ptr)
+    mass, diagonal, extents = mass[:, None], diagonal[:, None], torch.diff(ptr)
 
     def apply(u: Tensor) -> Tensor:
         return torch.addcmul(mass * u, multiply(u), time)
 
     # Both are 0 at vertices without mass, so these take no part. L is positive semi-definite only up to rounding.
     b = (b * (mass > 0)).contiguous()  # kernels read it row by row
-    inverse_diagonal = torch.where(mass > 0, 1 / (mass + time * system.diagonal[:, None].clamp(min=0)), 0)
+    inverse_diagonal = torch.where(mass > 0, 1 / (mass + time * diagonal.clamp(min=0)), 0)
     u = b * torch.where(mass > 0, 1 / mass, 0)  # the solution for t = 0
     r = b - apply(u)
     p = inverse_diagonal * r
@@ -172,7 +178,7 @@ def conjugate_gradients(
             warnings.warn(
                 f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {share:.2g}, "
                 f"above the tolerance of {tolerance:.2g}",
-                stacklevel=2,
+                stacklevel=1,
             )
     lost = torch.where((remaining + bound).isfinite(), 0.0, torch.nan).to(u.dtype)
     return u.add_(at_vertices(lost, len(u), extents))
@@ -200,24 +206,6 @@ class _DelayedFlags:
         return not before[0].item()
 
 
-def _forward(
-    structure: Sequence[Tensor],
-    ptr: Tensor,
-    diagonal: Tensor,
-    values: Tensor,
-    mass: Tensor,
-    time: Tensor,
-    b: Tensor,
-    lengths: Sequence[int],
-    tolerance: float,
-    max_iterations: int,
-    check_every: int,
-    triton: bool,
-) -> Tensor:
-    system = System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
-    return conjugate_gradients(system, b, lengths, tolerance, max_iterations, check_every, triton)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, *tensors, _, lengths, tolerance, max_iterations, check_every, triton = inputs
     ctx.settings = lengths, tolerance, max_iterations, check_every, triton
@@ -243,4 +231,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_operator = differentiable("diffnet::implicit_solve", _forward, empty_like(6), _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward)
