@@ -183,17 +183,6 @@ def test_operations(shape: tuple[int, int], name: str, backend: Backend, small_b
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@formats
-def test_second_derivatives(name: str, small_buckets: None) -> None:
-    pattern = random_pattern(4, 8)
-    form = Format.of(name, pattern)
-    values = form.places(random(pattern.nnz), unused=0).to(DEVICE).requires_grad_()
-    x = random(8, 2, seed=1).to(DEVICE).requires_grad_()
-    a = random(4, 2, seed=2).to(DEVICE).requires_grad_()
-    assert torch.autograd.gradgradcheck(form.made.matmul, (values, x))
-    assert torch.autograd.gradgradcheck(form.made.sddmm, (a, x))
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # of the interpreter, for lanes that are masked out
 @backends
 @formats

@@ -213,23 +213,19 @@ def test_memory_of_32_pairs() -> None:
     assert torch.cuda.max_memory_allocated() - held < 3e9
 
 
-@pytest.fixture(params=[(1, 1, 1, 1), (70, 63, 5, 3), (130, 2, 2, 4)])
-def points(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Queries (N, C), keys (M, C) and values (M, K), of which several chunks are needed."""
-    n, m, c, k = request.param
-    monkeypatch.setattr(nearest, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
-    monkeypatch.setattr(nearest, "MIN_ROWS", {"cuda": 32, "cpu": 32})
-    return [random(n, c), random(m, c, seed=1), random(m, k, seed=2)]
-
-
 def dense_soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor) -> Tensor:
     return torch.softmax(queries @ keys.mT / temperature, 1) @ values
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_soft_maps(points: list[Tensor], device: str) -> None:
-    """Values and all gradients, the temperature's included."""
-    check(ops.soft_map, dense_soft_map, [*points, torch.tensor(0.3).double()], torch.float64, device)
+@pytest.mark.parametrize("size", [(1, 1, 1, 1), (70, 63, 5, 3), (130, 2, 2, 4)])
+def test_soft_maps(size: tuple[int, int, int, int], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and all gradients, the temperature's included, in several chunks of queries."""
+    monkeypatch.setattr(nearest, "MAX_ENTRIES", {"cuda": 0, "cpu": 0})
+    monkeypatch.setattr(nearest, "MIN_ROWS", {"cuda": 32, "cpu": 32})
+    n, m, c, k = size
+    given = [random(n, c), random(m, c, seed=1), random(m, k, seed=2), torch.tensor(0.3).double()]
+    check(ops.soft_map, dense_soft_map, given, torch.float64, device)
 
 
 def test_sharp_soft_maps_do_not_overflow() -> None:
