@@ -59,21 +59,12 @@ class EllPattern:
 
     @classmethod
     def from_pattern(cls, pattern: Pattern, width: int | None = None) -> tuple[EllPattern, Tensor]:
-        """Convert a CSR pattern.
+        """Convert a CSR pattern. The default width is the length of the longest row. It is read, which waits for a GPU.
 
-        This reads the length of the longest row, so it waits for a GPU.
+        Returns the ELL pattern, and `entries` (rows, width) int64: the position of each entry in the values of the CSR
+        pattern, −1 at unused places.
 
-        Args:
-            pattern: the CSR pattern
-            width: by default the length of the longest row
-
-        Returns:
-            The ELL pattern, and `entries` (rows, width) int64: the position of each entry in the values of the CSR
-            pattern, −1 at unused places.
-
-        Raises:
-            TypeError: if `pattern` is no `Pattern` or `width` is no integer.
-            ValueError: if a row is longer than the width.
+        Raises TypeError if `pattern` is no `Pattern` or `width` is no integer, ValueError if a row is longer.
         """
         check_is_pattern(pattern)
         lengths = pattern.row_lengths
