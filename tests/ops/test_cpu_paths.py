@@ -68,28 +68,6 @@ def test_mlp(
         assert torch.equal(run(*tensors), run(*(t.requires_grad_() for t in tensors)))
 
 
-@pytest.mark.parametrize("p", [0.3, 0.5], ids=["16 bits", "8 bits"])
-def test_dropout_of_the_mlp(p: float) -> None:
-    """Units are dropped with the probability, outputs keep their mean, and gradients have the units of the outputs."""
-    x, width = torch.ones(1003, 8), 50
-    first, last = torch.ones(width, 8) / 8, torch.eye(width)
-    torch.manual_seed(0)
-    out = mlp([x], [first, last], dropout=p)
-    assert set(out.unique().tolist()) == {0.0, out.max().item()}
-    assert out.max().item() == pytest.approx(1 / (1 - p), rel=1e-4)
-    deviation = (p * (1 - p) / out.numel()) ** 0.5
-    assert (out == 0).double().mean().item() == pytest.approx(p, abs=5 * deviation)
-    for each in ((out == 0).double().mean(0), (out == 0).double().mean(1)):
-        assert each.var().item() == pytest.approx(p * (1 - p) * len(each) / out.numel(), rel=0.8)
-    torch.manual_seed(0)
-    leaf = first.clone().requires_grad_()
-    again = mlp([x], [leaf, last], dropout=p)
-    assert torch.equal(again, out)
-    again.sum().backward()
-    assert relative(leaf.grad, out.sum(0)[:, None].expand(width, 8)) < 1e-5  # type: ignore[arg-type]
-    assert not torch.equal(mlp([x], [first, last], dropout=p), out)
-
-
 def test_most_and_least_dropout() -> None:
     x = torch.ones(100, 100)
     for p in (1e-7, 1 - 1e-7):
