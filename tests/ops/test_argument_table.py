@@ -366,6 +366,18 @@ def test_derivatives_are_difference_quotients(operation: str) -> None:
         assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
+@pytest.mark.parametrize("operation", [*READ_BY_BACKWARD, "mlp", "cross_entropy"])
+def test_gradients_without_second_derivatives_raise(operation: str) -> None:
+    """They must not pass for constants. The gradients of bases come from plain PyTorch, which has second ones."""
+    case = next(row.case for row in table("cpu") if row.operation == operation)
+    leaves = {name: case.arguments[name].clone().requires_grad_("evecs" not in name) for name in case.floating}
+    outs = case.run(case.backends[-1], **leaves)
+    wanted = [x for x in leaves.values() if x.requires_grad]
+    grads = torch.autograd.grad(sum(out.square().sum() for out in outs), wanted, create_graph=True)
+    squares = sum(grad.square().sum() for grad in grads)
+    refused(RuntimeError, "autograd", torch.autograd.grad, squares, wanted)
+
+
 @pytest.mark.parametrize("operation", [*PROMOTING, *FLOATING])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
