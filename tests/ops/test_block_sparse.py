@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,54 +61,30 @@ def flipped(x: Tensor, transpose: bool) -> Tensor:
 
 
 @cases
+@pytest.mark.parametrize("mode", ["sdd", "dsd", "dds"])
 @flags
-def test_dense_times_dense(
-    shape: Shape, backend: Backend, dtype: torch.dtype, transpose_a: bool, transpose_b: bool
-) -> None:
-    heads, rows, columns, _ = shape
-    pattern = random_pattern(shape)
-    moved = pattern.to(DEVICE)
-    check(
-        lambda a, b: block_matmul(
-            moved, a, b, "sdd", transpose_a=transpose_a, transpose_b=transpose_b, backend=backend
-        ),
-        lambda a, b: pattern.sample(flipped(a, transpose_a) @ flipped(b, transpose_b)),
-        [
-            flipped(random(2, heads, rows, 21), transpose_a).contiguous(),
-            flipped(random(2, heads, 21, columns, seed=1), transpose_b).contiguous(),
-        ],
-        dtype,
-    )
-
-
-@cases
-@pytest.mark.parametrize("mode", ["dsd", "dds"])
-@flags
-def test_sparse_and_dense(
+def test_products(
     shape: Shape, backend: Backend, dtype: torch.dtype, mode: MatmulMode, transpose_a: bool, transpose_b: bool
 ) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)
     moved = pattern.to(DEVICE)
     # Values beyond the edge of a matrix are random, and must be ignored.
-    values = random(2, *pattern.values_shape)
-    if mode == "dsd":
-        inner = rows if transpose_a else columns
-        inputs = [values, flipped(random(2, heads, inner, 21, seed=1), transpose_b).contiguous()]
-    else:
-        inner = columns if transpose_b else rows
-        inputs = [flipped(random(2, heads, 21, inner, seed=1), transpose_a).contiguous(), values]
+    a = b = random(2, *pattern.values_shape)
+    if mode != "dsd":
+        inner = (rows, 21) if mode == "sdd" else (21, columns if transpose_b else rows)
+        a = flipped(random(2, heads, *inner, seed=2), transpose_a).contiguous()
+    if mode != "dds":
+        inner = (21, columns) if mode == "sdd" else (rows if transpose_a else columns, 21)
+        b = flipped(random(2, heads, *inner, seed=1), transpose_b).contiguous()
 
     def reference(a: Tensor, b: Tensor) -> Tensor:
-        a, b = (pattern.to_dense(a), b) if mode == "dsd" else (a, pattern.to_dense(b))
-        return flipped(a, transpose_a) @ flipped(b, transpose_b)
+        a, b = pattern.to_dense(a) if mode == "dsd" else a, pattern.to_dense(b) if mode == "dds" else b
+        product = flipped(a, transpose_a) @ flipped(b, transpose_b)
+        return pattern.sample(product) if mode == "sdd" else product
 
-    check(
-        lambda a, b: block_matmul(moved, a, b, mode, transpose_a=transpose_a, transpose_b=transpose_b, backend=backend),
-        reference,
-        inputs,
-        dtype,
-    )
+    product = partial(block_matmul, moved, mode=mode, transpose_a=transpose_a, transpose_b=transpose_b, backend=backend)
+    check(product, reference, [a, b], dtype)
 
 
 def random_masks(shape: Shape, extras: str) -> dict[str, Tensor]:
