@@ -92,8 +92,8 @@ def block_attention(
     else:
         scale = checked_number("scale", scale)
     q, k, v = (t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value))
-    masks = flat_masks(pattern, key_padding_mask, attention_mask, batch)
-    inputs = AttentionInputs(q, k, v, *masks, scale, pattern.block)
+    key_mask, mask = flat_masks(pattern, key_padding_mask, attention_mask, batch)
+    inputs = AttentionInputs(q, k, v, key_mask, mask, scale, pattern.block)
     if use_kernels(backend, q, k, v):
         out: Tensor = _operator(block_arrays(pattern), *inputs)[0]
     else:
