@@ -33,7 +33,7 @@ from diffnet.ops.common.checks import check_count, device_and_dtype, not_a_tenso
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import Later, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted
-from diffnet.ops.sparse.matrix import check_matrix_blocks
+from diffnet.ops.sparse.op import check_matrix_blocks
 
 UnpackAt: TypeAlias = Literal["vertices", "faces", "edges", "mesh", "global_mean"]
 

@@ -29,8 +29,7 @@ from diffnet.ops.implicit.op import implicit_diffusion
 from diffnet.ops.mlp.op import mlp
 from diffnet.ops.sparse.ell import EllPattern
 from diffnet.ops.sparse.hybrid import HybridPattern
-from diffnet.ops.sparse.matrix import SparseMatrix, block_diagonal, split_diagonal
-from diffnet.ops.sparse.op import diagonal, row_sum, sddmm, spmm
+from diffnet.ops.sparse.op import SparseMatrix, block_diagonal, diagonal, row_sum, sddmm, split_diagonal, spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
 from diffnet.ops.sparse.softmax import sparse_softmax
 from diffnet.ops.spectral.op import diffuse, from_spectral, segment_mean, to_spectral

@@ -23,7 +23,11 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 def check(
-    ours: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
+    ours: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    inputs: list[Tensor],
+    dtype: torch.dtype,
+    device: str = DEVICE,
 ) -> None:
     """Compare the value and the gradient for every input with float64.
 
@@ -32,8 +36,8 @@ def check(
     rounded = [x.to(dtype) for x in inputs]
     results = []
     for function, leaves in (
-        (ours, [x.to(DEVICE).requires_grad_() for x in rounded]),
-        (reference, [x.double().requires_grad_() for x in rounded]),
+        (ours, [x.detach().to(device).requires_grad_() for x in rounded]),
+        (reference, [x.detach().double().requires_grad_() for x in rounded]),
     ):
         out = function(*leaves)
         weights = random(*out.shape, seed=99).to(dtype).to(out)

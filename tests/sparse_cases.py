@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from float64 import DEVICE, random
 from torch import Tensor
 
 from diffnet.ops import Pattern
@@ -123,3 +124,32 @@ def dense_softmax(pattern: Pattern, scores: Tensor, scale: float, mask: Tensor |
     hidden = dense_of(pattern, visible) == 0
     weights = torch.softmax((scale * dense_of(pattern, scores)).masked_fill(hidden, -1e300), -1).masked_fill(hidden, 0)
     return weights[..., pattern.row_indices.long(), pattern.column_indices.long()]
+
+
+def check_softmax_of_nan(
+    softmax: Callable[[Tensor], Tensor], rows: Tensor, keep: Tensor, at: Sequence[int], value: float, all_grads: bool
+) -> None:
+    """In rows with such a value, visible entries are NaN and hidden ones 0. Other rows are as without the value.
+
+    softmax: scores (2, n) → (2, n)
+    rows, keep: (n,), the row of each entry, and whether it is visible. Hidden entries hold NaN, without any effect.
+    at: the rows that get the value
+    all_grads: whether the gradients of hidden entries in these rows are NaN, too
+    """
+    scores = random(2, len(rows)).float()
+    spoiled, broken = scores.masked_fill(~keep, torch.nan), torch.isin(rows, torch.tensor(at))
+    for row in at:
+        spoiled[0, (keep & (rows == row)).nonzero()[-1, 0]] = value
+    results = []
+    for given in (spoiled, scores):
+        leaf = given.to(DEVICE).requires_grad_()
+        out = softmax(leaf)
+        (grad,) = torch.autograd.grad(out, leaf, random(2, len(rows), seed=2).float().to(DEVICE))
+        results.append([out.detach().cpu(), grad.cpu()])
+    (out, grad), (expected, expected_grad) = results
+    assert out[0, broken & keep].isnan().all()
+    assert (out[:, ~keep] == 0).all()
+    assert grad[0, broken if all_grads else broken & keep].isnan().all()
+    expected[0, broken], expected_grad[0, broken] = out[0, broken], grad[0, broken]
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    torch.testing.assert_close(grad, expected_grad, equal_nan=True)

@@ -13,7 +13,7 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.op import block_matmul
 from diffnet.ops.block_sparse.pattern import BlockArrays, BlockPattern, block_arrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
-from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_key_mask, mask_at_blocks
+from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_masks
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
 from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
@@ -92,10 +92,8 @@ def block_attention(
     else:
         scale = checked_number("scale", scale)
     q, k, v = (t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value))
-    if key_padding_mask is not None:
-        key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
-    mask = None if attention_mask is None else mask_at_blocks(pattern, attention_mask)
-    inputs = AttentionInputs(q, k, v, key_padding_mask, mask, scale, pattern.block)
+    key_mask, mask = flat_masks(pattern, key_padding_mask, attention_mask, batch)
+    inputs = AttentionInputs(q, k, v, key_mask, mask, scale, pattern.block)
     if use_kernels(backend, q, k, v):
         out: Tensor = _operator(block_arrays(pattern), *inputs)[0]
     else:

@@ -189,8 +189,7 @@ class BlockPattern:
         """Convert a scipy.sparse BSR matrix or array of square blocks to the pattern and its values."""
         if matrix.format != "bsr":
             raise ValueError(f"a BSR matrix expected, got {matrix.format}")
-        arrays = (torch.from_numpy(a) for a in (matrix.indptr, matrix.indices, matrix.data))
-        indptr, indices, values = arrays
+        indptr, indices, values = (torch.from_numpy(a) for a in (matrix.indptr, matrix.indices, matrix.data))
         return cls._from_bsr(indptr, indices, values, matrix.shape)
 
     def to_scipy(self, values: Tensor) -> Any:

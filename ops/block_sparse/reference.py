@@ -56,16 +56,11 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -
 
 
 def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor, scale: float) -> Tensor:
-    """Compute the softmax of scale · scores + bias over each row.
+    """Compute the softmax of scale · scores + bias over each row. If its sum is NaN, all entries with True are NaN.
 
-    Args:
-        indptr, indices: of the pattern
-        scores: (Z, number of blocks, B, B)
-        bias: (number of blocks, B, B) or None
-        mask: (Z or 1, number of blocks, B, B) bool. Entries with False, and rows without a True, get 0.
-        scale: multiplies the scores
-
-    If the sum of a row is NaN, all of its entries with True are NaN.
+    scores: (Z, number of blocks, B, B)
+    bias: (number of blocks, B, B) or None
+    mask: (Z or 1, number of blocks, B, B) bool. Entries with False, and rows without a True, get 0.
     """
     brows = row_of_each(indptr, indices).long()
     scaled = scores.to(sum_dtype(scores)) * scale

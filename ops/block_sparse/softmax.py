@@ -80,12 +80,8 @@ def block_softmax(
     if isinstance(scale, Tensor) or bias is not None:
         scores, scale = scaled_and_biased(scores, scale, bias), 1.0
     flat = scores.reshape(math.prod(batch), *pattern.values_shape)
-    if key_padding_mask is not None:
-        key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
-    if attention_mask is not None:
-        attention_mask = mask_at_blocks(pattern, attention_mask)
+    masks = flat_masks(pattern, key_padding_mask, attention_mask, batch)
     indptr, indices, size = pattern.blocks.indptr, pattern.blocks.indices, (pattern.rows, pattern.columns)
-    masks = key_padding_mask, attention_mask
     if triton:
         out: Tensor = _operator(indptr, indices, flat, at_blocks, *masks, scale, *size)
     else:
@@ -137,25 +133,28 @@ def _relative_bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
     return table.to(sum_dtype(table))[head, distance]
 
 
-def flat_key_mask(pattern: BlockPattern, mask: Tensor, batch: torch.Size) -> Tensor:
-    """Return a key padding mask (…, columns) as (Z, columns). Raises ValueError if it doesn't match the batch."""
-    check_operand("key_padding_mask", mask, (), pattern.device)
-    if mask.dtype != torch.bool or mask.shape != (*batch, pattern.columns):
-        raise ValueError(
-            f"key_padding_mask should be bool of shape {(*batch, pattern.columns)}, "
-            f"got {mask.dtype} of {tuple(mask.shape)}"
-        )
-    return mask.reshape(math.prod(batch), pattern.columns)
+def flat_masks(
+    pattern: BlockPattern, key_mask: Tensor | None, mask: Tensor | None, batch: torch.Size
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return a key padding mask (…, columns) as (Z, columns), and an attention mask as values (number of blocks, B, B).
 
-
-def mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
-    """Return an attention mask, dense or as values, as values (number of blocks, block, block)."""
-    check_operand("attention_mask", mask, (), pattern.device)
-    if mask.dtype != torch.bool:
-        raise ValueError(f"attention_mask should be bool, got {mask.dtype}")
-    if mask.shape == pattern.values_shape:
-        return mask
-    return pattern.sample(mask if mask.ndim == 3 else mask[None])
+    Raises ValueError for other dtypes and shapes.
+    """
+    if key_mask is not None:
+        check_operand("key_padding_mask", key_mask, (), pattern.device)
+        if key_mask.dtype != torch.bool or key_mask.shape != (*batch, pattern.columns):
+            raise ValueError(
+                f"key_padding_mask should be bool of shape {(*batch, pattern.columns)}, "
+                f"got {key_mask.dtype} of {tuple(key_mask.shape)}"
+            )
+        key_mask = key_mask.reshape(math.prod(batch), pattern.columns)
+    if mask is not None:
+        check_operand("attention_mask", mask, (), pattern.device)
+        if mask.dtype != torch.bool:
+            raise ValueError(f"attention_mask should be bool, got {mask.dtype}")
+        if mask.shape != pattern.values_shape:
+            mask = pattern.sample(mask if mask.ndim == 3 else mask[None])
+    return key_mask, mask
 
 
 def _forward(

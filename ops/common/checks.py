@@ -25,10 +25,7 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Check that an argument is an integer, of Python or NumPy, and return it as a Python integer.
-
-    Raises TypeError for anything else, a bool or a tensor included.
-    """
+    """Return an integer of Python or NumPy as a Python integer. Raises TypeError for a bool, a tensor and others."""
     if not isinstance(value, (bool, Tensor)):
         with contextlib.suppress(TypeError):
             return operator.index(value)
@@ -36,10 +33,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """Check that an argument is an integer of at least `least`, and return it as a Python integer.
-
-    Raises TypeError as `check_integer` does, ValueError if it is too small.
-    """
+    """Return what `check_integer` returns. Raises TypeError as it does, and ValueError below `least`."""
     count = check_integer(name, value)
     if count < least:
         raise ValueError(f"{name} should be at least {least}, got {count}")

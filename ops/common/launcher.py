@@ -36,11 +36,7 @@ class _Compilation:
 
 
 class GuardedKernel:
-    """A kernel that Triton launches, on the device of its first tensor. Triton's own launches take the current device.
-
-    Attributes:
-        kernel: Triton's kernel
-    """
+    """A kernel that Triton launches, on the device of its first tensor. Triton alone takes the current device."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -61,9 +57,6 @@ class LaunchedKernel(GuardedKernel):
     Triton checks all arguments in every launch and searches for the compiled kernel. With this search, an eager step on
     small meshes takes 12 to 34 % longer (4 blocks on an H100). So Triton is asked once for each key, if its version is
     a known one. Later launches with the same key go to the compiled kernel that Triton found.
-
-    Attributes:
-        compiled: the compiled kernels by the key of their launches
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -71,7 +64,7 @@ class LaunchedKernel(GuardedKernel):
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
         self._names = [p.name for p in kernel.params]
-        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by the key of their launches
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
@@ -105,9 +98,9 @@ class LaunchedKernel(GuardedKernel):
         return launch
 
     def read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the key of a launch, and its arguments as `_given` returns them.
+        """Return the key of a launch, with the device first, and its arguments as `_kernel_arguments` does.
 
-        Two launches with the same key take the same compiled kernel. The device is first in it.
+        Two launches with the same key take the same compiled kernel.
         """
         first = arguments[0][0] if type(arguments[0]) is tuple else arguments[0]
         key = [first.get_device(), *options, *options.values()]

@@ -149,20 +149,15 @@ def sum_spans(
     other: tuple[Tensor, int] | None = None,
     unsummed: Unsummed | None = None,
 ) -> Tensor:
-    """Add up the results of the spans of each mesh, times `factor`.
+    """Add up the results of the spans of each mesh, in a fixed order, times a factor: a tensor with one number.
 
-    The order of the sums is fixed, so results are the same in every run.
+    partial: (planes, spans, …) float32
+    ptr: (B+1,); None means that all spans belong to one mesh
+    span: rows of a span
+    other: further planes with spans of their own, and the rows of these spans; summed in the same launch
+    unsummed: another sum, computed in the same launch
 
-    Args:
-        partial: (planes, spans, …) float32
-        ptr: (B+1,); None means that all spans belong to one mesh
-        span: rows of a span
-        factor: a tensor with one number, or None
-        other: further planes with spans of their own, and the rows of these spans; summed in the same launch
-        unsummed: another sum, computed in the same launch
-
-    Returns:
-        (planes, B, …) float32, zeros for a mesh without rows; the planes of `other` come last
+    Returns (planes, B, …) float32, zeros for a mesh without rows; the planes of `other` come last.
     """
     planes, spans, *rest = partial.shape
     meshes = 1 if ptr is None else ptr.shape[0] - 1

@@ -39,12 +39,8 @@ def label_smoothing_loss(
         weights: (C,) the weight of each class, see `cross_entropy`. The result is then the weighted mean over the rows,
             where a row has the weight of its label. None means 1 for all.
 
-    Returns:
-        () in float32, or in float64 for float64 logits. 0 if no row counts, or all that count have weight 0.
-
-    Raises:
-        TypeError, IndexError: see `cross_entropy`.
-        ValueError: see `cross_entropy`, and for fewer than 2 classes and a smoothing out of range.
+    Returns () in float32, or in float64 for float64 logits. It is 0 if no row counts, or all that count have weight 0.
+    Errors are those of `cross_entropy`, and ValueError for fewer than 2 classes and a smoothing out of range.
 
     >>> label_smoothing_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]), smoothing=0.2)
     tensor(0.6395)
@@ -87,12 +83,8 @@ def focal_loss(
         gamma: γ, finite and at least 0. The larger it is, the less rows count that are predicted well.
         weights: (C,) α of each class, see `cross_entropy`. None means 1 for all.
 
-    Returns:
-        () in float32, or in float64 for float64 logits. 0 if no row counts, or all that count have weight 0.
-
-    Raises:
-        TypeError, IndexError: see `cross_entropy`.
-        ValueError: see `cross_entropy`, and for a γ out of range.
+    Returns () in float32, or in float64 for float64 logits. It is 0 if no row counts, or all that count have weight 0.
+    Errors are those of `cross_entropy`, and ValueError for a γ out of range.
 
     >>> focal_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
     tensor(0.0109)
@@ -126,11 +118,8 @@ def dice_loss(logits: Tensor, labels: Tensor, ignored: int = -1, *, weights: Ten
         ignored: a label whose rows don't count
         weights: (C,) the weight of each class in the mean, see `cross_entropy`. None means 1 for all.
 
-    Returns:
-        () in float32, or in float64 for float64 logits. 0 if no row counts, or the classes that occur have weight 0.
-
-    Raises:
-        TypeError, ValueError, IndexError: see `cross_entropy`.
+    Returns () in float32, or in float64 for float64 logits. It is 0 if no row counts, or the classes that occur have
+    weight 0. Errors are those of `cross_entropy`.
 
     >>> dice_loss(torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1]))
     tensor(0.3001)

@@ -51,12 +51,8 @@ def diffusion_and_gradient_features(
         a_re, a_im, swapped: see `gradient_features`
         ptr, lengths, backend: see `to_spectral`
 
-    Returns:
-        x, and the diffused function and its gradient features, (V, C) each. The latter two have the promoted dtype of x
-        and evecs, or autocast's dtype.
-
-    Raises:
-        TypeError, ValueError: see `to_spectral`.
+    Returns x, and the diffused function and its gradient features, (V, C) each. The latter two have the promoted dtype
+    of x and evecs, or autocast's dtype. Errors are those of `to_spectral`.
     """
     arguments = BlockArguments(
         mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths=lengths, swapped=swapped

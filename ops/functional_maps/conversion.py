@@ -30,11 +30,8 @@ def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor, evals_a: Tensor | Non
         evals_a: floating point, one eigenvalue of each column of evecs_a. Those below the largest used one divided by
             K_a count as this quotient.
 
-    Returns:
-        (V_b,) int64, vertices of a. It has no gradient.
-
-    Raises:
-        TypeError, ValueError: see `nearest_neighbors`. Also ValueError for another number of eigenvalues.
+    Returns (V_b,) int64, vertices of a, without a gradient. Errors are those of `nearest_neighbors`, and ValueError for
+    another number of eigenvalues.
 
     >>> point_map(torch.tensor([[1.0, 0.0], [0.0, -1.0]]), torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
     tensor([1, 0])
@@ -138,8 +135,7 @@ def functional_map_from_correspondences(
     check_tensor("evecs_a", evecs_a, ("V_a", "K_a"))
     device = evecs_a.device
     check_tensor("evecs_b", evecs_b, ("V_b", "K_b"), device)
-    check_index("vertices_a", vertices_a, None, device)
-    _check_vertices("vertices_a", vertices_a, len(evecs_a), len(vertices_a), device)
+    _check_vertices("vertices_a", vertices_a, len(evecs_a), None, device)
     _check_vertices("vertices_b", vertices_b, len(evecs_b), len(vertices_a), device)
     if len(vertices_a) < evecs_b.shape[1]:
         raise ValueError(
@@ -156,12 +152,12 @@ def functional_map_from_correspondences(
     return c.to(dtype)
 
 
-def _check_vertices(name: str, vertices: Tensor, count: int, rows: int, device: torch.device) -> None:
+def _check_vertices(name: str, vertices: Tensor, count: int, rows: int | None, device: torch.device) -> None:
     """Check vertex numbers (rows,) from 0 to count − 1. Their values are checked on the CPU and in debug mode.
 
     Raises TypeError or ValueError as `check_index` does, IndexError for a number out of range.
     """
-    check_index(name, vertices, (rows,), device)
+    check_index(name, vertices, None if rows is None else (rows,), device)
     if readable(vertices):
         wrong = (vertices < 0) | (vertices >= count)
         if wrong.any():

@@ -23,11 +23,7 @@ def orthogonality_loss(c: Tensor, k_a: Sequence[int] | None = None) -> Tensor:
         c: (P, K_b, K_a) floating point
         k_a: how many eigenpairs of a count in each pair, see `functional_map`. I has ones there only.
 
-    Returns:
-        (), differentiable in c
-
-    Raises:
-        TypeError, ValueError: see `functional_map`.
+    Returns (), differentiable in c. Errors are those of `functional_map`.
 
     >>> orthogonality_loss(2 * torch.eye(3)[None])
     tensor(27.)
@@ -44,11 +40,7 @@ def bijectivity_loss(c_ab: Tensor, c_ba: Tensor, k_a: Sequence[int] | None = Non
         c_ba: (P, K_a, K_b) floating point, maps from b to a
         k_a: see `orthogonality_loss`
 
-    Returns:
-        (), differentiable in both maps
-
-    Raises:
-        TypeError, ValueError: see `functional_map`.
+    Returns (), differentiable in both maps. Errors are those of `functional_map`.
 
     >>> bijectivity_loss(2 * torch.eye(3)[None], torch.eye(3)[None] / 2)
     tensor(0.)
@@ -67,11 +59,7 @@ def coupling_loss(c: Tensor, c_of_points: Tensor) -> Tensor:
         c_of_points: (P, K_b, K_a) floating point, the functional maps of maps of points. With the soft maps Π of the
             features they have gradients, see `soft_map`.
 
-    Returns:
-        (), differentiable in both arguments
-
-    Raises:
-        TypeError, ValueError: see `functional_map`.
+    Returns (), differentiable in both arguments. Errors are those of `functional_map`.
 
     >>> coupling_loss(torch.ones(2, 3, 3), torch.zeros(2, 3, 3))
     tensor(9.)

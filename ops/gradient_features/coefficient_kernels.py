@@ -213,12 +213,10 @@ def backward(
 
     All are float32. The gradient of A_im is None without rotations; the gradient of time is empty if nothing diffused.
 
-    Args:
-        sums: dD, dP and, with rotations, dQ of the gradient features, (2 or 3, B, K, C). If x_d = Φ D was computed,
-            Φᵀ dx_d is one more plane.
-        d: D (B, K, C)
-        a_re, a_im: (C, C)
-        diffused: S (B, K, C), evals (B, K) and time (C,), which D was computed from, or None
+    sums: dD, dP and, with rotations, dQ of the gradient features, (2 or 3, B, K, C). If x_d = Φ D was computed,
+        Φᵀ dx_d is one more plane.
+    d, a_re, a_im: D (B, K, C) and A, (C, C) each
+    diffused: S (B, K, C), evals (B, K) and time (C,), which D was computed from, or None
 
     With dD' = Φᵀ dx_d + dD + dP A_re + dQ A_im, the results are dA_re = dPᵀ D, dA_im = dQᵀ D,
     dS = exp(−λ tᵀ) ∘ dD' and dt = −Σ λ dS ∘ S. A negative time counts as 0 and has gradient 0.

@@ -609,20 +609,15 @@ def backward(
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
         products = derivatives(grad, table, gradient_evecs, ptr, swapped=swapped)
+        kernel, flags = spectral_gradient_features_backward_sums_kernel, {"ROTATION": planes == 3}
         if precision == "bf16x6":
-            spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
-                products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
-        else:
-            spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
-                products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+            kernel, flags = spectral_gradient_features_backward_sum_kernel, {}
+        kernel[(spans, tiles)](
+            products, gradient_evecs, ptr, partial,
+            rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+            **flags, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     elif partial.numel():
         spectral_gradient_features_backward_kernel[(spans, tiles)](
             grad, table, gradient_evecs, ptr, partial,

@@ -80,11 +80,7 @@ def spectral_gradient_features(
         a_re, a_im, swapped: see `gradient_features`
         ptr, lengths, backend: see `to_spectral`
 
-    Returns:
-        (V, C) in the dtype of the gradient_evecs, or in autocast's dtype
-
-    Raises:
-        TypeError, ValueError: see `to_spectral`.
+    Returns (V, C) in the dtype of the gradient_evecs, or in autocast's dtype. Errors are those of `to_spectral`.
     """
     ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     tensors = coefficients, gradient_evecs, *matrices(a_re, a_im)
@@ -114,11 +110,8 @@ def values_and_gradient_features(
         evecs: (V, K) floating point
         coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend, swapped: see `spectral_gradient_features`
 
-    Returns:
-        two tensors (V, C) in the promoted dtype of evecs and gradient_evecs, or in autocast's dtype
-
-    Raises:
-        TypeError, ValueError: see `spectral_gradient_features`.
+    Returns two tensors (V, C) in the promoted dtype of evecs and gradient_evecs, or in autocast's dtype. Errors are
+    those of `spectral_gradient_features`.
     """
     ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     check_tensor("evecs", evecs, gradient_evecs.shape[1:], gradient_evecs.device)
@@ -184,9 +177,7 @@ def _pointwise_gradients(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Te
     return pointwise_backward(grad, gradients, a_re, a_im, swapped)
 
 
-def _pointwise_gradients_fake(
-    grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool
-) -> Tensor:
+def _pointwise_gradients_fake(grad: Tensor, gradients: Tensor, a_re: Tensor, *rest: Any) -> Tensor:
     return a_re.new_empty(4, *gradients.shape[1:])
 
 

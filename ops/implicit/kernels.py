@@ -29,13 +29,9 @@ def laplacian_product(system: System) -> Callable[[Tensor], Tensor]:
 
 
 def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that does an iteration as `reference.iterate` does.
+    """Return a function that does an iteration as `reference.iterate` does, in float32.
 
-    It changes u, r and p (V, C) in place. It takes the inner products of r with the preconditioned r, (B, C), and
-    returns the next ones. Everything is float32.
-
-    The preconditioner is the diagonal. Vertices without mass take no part in it. A mesh and channel stops when its
-    inner product is at most `bound` (B, C).
+    It changes u, r and p in place. It takes the inner products of r with the preconditioned r, and returns the next.
     """
     csr, *dense, ptr = system
     values, diagonal, mass, time = (x.contiguous() for x in dense)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +16,14 @@ from diffnet.ops.common.dispatch import differentiable, empty_like
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
-from diffnet.ops.implicit.reference import at_vertices, inner_products, iterate
+from diffnet.ops.implicit.reference import System, at_vertices, inner_products, iterate
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.sparse.matrix import SparseMatrix
-from diffnet.ops.sparse.op import diagonal, sddmm_operator, spmm_operator
+from diffnet.ops.sparse.op import SparseMatrix, diagonal, sddmm_operator, spmm_operator
 from diffnet.ops.sparse.pattern import csr_arrays
 
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 CHECK_EVERY = 8
-
-Iteration: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def implicit_diffusion(
@@ -120,44 +117,56 @@ def implicit_diffusion(
 
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    b: Tensor,
-    start: Tensor,
-    inverse_diagonal: Tensor,
+    structure: Sequence[Tensor],
     ptr: Tensor,
+    diagonal: Tensor,
+    values: Tensor,
+    mass: Tensor,
+    time: Tensor,
+    b: Tensor,
     lengths: Sequence[int],
-    *,
     tolerance: float,
     max_iterations: int,
     check_every: int,
-    iteration: Callable[[Tensor, Tensor, Tensor, Tensor], Iteration] | None = None,
+    triton: bool,
 ) -> Tensor:
-    """Solve A u = b for each mesh and each of C channels, preconditioned by the diagonal of A (Saad 2003, alg. 9.1).
+    """Solve (M + t_c L) u_c = b_c on the vertices with mass, preconditioned by the diagonal (Saad 2003, alg. 9.1).
 
     Every mesh and channel stops by itself, so its result doesn't depend on the rest of the batch.
 
-    apply: u (V, C) → A u. For each channel, A is symmetric, positive definite and block-diagonal over the meshes.
-    b, start: (V, C) float32 or float64
-    inverse_diagonal: (V, C). Where it is 0, u keeps the value of `start`. If that is 0 too, the row takes no part.
+    b: (V, C) float32 or float64
     tolerance: for the residual relative to b, both in the norm of the inverse diagonal
     check_every: how many iterations to do between two checks of whether all have stopped. On a GPU, a check reads the
         result of the check before, so up to 2 · check_every iterations are too many, which change nothing. With 0,
         nothing is read back and there is no warning, as capturing in a CUDA graph requires.
-    iteration: another implementation of `reference.iterate`. It takes u, r, p and bound.
 
-    Returns u (V, C). If the inner products of a mesh and channel overflow or are NaN, u is NaN there. Warns with the
-    residual if max_iterations didn't suffice.
+    Returns u (V, C), 0 without mass. If the inner products of a mesh and channel overflow or are NaN, u is NaN there.
+    Warns with the residual if max_iterations didn't suffice.
     """
-    extents = torch.diff(ptr)
-    u = start.clone()
+    system = System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
+    if triton:
+        from diffnet.ops.implicit import kernels
+
+        multiply = kernels.laplacian_product(system)
+    else:
+        multiply = reference.laplacian_product(system)
+    mass, diagonal, extents = mass[:, None], diagonal[:, None], torch.diff(ptr)
+
+    def apply(u: Tensor) -> Tensor:
+        return torch.addcmul(mass * u, multiply(u), time)
+
+    # Both are 0 at vertices without mass, so these take no part. L is positive semi-definite only up to rounding.
+    b = (b * (mass > 0)).contiguous()  # kernels read it row by row
+    inverse_diagonal = torch.where(mass > 0, 1 / (mass + time * diagonal.clamp(min=0)), 0)
+    u = b * torch.where(mass > 0, 1 / mass, 0)  # the solution for t = 0
     r = b - apply(u)
     p = inverse_diagonal * r
     remaining = inner_products(r, p, lengths)
     bound = tolerance**2 * inner_products(b, inverse_diagonal * b, lengths)
-    if iteration is None:
-        step: Iteration = functools.partial(iterate, apply, inverse_diagonal, lengths, extents, u, r, p, bound)
+    if triton:
+        step = kernels.iteration(system, u, r, p, bound)
     else:
-        step = iteration(u, r, p, bound)
+        step = functools.partial(iterate, apply, inverse_diagonal, lengths, extents, u, r, p, bound)
     flags = _DelayedFlags()
     for done in range(max_iterations):
         if check_every > 0 and done % check_every == 0 and flags.all_stopped(remaining > bound):
@@ -169,7 +178,7 @@ def conjugate_gradients(
             warnings.warn(
                 f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {share:.2g}, "
                 f"above the tolerance of {tolerance:.2g}",
-                stacklevel=2,
+                stacklevel=1,
             )
     lost = torch.where((remaining + bound).isfinite(), 0.0, torch.nan).to(u.dtype)
     return u.add_(at_vertices(lost, len(u), extents))
@@ -197,51 +206,6 @@ class _DelayedFlags:
         return not before[0].item()
 
 
-def _forward(
-    structure: Sequence[Tensor],
-    ptr: Tensor,
-    diagonal: Tensor,
-    values: Tensor,
-    mass: Tensor,
-    time: Tensor,
-    b: Tensor,
-    lengths: Sequence[int],
-    tolerance: float,
-    max_iterations: int,
-    check_every: int,
-    triton: bool,
-) -> Tensor:
-    """Solve (M + t_c L) u_c = b_c on the vertices with mass. The others get 0."""
-    system = reference.System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
-    if triton:
-        from diffnet.ops.implicit import kernels
-
-        multiply, iteration = kernels.laplacian_product(system), functools.partial(kernels.iteration, system)
-    else:
-        multiply, iteration = reference.laplacian_product(system), None
-    live, weights = mass > 0, mass[:, None]
-
-    def apply(u: Tensor) -> Tensor:
-        return torch.addcmul(weights * u, multiply(u), time)
-
-    # Both are 0 at vertices without mass, so these take no part. L is positive semi-definite only up to rounding.
-    inverse_mass = torch.where(live, 1 / mass, 0)[:, None]
-    inverse_diagonal = torch.where(live[:, None], 1 / (weights + time * diagonal[:, None].clamp(min=0)), 0)
-    b = (b * live[:, None]).contiguous()  # kernels read it row by row
-    return conjugate_gradients(
-        apply,
-        b,
-        b * inverse_mass,  # the solution for t = 0
-        inverse_diagonal,
-        ptr,
-        lengths,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        check_every=check_every,
-        iteration=iteration,
-    )
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, *tensors, _, lengths, tolerance, max_iterations, check_every, triton = inputs
     ctx.settings = lengths, tolerance, max_iterations, check_every, triton
@@ -267,4 +231,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_operator = differentiable("diffnet::implicit_solve", _forward, empty_like(6), _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward)

@@ -160,12 +160,10 @@ def _backward(
     need_inputs, need_weights, need_biases, _ = layout.parts(needed)  # type: ignore[arg-type]
     sum_dtype = torch.promote_types(grad.dtype, torch.float32)
     input_grads = [torch.empty_like(x) if need else None for x, need in zip(inputs, need_inputs, strict=True)]
-    weight_grads = [
-        w.new_zeros(w.shape, dtype=sum_dtype) if n else None for w, n in zip(weights, need_weights, strict=True)
-    ]
-    bias_grads = [
-        b.new_zeros(b.shape, dtype=sum_dtype) if n else None for b, n in zip(biases, need_biases, strict=True)
-    ]
+    weight_grads, bias_grads = (
+        [t.new_zeros(t.shape, dtype=sum_dtype) if need else None for t, need in zip(tensors, needs, strict=True)]
+        for tensors, needs in ((weights, need_weights), (biases, need_biases))
+    )
     widths = [x.shape[1] for x in inputs]
     first = torch.split(weights[0], widths, dim=1)
     scratch = [h.new_empty(largest_chunk(len(h)), h.shape[1]) for h in hidden]

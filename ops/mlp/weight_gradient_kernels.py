@@ -130,10 +130,9 @@ class Projection(NamedTuple):
 class Sums(NamedTuple):
     """The results of `weight_gradients`.
 
-    Attributes:
-        weights, biases: the gradients of each layer
-        unsummed: the sum of spans that was left to the caller, or None
-        projected: Φᵀ x of each span (1, spans, K, C) in float32 and the rows of a span, or None
+    weights, biases: the gradients of each layer
+    unsummed: the sum of spans that was left to the caller, or None
+    projected: Φᵀ x of each span (1, spans, K, C) in float32 and the rows of a span, or None
     """
 
     weights: list[Tensor]
@@ -154,12 +153,10 @@ def weight_gradients(
 
     Layers of one shape share a kernel and the memory of their results.
 
-    Args:
-        inputs: x₁ … xₘ (V, C₁) of the first layer, whose weights are (H₁, m·C₁)
-        hidden: x (V, C) of each other layer
-        grads: dy (V, H) of each layer
-        leave_sum: leave the sum of one launch's spans to the caller. Its results are empty before.
-        projection: computed in the launch of layers that it fits, see `_fits`
+    inputs: x₁ … xₘ (V, C₁) of the first layer, whose weights are (H₁, m·C₁)
+    hidden, grads: x (V, C) of each other layer, and dy (V, H) of each layer
+    leave_sum: leave the sum of one launch's spans to the caller. Its results are empty before.
+    projection: computed in the launch of layers that it fits, see `_fits`
     """
     first = grads[0].shape[1], inputs[0].shape[1]
     shapes = [first, *((grad.shape[1], x.shape[1]) for grad, x in zip(grads[1:], hidden, strict=True))]

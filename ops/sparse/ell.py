@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
-from diffnet.ops.common.checks import check_integer, check_operand
-from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.checks import check_count, check_integer, check_operand
+from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.pattern import Pattern, contiguous
 from diffnet.ops.sparse.softmax import check_broadcast, sparse_softmax
 
 
@@ -53,38 +53,23 @@ class EllPattern:
     _transpose: ClassVar[tuple[EllPattern, Tensor] | None] = None
 
     def __post_init__(self, check: bool) -> None:
-        remember(self, _csr=None, _transpose=None)
         if check:
             _check_ell(self.indices, self.columns)
-        if isinstance(self.indices, Tensor) and not self.indices.is_contiguous():
-            # The only way to set a field of a frozen dataclass.
-            object.__setattr__(self, "indices", self.indices.contiguous())
+        remember(self, indices=contiguous(self.indices), _csr=None, _transpose=None)
 
     @classmethod
     def from_pattern(cls, pattern: Pattern, width: int | None = None) -> tuple[EllPattern, Tensor]:
-        """Convert a CSR pattern.
+        """Convert a CSR pattern. The default width is the length of the longest row. It is read, which waits for a GPU.
 
-        This reads the length of the longest row, so it waits for a GPU.
+        Returns the ELL pattern, and `entries` (rows, width) int64: the position of each entry in the values of the CSR
+        pattern, −1 at unused places.
 
-        Args:
-            pattern: the CSR pattern
-            width: by default the length of the longest row
-
-        Returns:
-            The ELL pattern, and `entries` (rows, width) int64: the position of each entry in the values of the CSR
-            pattern, −1 at unused places.
-
-        Raises:
-            TypeError: if `pattern` is no `Pattern` or `width` is no integer.
-            ValueError: if a row is longer than the width.
+        Raises TypeError if `pattern` is no `Pattern` or `width` is no integer, ValueError if a row is longer.
         """
         check_is_pattern(pattern)
-        if width is not None:
-            check_integer("width", width)
         lengths = pattern.row_lengths
         longest = int(lengths.max()) if len(lengths) else 0
-        if width is None:
-            width = longest
+        width = longest if width is None else check_integer("width", width)
         if width < longest:
             raise ValueError(f"width should be at least the longest row's length, {longest}, got {width}")
         place = torch.arange(width, device=pattern.device)
@@ -161,15 +146,9 @@ class EllPattern:
     ) -> Tensor:
         """Compute the softmax of scale · scores + bias over the entries of each row, see `sparse_softmax`.
 
-        Args:
-            scores: (…, rows, width) floating point
-            scale: a number, or a floating-point tensor that broadcasts to the sets (…)
-            bias: floating point, of the shape of the scores or broadcastable to it
-            mask: bool, of the shape of the scores or broadcastable to it. Entries with False are left out and get 0.
-            backend: see `use_kernels`
+        Scores, and the bias and the mask that broadcast to them, are (…, rows, width).
 
-        Returns:
-            The shape and dtype of the scores. Unused places are 0.
+        Returns the shape and dtype of the scores. Unused places are 0.
 
         >>> import torch
         >>> pattern = EllPattern(torch.tensor([[0, 2], [1, -1]]), 3)
@@ -216,23 +195,14 @@ class EllPattern:
 
 
 def _check_ell(indices: Any, columns: Any) -> None:
-    """Check the arguments of an ELL pattern, see `EllPattern`.
-
-    Reads the values of the indices, so it waits for a GPU. While something is traced, there are no values to read.
-
-    Raises:
-        TypeError: if `indices` is no tensor or `columns` is no integer.
-        ValueError: that names the wrong value.
-    """
-    if isinstance(indices, torch.fx.Proxy):  # the stand-in of torch.compile
+    """Check the arguments of an `EllPattern`. While something is traced, there are no values to read."""
+    if is_stand_in(indices):
         return
     if not isinstance(indices, Tensor) or isinstance(indices, torch.nn.Parameter):
         raise TypeError(f"indices should be a plain tensor, got {type(indices).__name__}")
-    check_integer("columns", columns)
+    check_count("columns", columns, 0)
     if indices.ndim != 2 or indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"indices should be 2-D int32 or int64, got {indices.dtype} of shape {tuple(indices.shape)}")
-    if columns < 0:
-        raise ValueError(f"columns should be at least 0, got {columns}")
     if type(indices) is not Tensor or indices.is_meta:
         return
     outside = (indices < -1) | (indices >= columns)

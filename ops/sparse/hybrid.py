@@ -1,11 +1,7 @@
 """`HybridPattern`: a CSR pattern whose rows are grouped by length into ELL buckets and a CSR rest.
 
 A product is one launch on the CSR pattern. Programs take rows bucket by bucket, so the rows of one program are about
-equally long.
-
-Only rows of more than PIECE entries take two further launches, as in every CSR product. Several programs share such a
-row, and a later launch adds up their sums in a fixed order, because programs of one launch can't wait for each other.
-With one program for a row, a single launch would do, but the whole GPU would wait for this program.
+equally long. Only rows of more than PIECE entries take two further launches, as in every CSR product.
 """
 
 from __future__ import annotations

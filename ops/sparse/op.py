@@ -1,9 +1,13 @@
-"""`spmm` and `sddmm`. Each is the derivative of the other, so both can be differentiated any number of times."""
+"""`SparseMatrix`, a pattern with sets of values on it, and the products `spmm` and `sddmm`.
+
+Each of these is the derivative of the other, so both can be differentiated any number of times.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -11,11 +15,18 @@ from torch import Tensor
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, check_backend, use_definition, use_kernels
-from diffnet.ops.common.checks import broadcast_shapes, check_operand
+from diffnet.ops.common.checks import broadcast_shapes, check_operand, device_and_dtype, not_a_tensor
+from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.sparse.pattern import Pattern, product_arrays
+from diffnet.ops.sparse.pattern import (
+    Pattern,
+    block_diagonal_pattern,
+    check_blocks,
+    product_arrays,
+    split_diagonal_pattern,
+)
 
 # A torch.sparse_csr or torch.sparse_coo tensor, a matrix or array of scipy.sparse, or a `SparseMatrix`.
 MatrixLike: TypeAlias = Any
@@ -169,44 +180,13 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
     return sums[..., : pattern.columns]
 
 
-def from_torch(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
-    """See `SparseMatrix.from_torch`."""
-    if not isinstance(matrix, Tensor):
-        raise TypeError(f"a torch.sparse_csr or torch.sparse_coo tensor expected, got {type(matrix).__name__}")
-    if matrix.layout not in (torch.sparse_csr, torch.sparse_coo) or matrix.ndim != 2:
-        raise ValueError(
-            f"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got {matrix.ndim}-D of {matrix.layout}"
-        )
-    if matrix.layout == torch.sparse_coo:
-        if matrix.dense_dim() != 0:
-            raise ValueError(f"a sparse tensor without dense dimensions expected, got {matrix.dense_dim()}")
-        entries = matrix.coalesce()  # sorted by rows and columns, each once
-        rows, columns = entries.indices()
-        lengths = torch.bincount(rows, minlength=matrix.shape[0])
-        return Pattern.from_row_lengths(lengths, columns, matrix.shape[1], check=check), entries.values()
-    pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
-    # torch.compile can't take a view of a sparse tensor.
-    values = matrix.values()  # type: ignore[no-untyped-call]
-    return pattern, values.clone() if values.requires_grad else values.detach()
-
-
-def from_scipy(matrix: Any, *, check: bool = True) -> tuple[Pattern, Tensor]:
-    """See `SparseMatrix.from_scipy`."""
-    if not hasattr(matrix, "tocsr"):
-        kind = type(matrix).__name__
-        raise TypeError(f"a SciPy sparse matrix expected, got {kind}; write scipy.sparse.csr_array(matrix)")
-    csr = matrix.tocsr()
-    indptr, indices, values = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
-    return Pattern(indptr, indices, csr.shape[1], check=check), values
-
-
 def pattern_and_values(matrix: MatrixLike) -> tuple[Pattern, Tensor]:
     """The pattern and the values of a matrix. Raises TypeError for other objects, with what is expected."""
     if isinstance(matrix, Tensor):
-        return from_torch(matrix)
-    if hasattr(matrix, "tocsr"):
-        return from_scipy(matrix)
-    if hasattr(matrix, "pattern") and hasattr(matrix, "values"):  # a `SparseMatrix`, whose module imports this one
+        matrix = SparseMatrix.from_torch(matrix)
+    elif hasattr(matrix, "tocsr"):
+        matrix = SparseMatrix.from_scipy(matrix)
+    if isinstance(matrix, SparseMatrix):
         return matrix.pattern, matrix.values
     raise TypeError(
         "pattern should be a Pattern or a sparse matrix (SparseMatrix, torch.sparse_csr, torch.sparse_coo or SciPy), "
@@ -217,6 +197,190 @@ def pattern_and_values(matrix: MatrixLike) -> tuple[Pattern, Tensor]:
 def pattern_of(matrix: Any) -> Pattern:
     """A pattern as it is, or the pattern of a matrix. Raises TypeError for other objects."""
     return matrix if isinstance(matrix, Pattern) else pattern_and_values(matrix)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseMatrix:
+    """A pattern with values (…, nnz). Several sets of values are several matrices of one structure.
+
+    >>> import torch
+    >>> matrix = SparseMatrix.from_torch(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]).to_sparse_csr())
+    >>> matrix @ torch.ones(3, 1)
+    tensor([[3.],
+            [3.]])
+    >>> matrix.mT.values
+    tensor([1., 3., 2.])
+    """
+
+    pattern: Pattern
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if is_stand_in(self.values):
+            return
+        if not isinstance(self.pattern, Pattern):
+            raise TypeError(f"pattern should be a Pattern, got {type(self.pattern).__name__}")
+        if not isinstance(self.values, Tensor):
+            raise not_a_tensor("values", self.values)
+        if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
+            raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
+
+    def __repr__(self) -> str:
+        values = self.values
+        return f"SparseMatrix(shape={self.shape}, nnz={self.pattern.nnz}, dtype={values.dtype}, device={values.device})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, rows, columns)"""
+        return *self.values.shape[:-1], *self.pattern.shape
+
+    @property
+    def mT(self) -> SparseMatrix:
+        """The transposed matrix, so that `matrix.mT @ x` is the transposed product."""
+        pattern, order = self.pattern.transpose
+        return SparseMatrix(pattern, self.values[..., order])
+
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> SparseMatrix:
+        """Move the pattern and the values to a device, and convert the values to a dtype, as `torch.Tensor.to` does.
+
+        `.to(dtype)` is allowed. Index arrays keep their dtype.
+        """
+        device, dtype = device_and_dtype(device, dtype)
+        values = self.values.to(device=device, dtype=dtype, non_blocking=non_blocking)
+        return SparseMatrix(self.pattern.to(device, non_blocking=non_blocking), values)
+
+    def pin_memory(self) -> SparseMatrix:
+        """Copy the pattern and the values to pinned memory."""
+        return SparseMatrix(self.pattern.pin_memory(), self.values.pin_memory())
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> SparseMatrix:
+        """Apply a function to the values and to all index arrays, see `Pattern.map_tensors`."""
+        return SparseMatrix(self.pattern.map_tensors(function), function(self.values))
+
+    def with_row_order(self, order: Tensor | None) -> SparseMatrix:
+        """Return the same matrix with its rows stored in another order; None for their own. See `Pattern`."""
+        if order is None and self.pattern.row_order is None:
+            return self
+        pattern, entries = self.pattern.with_row_order(order)
+        return SparseMatrix(pattern, self.values[..., entries])
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """Multiply by x (columns, C) or (columns,), see `spmm`. Returns (…, rows, C) or (…, rows). Differentiable."""
+        if isinstance(x, Tensor) and x.ndim == 1:
+            return spmm(self.pattern, self.values, x[:, None])[..., 0]
+        return spmm(self.pattern, self.values, x)
+
+    @classmethod
+    def from_torch(cls, matrix: Tensor, *, check: bool = True) -> SparseMatrix:
+        """Convert a torch.sparse_csr or torch.sparse_coo tensor (rows, columns). See `Pattern` for `check`.
+
+        A CSR result shares its memory, but copies values that require a gradient. The entries of COO are sorted, and
+        those at one place added up. Gradients reach the tensor.
+
+        Raises TypeError for other objects, ValueError for tensors of other layouts.
+        """
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"a torch.sparse_csr or torch.sparse_coo tensor expected, got {type(matrix).__name__}")
+        if matrix.layout not in (torch.sparse_csr, torch.sparse_coo) or matrix.ndim != 2:
+            raise ValueError(
+                f"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got {matrix.ndim}-D of {matrix.layout}"
+            )
+        if matrix.layout == torch.sparse_coo:
+            if matrix.dense_dim() != 0:
+                raise ValueError(f"a sparse tensor without dense dimensions expected, got {matrix.dense_dim()}")
+            entries = matrix.coalesce()  # sorted by rows and columns, each once
+            rows, columns = entries.indices()
+            lengths = torch.bincount(rows, minlength=matrix.shape[0])
+            pattern = Pattern.from_row_lengths(lengths, columns, matrix.shape[1], check=check)
+            return cls(pattern, entries.values())
+        pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
+        # torch.compile can't take a view of a sparse tensor.
+        values = matrix.values()  # type: ignore[no-untyped-call]
+        return cls(pattern, values.clone() if values.requires_grad else values.detach())
+
+    def to_torch(self) -> Tensor:
+        """Convert one set of values to a torch.sparse_csr tensor. It shares memory if rows have their own order."""
+        self._expect_one_set()
+        matrix = self.with_row_order(None)
+        return reference.csr_tensor(matrix.pattern.indptr, matrix.pattern.indices, matrix.values, matrix.pattern.shape)
+
+    def to_edges(self) -> tuple[Tensor, Tensor]:
+        """The entries as weighted edges of a graph, as layers of PyTorch Geometric take them.
+
+        Returns edge_index (2, nnz) int64, from the columns in [0] to the rows in [1], and edge_weight (nnz, …). The sum
+        of edge_weight ∘ x[edge_index[0]] over the edges to each row is the product with x. Several sets of values
+        (S, nnz), such as those of `operators.gradient`, give edge_weight (nnz, S).
+
+        >>> import torch
+        >>> matrix = SparseMatrix.from_torch(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]).to_sparse_csr())
+        >>> matrix.to_edges()
+        (tensor([[0, 2, 1],
+                [0, 0, 1]]), tensor([1., 2., 3.]))
+        """
+        ends = torch.stack([self.pattern.column_indices, self.pattern.row_indices])
+        return ends.long(), self.values.movedim(-1, 0)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, *, check: bool = True) -> SparseMatrix:
+        """Convert a SciPy sparse matrix or array of any format. The memory of a CSR one is shared.
+
+        Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first. Raises
+        TypeError for other objects.
+        """
+        if not hasattr(matrix, "tocsr"):
+            kind = type(matrix).__name__
+            raise TypeError(f"a SciPy sparse matrix expected, got {kind}; write scipy.sparse.csr_array(matrix)")
+        csr = matrix.tocsr()
+        indptr, indices, values = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
+        return cls(Pattern(indptr, indices, csr.shape[1], check=check), values)
+
+    def to_scipy(self) -> Any:
+        """Convert one set of values to a scipy.sparse.csr_array."""
+        from scipy.sparse import csr_array
+
+        self._expect_one_set()
+        matrix = self.with_row_order(None)
+        arrays = (matrix.values.detach(), matrix.pattern.indices, matrix.pattern.indptr)
+        return csr_array(tuple(a.cpu().numpy() for a in arrays), shape=matrix.pattern.shape)
+
+    def _expect_one_set(self) -> None:
+        if self.values.ndim != 1:
+            raise ValueError(f"one set of values expected, values have shape {tuple(self.values.shape)}")
+
+
+def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
+    """Put matrices along the diagonal of one matrix.
+
+    Raises ValueError for no matrices, and for matrices that differ in the number of sets of values, dtype or device.
+    """
+    check_matrix_blocks(matrices)
+    if len(matrices) == 1:
+        return matrices[0]
+    pattern = block_diagonal_pattern([m.pattern for m in matrices])
+    return SparseMatrix(pattern, torch.cat([m.values for m in matrices], dim=-1))
+
+
+def check_matrix_blocks(matrices: Sequence[SparseMatrix]) -> None:
+    """Check that matrices can be the blocks of one matrix. Raises ValueError, see `block_diagonal`."""
+    check_blocks([m.pattern for m in matrices])
+    if len({(m.values.shape[:-1], m.values.dtype) for m in matrices}) > 1:
+        kinds = sorted({f"{tuple(m.values.shape[:-1])} of {m.values.dtype}" for m in matrices})
+        raise ValueError(f"matrices should have the same sets of values and dtype, got {', '.join(kinds)}")
+
+
+def split_diagonal(matrix: SparseMatrix, lengths: Sequence[int]) -> list[SparseMatrix]:
+    """Split a matrix into square diagonal blocks with these numbers of rows, the inverse of `block_diagonal`.
+
+    Raises ValueError if an entry lies outside of the blocks, or if the lengths don't add up to the rows.
+    """
+    parts = split_diagonal_pattern(matrix.pattern, lengths)
+    return [SparseMatrix(pattern, matrix.values[..., entries]) for pattern, entries in parts]
 
 
 def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:

@@ -75,21 +75,20 @@ class Pattern:
         self, indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None = None, *, check: bool = True
     ) -> None:
         if check:
-            arrays = [("indptr", indptr), ("indices", indices)]
-            arrays += [] if row_order is None else [("row_order", row_order)]
-            for name, array in arrays:
+            arrays = {"indptr": indptr, "indices": indices} | ({} if row_order is None else {"row_order": row_order})
+            for name, array in arrays.items():
                 check_plain(name, array)
             if not is_stand_in(columns):
                 check_count("columns", columns, 0)
             # While something is traced, tensors are instances of subclasses, which have no values to check.
-            if all(type(array) is Tensor for _, array in arrays) and not (indptr.is_meta and indices.is_meta):
+            if all(type(array) is Tensor for array in arrays.values()) and not (indptr.is_meta and indices.is_meta):
                 _check_csr(indptr, indices, columns, row_order)
         remember(
             self,
-            stored_indptr=_contiguous(indptr),
-            stored_indices=_contiguous(indices),
+            stored_indptr=contiguous(indptr),
+            stored_indices=contiguous(indices),
             columns=columns,
-            row_order=_contiguous(row_order),
+            row_order=contiguous(row_order),
             _transpose=None,
             _long_pieces=None,
             _by_length=None,
@@ -342,7 +341,8 @@ class Pattern:
         return remember(mapped, _transpose=transpose, _long_pieces=pieces, _by_length=by_length)
 
 
-def _contiguous(array: Any) -> Any:
+def contiguous(array: Any) -> Any:
+    """An index array with stride 1, as kernels read it. None and stand-ins of torch.compile stay."""
     return array.contiguous() if isinstance(array, Tensor) and not array.is_contiguous() else array
 
 
@@ -364,8 +364,6 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
             f"indptr and indices should have one dtype and device, got {indptr.dtype} on {indptr.device} "
             f"and {indices.dtype} on {indices.device}"
         )
-    if columns < 0:
-        raise ValueError(f"columns should be at least 0, got {columns}")
     if len(indptr) == 0:
         raise ValueError("indptr should have one value more than there are rows, got none")
     first, last = indptr[[0, -1]].tolist()

@@ -72,11 +72,17 @@ def sparse_softmax(
         mask = _flat_mask(mask, scores)
     triton = use_kernels(backend, scores)
     shape, dtype = scores.shape, scores.dtype
-    if isinstance(scale, Tensor) or bias is not None:
-        scores = _scaled_and_biased(scores, scale, bias)
-        scale = 1.0
+    if isinstance(scale, Tensor):
+        check_operand("scale", scale, (), device, floating=True)
+        check_broadcast("scale", scale.shape, shape[:-1])
+        scale = scale[..., None]
     else:
         scale = checked_number("scale", scale)
+    if bias is not None:
+        check_operand("bias", bias, shape[-1:], device, floating=True)
+        check_broadcast("bias", bias.shape, shape)
+    if isinstance(scale, Tensor) or bias is not None:
+        scores, scale = scaled_and_biased(scores, scale, bias), 1.0
     flat = scores.reshape(math.prod(shape[:-1]), pattern.nnz)
     out: Tensor
     if triton:
@@ -84,20 +90,6 @@ def sparse_softmax(
     else:
         out = reference.softmax(pattern.row_indices, pattern.shape[0], flat, mask, scale)
     return out.to(dtype).reshape(shape)
-
-
-def _scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
-    """Check scale and bias, and return scale · scores + bias in float32 or wider."""
-    if isinstance(scale, Tensor):
-        check_operand("scale", scale, (), scores.device, floating=True)
-        check_broadcast("scale", scale.shape, scores.shape[:-1])
-        scale = scale[..., None]
-    else:
-        scale = checked_number("scale", scale)
-    if bias is not None:
-        check_operand("bias", bias, scores.shape[-1:], scores.device, floating=True)
-        check_broadcast("bias", bias.shape, scores.shape)
-    return scaled_and_biased(scores, scale, bias)
 
 
 def checked_number(name: str, number: Any) -> float:

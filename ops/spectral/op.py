@@ -72,11 +72,7 @@ def from_spectral(
         evecs: (V, K) floating point, the eigenvectors Φ
         ptr, lengths, backend: see `to_spectral`
 
-    Returns:
-        (V, C) in the dtype of the evecs, or in autocast's dtype
-
-    Raises:
-        TypeError, ValueError: see `to_spectral`.
+    Returns (V, C) in the dtype of the evecs, or in autocast's dtype. Errors are those of `to_spectral`.
 
     >>> from_spectral(torch.ones(1, 2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 2]))
     tensor([[3.],
@@ -106,11 +102,8 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
         time: (C,) floating point, at least 0, in squared units of the positions
         backend: see `to_spectral`
 
-    Returns:
-        (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch
-
-    Raises:
-        TypeError, ValueError: see `to_spectral`.
+    Returns (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch. Errors are those of
+    `to_spectral`.
 
     >>> diffuse(torch.ones(1, 2, 1), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
     tensor([[[1.0000],
@@ -134,11 +127,7 @@ def segment_mean(
         weights: (V,) floating point, at least 0
         ptr, lengths, backend: see `to_spectral`
 
-    Returns:
-        (B, C) in the dtype of x. A mesh without weight gives zeros.
-
-    Raises:
-        TypeError, ValueError: see `to_spectral`.
+    Returns (B, C) in the dtype of x. A mesh without weight gives zeros. Errors are those of `to_spectral`.
 
     >>> x = torch.tensor([[1.0], [3.0], [5.0]])
     >>> segment_mean(x, torch.ones(3), torch.tensor([0, 2, 3]))

@@ -1,6 +1,7 @@
 """Every public operation × wrong shape, dtype, stride, device, empty and non-finite input.
 
-Both backends must agree on each row of this generated table: the same kind of error, or the same numbers.
+Both backends must agree on each row of this generated table: the same kind of error, or the same numbers. The valid
+calls of the table also serve tests of layouts, integers, derivatives and compilation.
 
 Without a GPU the kernels run in Triton's interpreter. With one, all tensors are on it but those of a wrong device.
 `pytest -m gpu tests/ops/test_argument_table.py` also runs under `compute-sanitizer --tool memcheck`. There set
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,9 +20,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from dense_cases import Case, cases, wrong_shapes
+from dense_cases import LENGTHS, Case, cases, wrong_shapes
 from float64 import random
 from kernel_accuracy import LAYOUTS, column
+from refusals import refused
 from torch import Tensor
 
 from diffnet import ops
@@ -60,6 +63,10 @@ FREE = {
 }
 # Operations on several sets of values. They take one dimension more.
 OF_SETS = ("spmm", "sddmm", "row_sum", "sparse_softmax", "EllPattern", "HybridPattern", "block_matmul")
+# Operations that promote integers and bools, and those that refuse them.
+PROMOTING = [f"{form}{kind}" for form in ("EllPattern", "HybridPattern") for kind in ("", ".T", ".sddmm")]
+PROMOTING += ["spmm", "sddmm", "block_matmul", "block_matmul.sdd", "block_matmul.dds"]
+FLOATING = ["sparse_softmax", "EllPattern.softmax", "HybridPattern.softmax", "block_softmax", "block_attention"]
 BLOCK = 16
 # The backward pass of these operations reads an output on one backend or both.
 READ_BY_BACKWARD = (
@@ -74,6 +81,13 @@ READ_BY_BACKWARD = (
     "block_attention",
     "soft_map",
 )
+
+
+# These read values of tensors, so they break a graph or take no tensors.
+READING = ["Pattern", "block_diagonal_pattern", "split_diagonal", "split_diagonal_pattern", "row_offsets"]
+READING += ["nearest_neighbors", "point_map", "zoomout"]
+# Their arguments here have no derivatives: an asymmetric matrix, and equal largest eigenvalues.
+AT_KINKS = ["implicit_diffusion", "functional_map"]
 
 
 class Row(NamedTuple):
@@ -260,8 +274,8 @@ def expected_error(row: Row) -> type[Exception] | None:
         return None  # each takes lists, any dtype or a single tensor
     if row.kind == "device":
         return ValueError
-    refused = row.kind == "type" or (row.kind == "dtype" and (row.value.is_complex() or row.operation in cases()))
-    return TypeError if refused else None
+    is_refused = row.kind == "type" or (row.kind == "dtype" and (row.value.is_complex() or row.operation in cases()))
+    return TypeError if is_refused else None
 
 
 def has_a_wrong_shape(row: Row) -> bool:
@@ -324,6 +338,108 @@ def test_outputs_change_in_place(operation: str, device: str) -> None:
             if changed and operation not in READ_BY_BACKWARD:
                 found.append(torch.autograd.grad(changed, [*given.values()], allow_unused=True))
         torch.testing.assert_close(found[:1], found[-1:])
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in READING])
+@pytest.mark.parametrize("device", DEVICES)
+def test_operations_compile_to_one_graph(operation: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their checks, after a first call, in which patterns find what products need."""
+    case = next(row.case for row in table(device) if row.operation == operation)
+    monkeypatch.undo()  # torch.compile doesn't know the functions of `poisoned`
+    torch._dynamo.reset()
+    given: dict[str, Any] = {name: case.arguments[name].clone().requires_grad_() for name in case.floating}
+    given |= {"lengths": LENGTHS} if "lengths" in case.arguments else {}
+    expected = case.run(case.backends[-1], **given)
+    compiled = torch.compile(lambda: case.run(case.backends[-1], **given), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(), expected)
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in (*READING, *AT_KINKS)])
+def test_derivatives_are_difference_quotients(operation: str) -> None:
+    """In float64 on the CPU, and those of the derivatives."""
+    case = next(row.case for row in table("cpu") if row.operation == operation)
+    leaves = [case.arguments[name].double().requires_grad_() for name in case.floating]
+
+    def run(*changed: Tensor) -> tuple[Tensor, ...]:
+        return tuple(case.run("auto", **dict(zip(case.floating, changed, strict=True))))
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    if operation != "soft_map":  # differentiable once
+        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("operation", [*READ_BY_BACKWARD, "mlp", "cross_entropy"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_without_second_derivatives_raise(operation: str, device: str) -> None:
+    """They must not pass for constants. The gradients of bases come from plain PyTorch, which has second ones."""
+    case = next(row.case for row in table(device) if row.operation == operation)
+    leaves = {name: case.arguments[name].clone().requires_grad_("evecs" not in name) for name in case.floating}
+    outs = case.run(case.backends[-1], **leaves)
+    wanted = [x for x in leaves.values() if x.requires_grad]
+    grads = torch.autograd.grad(sum(out.square().sum() for out in outs), wanted, create_graph=True)
+    squares = sum(grad.square().sum() for grad in grads)
+    refused(RuntimeError, "autograd", torch.autograd.grad, squares, wanted)
+
+
+@pytest.mark.parametrize("operation", [*PROMOTING, *FLOATING])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_integers_are_promoted_or_refused(operation: str, dtype: torch.dtype, device: str) -> None:
+    case = sparse_cases(device)[operation]
+    for backend, name in itertools.product(("auto", *case.backends), case.floating):
+        whole = (3 * (case.arguments[name] > 0)).to(dtype)
+        if operation in FLOATING:
+            refused(TypeError, f"{name} should be floating point, got {dtype}", case.run, backend, **{name: whole})
+            continue
+        leaves = {n: case.arguments[n].clone().requires_grad_() for n in case.floating if n != name}
+        results = []
+        for x in (whole, whole.float()):
+            (out,) = case.run(backend, **leaves, **{name: x})
+            results.append([out, *torch.autograd.grad(out.square().sum(), [*leaves.values()])])
+        torch.testing.assert_close(*results)
+
+
+def int32_column(index: Tensor) -> Tensor:
+    return column(index.int())
+
+
+def expanded(x: Tensor) -> Tensor:
+    return x[..., :1, :1].expand_as(x)
+
+
+def laid_out(layout: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if x.ndim > 1:
+        return layout(x)
+    return column(x) if x.ndim == 1 and layout in LAYOUTS else x
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "row_offsets"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_change_nothing(operation: str, device: str) -> None:
+    """Arguments and gradients of outputs may have any layout, and index arrays may be columns of int32."""
+    case = next(row.case for row in table(device) if row.operation == operation)
+    backends = ("auto", "triton") if len(case.backends) > 1 else case.backends
+
+    def run(
+        backend: str, layout: Callable[[Tensor], Tensor], of_arguments: Callable[[Tensor], Tensor], changed: bool
+    ) -> list[Tensor | None]:
+        layout_of_arguments = of_arguments if changed else Tensor.clone
+        given = {n: laid_out(layout_of_arguments, case.arguments[n].clone()) for n in case.floating}
+        # Plain PyTorch computes where the bases of these operations need gradients.
+        leaves = [x.requires_grad_() for n, x in given.items() if "evecs" not in n or operation not in REASSOCIATED]
+        indices = {n: int32_column(x) if changed else x for n, x in case.arguments.items() if n in case.indices}
+        outs = [out for out in case.run(backend, **given, **indices) if out.requires_grad]
+        torch.manual_seed(0)
+        grads = [laid_out(layout, torch.randn(out.shape, device=device).to(out)) for out in outs]
+        grads = grads if changed else [grad.contiguous() for grad in grads]
+        return [*outs, *(torch.autograd.grad(outs, leaves, grads, allow_unused=True) if outs else [])]
+
+    pairs = [*((layout, Tensor.clone) for layout in (*LAYOUTS, expanded)), *zip(LAYOUTS, LAYOUTS, strict=True)]
+    for backend, pair in itertools.product(backends, pairs):
+        found, expected = (run(backend, *pair, changed) for changed in (True, False))
+        # Products of PyTorch add up factors of another layout in another order.
+        exact = {"rtol": 0, "atol": 0} if backend == "triton" and (device == "cpu" or pair[1] is Tensor.clone) else {}
+        torch.testing.assert_close(found, expected, **exact)
 
 
 def described(value: Any) -> str:

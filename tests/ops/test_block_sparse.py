@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from float64 import DEVICE, check, random
 from refusals import refused
-from sparse_cases import backends, cases_of, name_of, padded, strided
+from sparse_cases import backends, cases_of, check_softmax_of_nan, name_of, strided
 from torch import Tensor
 
 from diffnet.ops import Backend, BlockPattern, Pattern, block_attention, block_matmul, block_softmax
@@ -61,54 +61,30 @@ def flipped(x: Tensor, transpose: bool) -> Tensor:
 
 
 @cases
+@pytest.mark.parametrize("mode", ["sdd", "dsd", "dds"])
 @flags
-def test_dense_times_dense(
-    shape: Shape, backend: Backend, dtype: torch.dtype, transpose_a: bool, transpose_b: bool
-) -> None:
-    heads, rows, columns, _ = shape
-    pattern = random_pattern(shape)
-    moved = pattern.to(DEVICE)
-    check(
-        lambda a, b: block_matmul(
-            moved, a, b, "sdd", transpose_a=transpose_a, transpose_b=transpose_b, backend=backend
-        ),
-        lambda a, b: pattern.sample(flipped(a, transpose_a) @ flipped(b, transpose_b)),
-        [
-            flipped(random(2, heads, rows, 21), transpose_a).contiguous(),
-            flipped(random(2, heads, 21, columns, seed=1), transpose_b).contiguous(),
-        ],
-        dtype,
-    )
-
-
-@cases
-@pytest.mark.parametrize("mode", ["dsd", "dds"])
-@flags
-def test_sparse_and_dense(
+def test_products(
     shape: Shape, backend: Backend, dtype: torch.dtype, mode: MatmulMode, transpose_a: bool, transpose_b: bool
 ) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)
     moved = pattern.to(DEVICE)
     # Values beyond the edge of a matrix are random, and must be ignored.
-    values = random(2, *pattern.values_shape)
-    if mode == "dsd":
-        inner = rows if transpose_a else columns
-        inputs = [values, flipped(random(2, heads, inner, 21, seed=1), transpose_b).contiguous()]
-    else:
-        inner = columns if transpose_b else rows
-        inputs = [flipped(random(2, heads, 21, inner, seed=1), transpose_a).contiguous(), values]
+    a = b = random(2, *pattern.values_shape)
+    if mode != "dsd":
+        inner = (rows, 21) if mode == "sdd" else (21, columns if transpose_b else rows)
+        a = flipped(random(2, heads, *inner, seed=2), transpose_a).contiguous()
+    if mode != "dds":
+        inner = (21, columns) if mode == "sdd" else (rows if transpose_a else columns, 21)
+        b = flipped(random(2, heads, *inner, seed=1), transpose_b).contiguous()
 
     def reference(a: Tensor, b: Tensor) -> Tensor:
-        a, b = (pattern.to_dense(a), b) if mode == "dsd" else (a, pattern.to_dense(b))
-        return flipped(a, transpose_a) @ flipped(b, transpose_b)
+        a, b = pattern.to_dense(a) if mode == "dsd" else a, pattern.to_dense(b) if mode == "dds" else b
+        product = flipped(a, transpose_a) @ flipped(b, transpose_b)
+        return pattern.sample(product) if mode == "sdd" else product
 
-    check(
-        lambda a, b: block_matmul(moved, a, b, mode, transpose_a=transpose_a, transpose_b=transpose_b, backend=backend),
-        reference,
-        inputs,
-        dtype,
-    )
+    product = partial(block_matmul, moved, mode=mode, transpose_a=transpose_a, transpose_b=transpose_b, backend=backend)
+    check(product, reference, [a, b], dtype)
 
 
 def random_masks(shape: Shape, extras: str) -> dict[str, Tensor]:
@@ -166,21 +142,6 @@ def test_attention(shape: Shape, backend: Backend, dtype: torch.dtype, extras: s
         [random(2, heads, n, 21, seed=i) for i, n in enumerate((rows, columns, columns))],
         dtype,
     )
-
-
-def test_gradcheck() -> None:
-    pattern = random_pattern((2, 20, 18, 16))
-    values, table = random(*pattern.values_shape).requires_grad_(), random(2, 37, seed=3).requires_grad_()
-    a, b = random(2, 20, 2, seed=1).requires_grad_(), random(2, 2, 18, seed=2).requires_grad_()
-    wide, tall = b.detach().mT.requires_grad_(), a.detach().mT
-    qkv = tuple(random(2, n, 3, seed=n).requires_grad_() for n in (20, 18, 18))
-    for mode, inputs in (("sdd", (a, b)), ("dsd", (values, wide)), ("dds", (tall, values))):
-        product = partial(block_matmul, pattern, mode=mode)
-        assert torch.autograd.gradcheck(product, inputs, fast_mode=True)
-        assert torch.autograd.gradgradcheck(product, inputs, fast_mode=True)
-    softmax = lambda s, t: block_softmax(pattern, s, scale=0.5, relative_bias=t)  # noqa: E731
-    assert torch.autograd.gradcheck(softmax, (values, table), fast_mode=True)
-    assert torch.autograd.gradcheck(partial(block_attention, pattern), qkv, fast_mode=True)
 
 
 @backends
@@ -281,6 +242,13 @@ def test_wrong_arguments_are_refused() -> None:
         refused(ValueError, message, block_matmul, pattern, a, b, mode)
     with pytest.raises(ValueError, match=r"\(…, 1, 30, C\), key and value \(…, 1, 40, C\), shapes are \(1, 40, 4\)"):
         block_attention(pattern, x, x, x)
+    for dtype in (torch.int64, torch.bool):
+        a, b = values.to(dtype), x.to(dtype)
+        refused(TypeError, f"got {dtype} and {dtype}", block_matmul, pattern, a, b, "dsd")
+        table = torch.zeros(1, 69, dtype=dtype)
+        refused(
+            TypeError, "relative_bias should be floating point", block_softmax, pattern, values, relative_bias=table
+        )
     for options, message in (
         ({"relative_bias": torch.zeros(1, 70)}, r"\(1 or 1, 69\), shape is \(1, 70\)"),
         ({"key_padding_mask": torch.zeros(40)}, r"bool of shape \(40,\), got torch\.float32"),
@@ -288,73 +256,6 @@ def test_wrong_arguments_are_refused() -> None:
         ({"attention_mask": torch.zeros(30, 41, dtype=torch.bool)}, r"1, 30, 40\) expected, shape is \(1, 30, 41\)"),
     ):
         refused(ValueError, message, block_softmax, pattern, values, **options)
-
-
-def operands(pattern: BlockPattern) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes of the tensors of every operation for a pattern of one head of 20 × 37."""
-    values = pattern.values_shape
-    return {
-        "sdd": [(1, 20, 4), (1, 4, 37)],
-        "dsd": [values, (1, 37, 4)],
-        "dds": [(1, 4, 20), values],
-        "softmax": [values],
-        "attention": [(1, 20, 4), (1, 37, 4), (1, 37, 4)],
-    }
-
-
-def call(pattern: BlockPattern, name: str, tensors: list[Tensor], backend: Backend) -> Tensor:
-    if name == "softmax":
-        return block_softmax(pattern, *tensors, backend=backend)
-    if name == "attention":
-        return block_attention(pattern, *tensors, backend=backend)
-    return block_matmul(pattern, *tensors, name, backend=backend)  # type: ignore[arg-type]
-
-
-OPERATIONS = ["sdd", "dsd", "dds", "softmax", "attention"]
-operations = pytest.mark.parametrize("name", OPERATIONS)
-
-
-@backends
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=name_of)
-def test_integers_are_promoted_or_refused(dtype: torch.dtype, backend: Backend) -> None:
-    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
-    shapes = operands(pattern)
-    for name in ("sdd", "dsd", "dds"):
-        a, b = (random(*shape, seed=i).float().to(DEVICE) for i, shape in enumerate(shapes[name]))
-        whole = (a > 0).to(dtype)
-        expected = call(pattern, name, [whole.float(), b], backend)
-        out = call(pattern, name, [whole, b], backend)
-        assert out.dtype == torch.float32
-        assert torch.equal(out, expected)
-        with pytest.raises(TypeError, match=f"got torch.{name_of(dtype)} and torch.{name_of(dtype)}"):
-            call(pattern, name, [whole, (b > 0).to(dtype)], backend)
-    for name in ("softmax", "attention"):
-        for i, shape in enumerate(shapes[name]):
-            tensors = [torch.zeros(s, device=DEVICE) for s in shapes[name]]
-            tensors[i] = torch.zeros(shape, dtype=dtype, device=DEVICE)
-            refused(TypeError, f"floating point, got torch.{name_of(dtype)}", call, pattern, name, tensors, backend)
-    scores = torch.zeros(pattern.values_shape, device=DEVICE)
-    table = torch.zeros(1, 56, dtype=dtype, device=DEVICE)
-    with pytest.raises(TypeError, match="relative_bias should be floating point"):
-        block_softmax(pattern, scores, relative_bias=table, backend=backend)
-
-
-@backends
-@operations
-def test_strided_operands_and_index_arrays(name: str, backend: Backend) -> None:
-    contiguous = random_pattern((1, 20, 37, 16))
-    results = []
-    for change in (lambda t: t, strided, padded):
-        arrays = (change(t) for t in (contiguous.blocks.indptr, contiguous.blocks.indices))
-        blocks = Pattern(*arrays, contiguous.blocks.columns)
-        pattern = BlockPattern(blocks, 16, 20, 37).to(DEVICE)
-        shapes = operands(pattern)[name]
-        leaves = [change(random(*s, seed=i).float().to(DEVICE)).requires_grad_() for i, s in enumerate(shapes)]
-        out = call(pattern, name, leaves, backend)
-        upstream = change(random(*out.shape, seed=9).float().to(DEVICE))
-        results.append([out, *torch.autograd.grad(out, leaves, upstream)])
-    for other in results[1:]:
-        torch.testing.assert_close(results[0], other)
 
 
 @backends
@@ -462,32 +363,16 @@ def test_wrong_scales_and_biases_are_refused(backend: Backend) -> None:
 @backends
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nan_fills_its_row(value: float, backend: Backend) -> None:
-    """Visible entries of the row are NaN. Hidden ones, those beyond the matrix and other rows are as without it."""
-    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
-    keys = (torch.arange(37) % 5 != 0).to(DEVICE)
-    dense = random(2, 1, 20, 37).float().to(DEVICE)
-    seen = (pattern.to_dense(torch.ones(pattern.values_shape, device=DEVICE)) > 0) & keys
-    column = int(seen[0, 3].nonzero()[-1])
-    spoiled = dense.clone()
-    spoiled[0, 0, 3, column] = value
-    spoiled[..., 0] = torch.nan  # hidden
-    results = []
-    for given in (spoiled, dense):
-        leaf = pattern.sample(given).requires_grad_()
-        out = block_softmax(pattern, leaf, key_padding_mask=keys.expand(2, 37), backend=backend)
-        (grad,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
-        beyond = out.detach().clone()
-        beyond[:, pattern.sample(torch.ones_like(dense))[0].bool()] = 0
-        assert not beyond.any()
-        results.append([pattern.to_dense(t.detach()) for t in (out, grad)])
-    (out, grad), (expected, expected_grad) = results
-    row = (0, 0, 3)
-    assert out[row][seen[0, 3]].isnan().all()
-    assert (out[row][~seen[0, 3]] == 0).all()
-    assert grad[row][seen[0, 3]].isnan().all()
-    expected[row], expected_grad[row] = out[row], grad[row]
-    torch.testing.assert_close(out, expected, equal_nan=True)
-    torch.testing.assert_close(grad, expected_grad, equal_nan=True)
+    """Entries beyond the matrix are hidden, too."""
+    pattern, keys = random_pattern((1, 20, 37, 16)), torch.arange(37) % 5 != 0
+    rows = pattern.sample(torch.arange(20)[:, None].expand(1, 20, 37)).flatten()
+    moved, masks = pattern.to(DEVICE), {"key_padding_mask": keys.expand(2, 37).to(DEVICE)}
+
+    def softmax(scores: Tensor) -> Tensor:
+        scores = scores.view(2, *pattern.values_shape)
+        return block_softmax(moved, scores, backend=backend, **masks).flatten(1)
+
+    check_softmax_of_nan(softmax, rows, pattern.sample(keys.expand(1, 20, 37)).flatten(), (3,), value, False)
 
 
 def test_attention_of_nan_agrees_on_both_backends() -> None:

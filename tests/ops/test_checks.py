@@ -12,7 +12,7 @@ import pytest
 import torch
 from dense_cases import LENGTHS, C, Case, K, cases
 from float64 import DEVICE
-from kernel_accuracy import LAYOUTS, Place, feature_inputs, normal, pointer, relative
+from kernel_accuracy import Place, feature_inputs, normal, pointer, relative
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -151,41 +151,6 @@ def test_no_eigenpairs(device: str) -> None:
         assert (values == 0).all()
         assert (features == 0).all()
         assert ops.to_spectral(values, evecs[:, :0], evecs[:, 0], ptr, backend=backend).shape == (2, 0, 4)
-
-
-@DEVICES
-def test_gradients_of_any_stride(device: str) -> None:
-    """The gradients that reach an operation may have any layout, and may be expanded."""
-
-    def run(case: Case, layout: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        torch.manual_seed(0)
-        leaves = {n: case.arguments[n].clone().requires_grad_() for n in names}
-        outs = [out for out in case.run("triton", **leaves) if out.ndim > 1]
-        grads = [layout(torch.randn_like(out)) for out in outs]
-        return list(torch.autograd.grad(outs, list(leaves.values()), grads))
-
-    for operation, case in cases(device).items():
-        if operation in ("segment_mean", *LOSSES, "spectral_gradient_features"):
-            continue  # plain PyTorch; a vector of losses, or one loss; the same as with values
-        # Plain PyTorch computes the gradients of bases where values and features are one operation.
-        by_kernels = "and_gradient_features" not in operation
-        names = [n for n in case.floating if by_kernels or "evecs" not in n]
-        for layout in (*(LAYOUTS if device == "cuda" else LAYOUTS[1:2]), lambda x: x[..., :1, :1].expand_as(x)):
-
-            def contiguous(x: Tensor, layout: Callable[[Tensor], Tensor] = layout) -> Tensor:
-                return layout(x).contiguous()
-
-            torch.testing.assert_close(run(case, layout), run(case, contiguous), rtol=0, atol=0, equal_nan=False)
-
-
-@OPERATIONS
-def test_checks_compile_to_one_graph(operation: str) -> None:
-    case = cases()[operation]
-    backend = case.backends[-1]
-    torch._dynamo.reset()
-    lengths = {"lengths": LENGTHS} if "lengths" in case.arguments else {}
-    compiled = torch.compile(lambda: case.run(backend, **lengths), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(), case.run(backend, **lengths))
 
 
 def test_tensors_without_values_pass() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from float64 import check
 from kernel_accuracy import relative
 from torch import Tensor
 
@@ -31,17 +32,6 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
-
-
-def agree(run: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor], bound: float) -> None:
-    """Check the outputs and the gradients of all tensors. The expected ones are computed in float64."""
-    exact = [t.detach().double().requires_grad_() for t in tensors]
-    out, reference = run(*tensors), expected(*exact)
-    grad = torch.randn_like(reference)
-    grads = torch.autograd.grad(out, tensors, grad.to(out.dtype))
-    assert relative(out.detach(), reference.detach()) <= bound
-    for found, true in zip(grads, torch.autograd.grad(reference, exact, grad), strict=True):
-        assert relative(found, true) <= bound
 
 
 def perceptron(function: Callable[..., Tensor], inputs: int, layers: int, skip: bool = False) -> Callable[..., Tensor]:
@@ -73,31 +63,9 @@ def test_mlp(
     other = [(inputs[0][0], weights[-1][0])] if residual == "other" else []
     tensors = leaves(*inputs, *weights, *biases, *other, dtype=dtype)
     run, expected = (perceptron(f, len(inputs), len(weights), residual == "first") for f in (mlp, definition.mlp))
-    agree(run, expected, tensors, BOUNDS[dtype])
+    check(run, expected, tensors, dtype, "cpu")
     with torch.no_grad():
         assert torch.equal(run(*tensors), run(*(t.requires_grad_() for t in tensors)))
-
-
-@pytest.mark.parametrize("p", [0.3, 0.5], ids=["16 bits", "8 bits"])
-def test_dropout_of_the_mlp(p: float) -> None:
-    """Units are dropped with the probability, outputs keep their mean, and gradients have the units of the outputs."""
-    x, width = torch.ones(1003, 8), 50
-    first, last = torch.ones(width, 8) / 8, torch.eye(width)
-    torch.manual_seed(0)
-    out = mlp([x], [first, last], dropout=p)
-    assert set(out.unique().tolist()) == {0.0, out.max().item()}
-    assert out.max().item() == pytest.approx(1 / (1 - p), rel=1e-4)
-    deviation = (p * (1 - p) / out.numel()) ** 0.5
-    assert (out == 0).double().mean().item() == pytest.approx(p, abs=5 * deviation)
-    for each in ((out == 0).double().mean(0), (out == 0).double().mean(1)):
-        assert each.var().item() == pytest.approx(p * (1 - p) * len(each) / out.numel(), rel=0.8)
-    torch.manual_seed(0)
-    leaf = first.clone().requires_grad_()
-    again = mlp([x], [leaf, last], dropout=p)
-    assert torch.equal(again, out)
-    again.sum().backward()
-    assert relative(leaf.grad, out.sum(0)[:, None].expand(width, 8)) < 1e-5  # type: ignore[arg-type]
-    assert not torch.equal(mlp([x], [first, last], dropout=p), out)
 
 
 def test_most_and_least_dropout() -> None:
@@ -217,11 +185,13 @@ def test_sparse_diffusion_and_gradient_features(lengths: tuple[int, ...], monkey
     monkeypatch.setattr(diffusion_cpu, "diffused_with_features", lambda *a: calls.append(a) or fast(*a))
     run, reference = both_forms(operators)
     x, time, *matrices = tensors
-    bound = BOUNDS[torch.float32]
-    agree(lambda *t: torch.cat(run(*t)), lambda *t: torch.cat(reference(*t)), tensors, bound)
-    agree(lambda *t: run(*t)[2], lambda *t: reference(*t)[2], tensors, bound)
     fixed = [a.detach() for a in matrices]
-    agree(lambda *t: run(*t, *fixed)[1], lambda *t: reference(*t, *(a.double() for a in fixed))[1], [x, time], bound)
+    for ours, expected, inputs in (
+        (lambda *t: torch.cat(run(*t)), lambda *t: torch.cat(reference(*t)), tensors),
+        (lambda *t: run(*t)[2], lambda *t: reference(*t)[2], tensors),
+        (lambda *t: run(*t, *fixed)[1], lambda *t: reference(*t, *(a.double() for a in fixed))[1], [x, time]),
+    ):
+        check(ours, expected, inputs, torch.float32, "cpu")
     assert len(calls) == 3
     with torch.no_grad():
         for a, b in zip(run(*tensors), run(*(t.requires_grad_() for t in tensors)), strict=True):

@@ -183,17 +183,6 @@ def test_operations(shape: tuple[int, int], name: str, backend: Backend, small_b
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@formats
-def test_second_derivatives(name: str, small_buckets: None) -> None:
-    pattern = random_pattern(4, 8)
-    form = Format.of(name, pattern)
-    values = form.places(random(pattern.nnz), unused=0).to(DEVICE).requires_grad_()
-    x = random(8, 2, seed=1).to(DEVICE).requires_grad_()
-    a = random(4, 2, seed=2).to(DEVICE).requires_grad_()
-    assert torch.autograd.gradgradcheck(form.made.matmul, (values, x))
-    assert torch.autograd.gradgradcheck(form.made.sddmm, (a, x))
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # of the interpreter, for lanes that are masked out
 @backends
 @formats
@@ -269,21 +258,6 @@ def test_rows_are_taken_by_bucket(small_buckets: None) -> None:
     assert HybridPattern(stored, (3, 7)).grouped is stored
 
 
-@formats
-def test_operations_are_compiled(name: str, small_buckets: None) -> None:
-    pattern = random_pattern(13, 20)
-    form = Format.of(name, pattern)
-    values = form.places(random(2, pattern.nnz).float()).to(DEVICE)
-    x = random(20, 3, seed=1).float().to(DEVICE)
-
-    def step(made: EllPattern | HybridPattern, values: Tensor, x: Tensor) -> Tensor:
-        return made.softmax(made.sddmm(made.matmul(values, x), x))
-
-    expected = step(form.made, values, x)
-    compiled = torch.compile(step, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(form.made, values, x), expected)
-
-
 def cost(histogram: list[int], widths: tuple[int, ...]) -> float:
     """Return the cost that `bucket_widths` minimizes."""
     total = 0.0
@@ -331,7 +305,6 @@ def test_strided_indices_become_contiguous() -> None:
     assert ell.csr is ell.csr  # made once
 
 
-on_kernels = pytest.mark.usefixtures("small_pieces", "poisoned")
 PATTERN = sparse_cases.random_pattern()  # (9, 6)
 NNZ = PATTERN.nnz
 ELL, ENTRIES = EllPattern.from_pattern(PATTERN)
@@ -345,23 +318,6 @@ def made(name: str) -> Any:
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-@on_kernels
-@backends
-@pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_integers_are_promoted(dtype: torch.dtype, name: str, backend: Backend) -> None:
-    values = (random(NNZ) > 0).to(dtype)
-    given = values if name == "hybrid" else torch.where(ENTRIES >= 0, values[ENTRIES.clamp(min=0)], 1).to(dtype)
-    a, x = random(9, 2).float(), random(6, 2, seed=1).float()
-    pattern, given = made(name), given.to(DEVICE)
-    out = pattern.matmul(given, x.to(DEVICE), backend=backend)
-    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values.float()) @ x)
-    out = pattern.matmul(given, a.to(DEVICE), transpose=True, backend=backend)
-    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values.float()).mT @ a)
-    counts = pattern.sddmm(torch.ones(9, 2, dtype=dtype, device=DEVICE), x.to(DEVICE), backend=backend)
-    assert counts.dtype == torch.float32
 
 
 WRONG_MASKS = [
@@ -398,7 +354,7 @@ def test_wrong_biases_and_scales_are_refused(name: str, backend: Backend) -> Non
         refused((TypeError, ValueError), "scale", made(name).softmax, scores, scale=scale, backend=backend)
 
 
-@on_kernels
+@pytest.mark.usefixtures("small_pieces", "poisoned")
 @backends
 def test_masks_of_ell_broadcast(backend: Backend) -> None:
     """Over sets, rows and places."""

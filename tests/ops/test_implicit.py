@@ -12,11 +12,11 @@ import torch
 import trimesh
 from float64 import DEVICE, random
 from refusals import refused
-from sparse_cases import backends, padded, strided
+from sparse_cases import backends
 from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
-from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion, spmm
+from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion
 from diffnet.ops.common import checks
 from diffnet.ops.fronts import reference
 from diffnet.ops.fronts.reference import FrontLevel
@@ -89,7 +89,7 @@ def test_agrees_with_dense_solves(
 
 
 @backends
-def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: Backend) -> None:
+def test_any_order_of_rows(meshes: list[Operators], backend: Backend) -> None:
     operators = collate([meshes[1]] * 2)
     lengths = operators.lengths
     order = torch.cat([torch.arange(n).flip(0) + lo for n, lo in zip(lengths, operators.ptr.tolist(), strict=False)])
@@ -98,14 +98,9 @@ def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: Backend)
     for other in (False, True):
         ordered = operators.laplacian.with_row_order(order if other else None)
         o = replace(operators, laplacian=ordered).to(DEVICE)
-        features = x.to(DEVICE)
-        if other:
-            features = features.mT.contiguous().mT
-        features.requires_grad_()
-        time = times().float().to(DEVICE)
+        features, time = x.to(DEVICE).requires_grad_(), times().float().to(DEVICE)
         out = solve(features, time, o.laplacian.values, o.mass, o, check_every=2, backend=backend)
-        upstream = grad.to(DEVICE).mT.contiguous().mT if other else grad.to(DEVICE)
-        results.append((out, *torch.autograd.grad(out, features, upstream)))
+        results.append((out, *torch.autograd.grad(out, features, grad.to(DEVICE))))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
@@ -194,7 +189,7 @@ def test_second_derivatives_are_refused(meshes: list[Operators]) -> None:
 
 
 def test_network(meshes: list[Operators]) -> None:
-    """A network works on operators without eigenpairs, packed or one by one, and learns."""
+    """A network works on operators without eigenpairs, packed or one by one."""
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=8, blocks=2, diffusion="implicit", dropout=0.0)
     with torch.no_grad():
@@ -204,35 +199,8 @@ def test_network(meshes: list[Operators]) -> None:
     x = random(packed.num_vertices, 3).float()
     apart = torch.cat([model(f, o) for f, o in zip(x.split(list(packed.lengths)), meshes, strict=True)])
     torch.testing.assert_close(model(x, packed), apart, rtol=1e-3, atol=1e-4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(10):
-        loss = torch.nn.functional.cross_entropy(model(x, packed), torch.arange(len(x)) % 5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    torch.nn.functional.cross_entropy(model(x, packed), torch.arange(len(x)) % 5).backward()
     assert all(block.diffusion.time.grad.abs().min() > 0 for block in model.blocks)
-
-
-def test_compiles_to_one_graph(meshes: list[Operators]) -> None:
-    torch._dynamo.reset()
-    operators = meshes[1].to(DEVICE)
-    x = random(operators.num_vertices, C).float().to(DEVICE).requires_grad_()
-    time = times().float().to(DEVICE).requires_grad_()
-
-    def loss(x: Tensor, time: Tensor, operators: Operators) -> Tensor:
-        values, mass = operators.laplacian.values, operators.mass
-        u = solve(x, time, values, mass, operators)
-        gradients = spmm(operators.gradient.pattern, operators.gradient.values, u)
-        return gradients.square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    ours, expected = compiled(x, time, operators), loss(x, time, operators)
-    torch.testing.assert_close(ours, expected)
-    for a, b in zip(*(torch.autograd.grad(out, (x, time)) for out in (ours, expected)), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_wrong_options_are_refused(meshes: list[Operators]) -> None:
@@ -370,22 +338,6 @@ def test_nan_in_x_gives_no_warning(meshes: list[Operators]) -> None:
         assert solve(*given)[: meshes[0].num_vertices].isfinite().all()
     with pytest.warns(UserWarning, match=r"after 3 iterations at a relative residual of \d"):
         solve(*given, max_iterations=3)
-
-
-@backends
-def test_strided_operands_change_nothing(backend: Backend) -> None:
-    results: list[list[Tensor]] = []
-    for change in (lambda t: t, strided, padded):
-        given = system()
-        laplacian, ptr = given["laplacian"], given["ptr"].int()
-        arrays = (change(laplacian.pattern.indptr), change(laplacian.pattern.indices))
-        leaves = [change(t).requires_grad_() for t in (given["x"], given["time"], laplacian.values, given["mass"])]
-        matrix = SparseMatrix(Pattern(*arrays, 6), leaves[2])
-        out = implicit_diffusion(leaves[0], leaves[1], matrix, leaves[3], change(ptr), check_every=2, backend=backend)
-        upstream = change(random(6, 3, seed=2).float().to(DEVICE))
-        results.append([out, *torch.autograd.grad(out, leaves, upstream)])
-    for other in results[1:]:
-        torch.testing.assert_close(results[0], other)
 
 
 @pytest.mark.gpu

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from float64 import DEVICE
-from kernel_accuracy import Place, feature_inputs, normal, pointer
+from kernel_accuracy import Place, pointer
 from sparse_cases import (
     backends,
     random_pattern,
@@ -20,10 +19,6 @@ from diffnet.ops import (
     Backend,
     BlockPattern,
     Pattern,
-    diffusion_and_gradient_features,
-    gradient_features,
-    mlp,
-    spectral_gradient_features,
 )
 from diffnet.ops.block_sparse.pattern import block_arrays
 from diffnet.ops.common.matmul import operands
@@ -153,28 +148,3 @@ def test_operators_are_well_formed(any_place: Place) -> None:
 def test_operators_of_both_backends_are_well_formed(backend: Backend) -> None:
     for name, calls in sparse_operator_calls(DEVICE, backend == "triton").items():
         check_operator(name, calls, traced=backend == "torch" or name not in ("spmm", "sddmm", "implicit_solve"))
-
-
-def test_gradients_without_second_derivatives_raise() -> None:
-    """They must not pass for constants."""
-    d, evecs, gradient_evecs, a_re, a_im, ptr = (
-        t.float() if t.is_floating_point() else t for t in feature_inputs((9, 0, 8), 3, 5)
-    )
-    x, w, mass, evals = normal(17, 5).float(), normal(5, 5).float(), normal(17).abs().float(), normal(3, 3).float()
-    time = torch.ones(5)
-    cases: list[tuple[Callable[..., Any], Tensor]] = [
-        (lambda x: mlp([x], [w, w], backend="triton"), x),
-        (lambda d: spectral_gradient_features(d, gradient_evecs, a_re, a_im, ptr, backend="triton"), d),
-        (lambda a: gradient_features(gradient_evecs, a, None, backend="triton"), normal(3, 3).float()),
-        (
-            lambda x: diffusion_and_gradient_features(
-                x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, backend="triton"
-            )[2],
-            x,
-        ),
-    ]
-    for operation, leaf in cases:
-        leaf.requires_grad_()
-        (grad,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
-        with pytest.raises(RuntimeError, match="autograd"):
-            torch.autograd.grad(grad.square().sum(), leaf)

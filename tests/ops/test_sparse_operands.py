@@ -33,7 +33,6 @@ from diffnet.ops import (
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
-integers = pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
 PATTERN = random_pattern()  # (9, 6)
 NNZ = PATTERN.nnz
 
@@ -49,38 +48,6 @@ def test_wrong_backends_and_dtypes_are_refused() -> None:
     for dtype in (torch.float32, torch.int64):
         refused(ValueError, "'cuda'", spmm, pattern, zeros(NNZ, dtype=dtype), zeros(6, 3, dtype=dtype), backend="cuda")
     refused(ValueError, r"float32 and torch\.float64", sddmm, pattern, zeros(9, 3), zeros(6, 3, dtype=torch.float64))
-
-
-@backends
-@integers
-@pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
-def test_integer_values_do_not_truncate_the_dense_factor(dtype: torch.dtype, transpose: bool, backend: Backend) -> None:
-    pattern = PATTERN.to(DEVICE)
-    values = (random(2, NNZ) > 0).to(dtype) * (1 if dtype == torch.bool else 3)
-    values = values.to(dtype)
-    x = (random(9 if transpose else 6, 3, seed=1)).float()
-    matrix = dense_of(PATTERN, values.double())
-    expected = (matrix.mT if transpose else matrix) @ x.double()
-    given = x.to(DEVICE).requires_grad_()
-    out = spmm(pattern, values.to(DEVICE), given, transpose=transpose, backend=backend)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
-    (grad,) = torch.autograd.grad(out.sum(), given)
-    back = (matrix if transpose else matrix.mT).sum(0).sum(-1, keepdim=True).expand(-1, 3)
-    torch.testing.assert_close(grad.cpu().double(), back, rtol=1e-5, atol=1e-5)
-
-
-@backends
-@integers
-def test_an_integer_dense_factor_is_promoted(dtype: torch.dtype, backend: Backend) -> None:
-    pattern, values, x = PATTERN.to(DEVICE), random(NNZ).float(), (random(6, 3) > 0).to(dtype)
-    out = spmm(pattern, values.to(DEVICE), x.to(DEVICE), backend=backend)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values) @ x.float())
-    a = random(9, 3).float()
-    found = sddmm(pattern, a.to(DEVICE), x.to(DEVICE), backend=backend)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.cpu(), (a @ x.float().mT)[PATTERN.row_indices, PATTERN.column_indices])
 
 
 @backends
@@ -144,38 +111,6 @@ def test_strided_operands(backend: Backend) -> None:
         results.append([*outs, *torch.autograd.grad(outs, given, upstreams)])
     for other in results[1:]:
         torch.testing.assert_close(results[0], other)
-
-
-@backends
-def test_strided_index_arrays(backend: Backend) -> None:
-    """All operations on a pattern whose arrays are columns of edge lists, also beside rows of several pieces."""
-    contiguous, _ = random_pattern("skewed").with_row_order(torch.arange(6).flip(0))
-    arrays = contiguous.stored_indptr, contiguous.stored_indices, contiguous.row_order
-    results = []
-    for change in (lambda t: t, strided):
-        indptr, indices, order = (change(t.to(DEVICE)) for t in arrays)
-        pattern = Pattern(indptr, indices, contiguous.columns, order)
-        values, x = (t.float().to(DEVICE) for t in (random(2, pattern.nnz), random(pattern.columns, 3, seed=1)))
-        out = spmm(pattern, values, x, backend=backend)
-        turned = spmm(pattern, values, out, transpose=True, backend=backend)
-        ell, places = EllPattern.from_pattern(pattern)
-        ell = EllPattern(change(ell.indices), ell.columns)
-        results.append(
-            [
-                out,
-                turned,
-                sddmm(pattern, out, x, backend=backend),
-                sparse_softmax(pattern, values, backend=backend),
-                row_sum(pattern, values, backend=backend),
-                diagonal(pattern, values),
-                ell.matmul(values[:, places.clamp(min=0)], x, backend=backend),
-                HybridPattern.from_pattern(pattern).matmul(values, x, backend=backend),
-            ]
-        )
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-    torch.testing.assert_close(
-        results[0][0].cpu(), dense_of(contiguous, random(2, contiguous.nnz).float()) @ random(44, 3, seed=1).float()
-    )
 
 
 @backends

@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -102,14 +103,37 @@ def test_human_segmentation_of_bodies(line: Any) -> None:
     assert faces > 10_000
 
 
-def test_classification(line: Any) -> None:
-    (accuracy,) = numbers("test accuracy N of 3 shapes", line("classification"))
-    assert accuracy == 1
+# The arguments of a program, what it prints, and what holds for the numbers.
+RESULTS: dict[str, tuple[dict[str, int], str, Callable[..., bool]]] = {
+    "classification": ({}, "test accuracy N of 3 shapes", lambda accuracy: accuracy == 1),
+    "siamese": ({"steps": 15, "k": 16}, "mean cosine N of equal kinds, N of others", lambda a, b: a > 0.5 > b),
+    "own_normals": (
+        {},
+        "mean cosine to the own normals N, training loss N",
+        lambda cosine, loss: cosine == 1 and loss < np.log(2),  # to three decimals
+    ),
+    "own_network": ({"steps": 10, "k": 16}, "training accuracy N", lambda accuracy: accuracy > 1 / 4),
+    "pytorch_geometric": ({"epochs": 5}, "accuracy N in the last batch", lambda accuracy: accuracy == 1),
+    "original_network": ({}, "outputs up to N differ by N", lambda largest, error: error < 1e-5 * largest),
+    "sparse_matrices": (
+        {},
+        "squared error N of the mean of the neighbors, N with attention",
+        lambda mean, attention: attention < 0.8 * mean,
+    ),
+    "sparse_transformer": ({}, "accuracy N, without learning N", lambda a, without: a > without + 0.1),
+    "functional_maps": (
+        {"steps": 8},
+        "mean geodesic error N between N vertices",
+        lambda error, vertices: error < 0.1 and vertices == 642,  # random matches have 0.8
+    ),
+}
 
 
-def test_siamese(line: Any) -> None:
-    equal, other = numbers("mean cosine N of equal kinds, N of others", line("siamese", steps=15, k=16))
-    assert equal > 0.5 > other
+@pytest.mark.parametrize("name", RESULTS)
+def test_numbers(line: Any, name: str) -> None:
+    arguments, pattern, holds = RESULTS[name]
+    found = numbers(pattern, line(name, **arguments))
+    assert holds(*found), found
 
 
 def test_fitted_surface(line: Any) -> None:
@@ -117,22 +141,6 @@ def test_fitted_surface(line: Any) -> None:
     first, last = (numbers(pattern, line("fitted_surface", steps=steps)) for steps in (1, 25))
     assert last[0] < first[0] / 2
     assert abs(last[1] - last[2]) < abs(first[1] - first[2])
-
-
-def test_own_normals(line: Any) -> None:
-    cosine, loss = numbers("mean cosine to the own normals N, training loss N", line("own_normals"))
-    assert cosine == 1  # to three decimals
-    assert loss < np.log(2)
-
-
-def test_own_network(line: Any) -> None:
-    (accuracy,) = numbers("training accuracy N", line("own_network", steps=10, k=16))
-    assert accuracy > 1 / 4
-
-
-def test_pytorch_geometric(line: Any) -> None:
-    (accuracy,) = numbers("accuracy N in the last batch", line("pytorch_geometric", epochs=5))
-    assert accuracy == 1
 
 
 def test_own_laplacian(line: Any) -> None:
@@ -167,31 +175,10 @@ def test_exported_network(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert sum(numbers("a N, b N", capfd.readouterr().out.strip())) == 162
 
 
-def test_original_network(line: Any) -> None:
-    largest, error = numbers("outputs up to N differ by N", line("original_network"))
-    assert error < 1e-5 * largest
-
-
-def test_sparse_matrices(line: Any) -> None:
-    mean, attention = numbers("squared error N of the mean of the neighbors, N with attention", line("sparse_matrices"))
-    assert attention < 0.8 * mean
-
-
-def test_sparse_transformer(line: Any) -> None:
-    accuracy, without = numbers("accuracy N, without learning N", line("sparse_transformer"))
-    assert accuracy > without + 0.1
-
-
 def test_viewing(line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viz, "picture", partial(viz.picture, size=(250, 250)))
     assert line("viewing", str(tmp_path)) == f"wrote signs.png, view.html, wave.ply, wave.png to {tmp_path}"
     assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
-
-
-def test_functional_maps(line: Any) -> None:
-    error, vertices = numbers("mean geodesic error N between N vertices", line("functional_maps", steps=8))
-    assert error < 0.1  # random matches have 0.8
-    assert vertices == 642
 
 
 def test_large_data(line: Any) -> None:
