@@ -154,13 +154,13 @@ class Whole:
     dataset: ClassVar = LabeledMeshes
 
     def __init__(self, cache_dir: str | os.PathLike[str] | None) -> None:
-        self._cache_dir = cache_dir
+        self.cache_dir = cache_dir
         self._contents: dict[str, list[Any]] = {}
 
     def facts(self, files: Files, edges: bool = False) -> FileFacts:
         # Meshes come last: labels load fast, so their faults show before minutes of reading meshes.
         for kind in [*files][::-1]:
-            self._contents[kind] = [read_file(kind, path, self._cache_dir) for path in files[kind]]
+            self._contents[kind] = [read_file(kind, path, self.cache_dir) for path in files[kind]]
         nothing, facts = FileIdentity(0, ""), partial(facts_of, edges=edges, hashes=False)
         return {kind: [(nothing, facts(content)) for content in self._contents[kind]] for kind in files}
 
