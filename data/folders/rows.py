@@ -105,7 +105,8 @@ def _class_folders(root: Path, rule: Rule) -> _Rows:
     strays = _strays(root)
     above = {folder: told[0] for folder, told in part_folders(root, _has_classes).items()}
     if above and ({*rule.needed} <= {*above.values()} or len(above) == len(classes)):
-        rows = [row for folder, part in above.items() for row in _parted_above(folder, part)]
+        places = [(place, part) for folder, part in above.items() for place in folders_in(folder)]
+        rows = [row for place, part in places for row in _class_rows(place.name, place, part)]
         strays += [text for folder in above for text in _strays(folder)]
         others = [folder.name for folder in classes if folder not in above]
         strays += [f"folders beside {listing(f.name for f in above)}: {listing(others)}"] if others else []
@@ -137,14 +138,6 @@ def _strays(folder: Path) -> list[str]:
     """What to say of meshes in a folder in which the subfolders have the meshes of the set."""
     strays = [mesh.name for mesh in meshes_in(folder)]
     return [f"meshes in {folder}, whose subfolders have the meshes of the set: {listing(strays)}"] if strays else []
-
-
-def _parted_above(folder: Path, part: Part) -> list[Row]:
-    """The meshes of `train/CLASS/*` or `test/CLASS/*`."""
-    classes = folders_in(folder)
-    if not classes:
-        raise DataError(f"{folder}: no classes found; expected one folder of meshes per class")
-    return [row for place in classes for row in _class_rows(place.name, place, part)]
 
 
 def _class_rows(label: str, folder: Path, part: Part | None) -> list[Row]:

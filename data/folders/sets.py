@@ -131,16 +131,13 @@ def load_targets(
     """Read all of a data set for regression.
 
     targets: where they are.
-        "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, divided
-        into training and test meshes as `load_dataset` divides the layout "folder". For each mesh STEM, NAME is
-        `STEM.NAME.npy`, `.txt` or `.csv` beside the mesh; or `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME
-        is beside the mesh or beside its folder; or the property NAME of the vertices or faces of a PLY file. Files have
-        one or several columns and a row for each element. The number of rows decides which elements these are. A first
-        line in a `.csv` file names the columns.
+        "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, which
+        is divided as `load_dataset` divides it. The numbers of a mesh STEM are in `STEM.NAME.npy`, `.txt` or `.csv`
+        beside it; or in `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME is beside the mesh or beside its
+        folder; or they are the property NAME of the vertices or faces of a PLY file. There are one or several columns,
+        and a row for each element. The number of rows decides which elements these are.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
-        `file,COLUMN,…` or `file,COLUMN,…,split`, where the split is train, val or test. Files are relative to the
-        table. Without a split, the lists of `load_dataset` divide the meshes. Without these, a random share of
-        `test_fraction`, drawn with `seed`, is the test part.
+        `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
