@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import (
-    BASIS_PRECISIONS,
-    JOIN_RULES,
-    LAPLACIANS,
-    OPERATORS,
-    SCALE_RULES,
     BasisPrecision,
     JoinRule,
     LaplacianKind,
@@ -22,10 +17,11 @@ from diffnet.geometry.options import (
     chosen_laplacian,
     chosen_scale,
 )
+from diffnet.options import Checked
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(Checked):
     """The options that decide the network's view of a mesh. A checkpoint stores them.
 
     k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
@@ -53,15 +49,7 @@ class Preprocessing:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.
         object.__setattr__(self, "laplacian", chosen_laplacian(self.laplacian, self.operators))
         object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
-        for name, values in (
-            ("laplacian", LAPLACIANS),
-            ("basis", BASIS_PRECISIONS),
-            ("join", JOIN_RULES),
-            ("operators", OPERATORS),
-            ("normalize", SCALE_RULES),
-        ):
-            if getattr(self, name) not in values:
-                raise OptionError(f"{name} should be one of {', '.join(values)}, got {getattr(self, name)!r}")
+        super().__post_init__()
         object.__setattr__(self, "features", canonical_features(self.features))
         min_k = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
         checked_k(self.k, min_k)
