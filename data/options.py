@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
@@ -18,6 +19,8 @@ from diffnet.geometry.options import (
     chosen_scale,
 )
 from diffnet.options import Checked
+
+Base: TypeAlias = Literal["auto", "0", "1"]  # the number of the first vertex in files of indices, see `load_pairs`
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sets of pairs on disk."""
+"""Sets of pairs on disk: their meshes, lists of pairs, and files of vertex indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
 from diffnet.data.labeled import DataError, counted
-from diffnet.data.numbers import check_vertex_numbers, read_lines
-from diffnet.data.pairs.indices import Base, IndexFile, read_indices
+from diffnet.data.numbers import check_vertex_numbers, read_labels, read_lines
+from diffnet.data.options import Base
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -28,6 +28,7 @@ PLACES = ("corres", "maps", "points")  # folders of correspondences, beside thos
 _MAPS = (".txt", ".map")
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
+Ints: TypeAlias = NDArray[np.int64]
 _Shapes: TypeAlias = list[PairShape]
 
 
@@ -58,14 +59,13 @@ def load_pairs(
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
 
-    Correspondences are in `corres/`, `maps/` or `points/` in the folder, or beside the meshes, in one of these forms:
+    Correspondences are in `corres/`, `maps/` or `points/` in the folder, or beside the meshes. The set may have none.
 
     - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
       sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
       the other side of the body, in the same form.
-    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map` for pairs: for each vertex of A, a vertex of B. Pairs without a map
-      are left out.
-    - None: for training without correspondences.
+    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map`: for each vertex of A, a vertex of B. Pairs without a map are left
+      out.
 
     In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
     are within folders.
@@ -174,7 +174,7 @@ def _count(shape: PairShape) -> int:
     return 0 if shape.template is None else len(shape.template)
 
 
-def _read_mirror(roots: Sequence[Path], count: int) -> NDArray[np.int64] | None:
+def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     path = next((root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()), None)
     if path is None:
         return None
@@ -184,7 +184,7 @@ def _read_mirror(roots: Sequence[Path], count: int) -> NDArray[np.int64] | None:
     return partners
 
 
-def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.int64]]:
+def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
@@ -300,3 +300,71 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _find(places: dict[str, int], name: str) -> int | None:
     """The place of the mesh of a name, or of a name with an extension."""
     return places.get(name, places.get((Path(name).parent / mesh_stem(name)).as_posix()))
+
+
+class IndexFile(NamedTuple):
+    """A file of vertex indices.
+
+    path: the file
+    vertices: the number of vertices of the mesh that the indices belong to
+    name: of this mesh, for messages
+    """
+
+    path: Path
+    vertices: int
+    name: str
+
+
+def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
+    """The indices (N,) in each file of a set, counted from 0.
+
+    base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
+        means 0, and an index equal to the number of vertices means 1.
+
+    Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
+    negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
+    """
+    values = [_read_vertices(file) for file in files]
+    first = _first_number(files, values) if base == "auto" else int(base)
+    for file, array in zip(files, values, strict=True):
+        outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
+        if len(outside):
+            raise DataError(
+                f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
+                f"numbered from {first} to {file.vertices + first - 1}"
+            )
+    return [array - first for array in values]
+
+
+def _read_vertices(file: IndexFile) -> Ints:
+    values = read_labels(file.path)
+    missing = np.flatnonzero(values < 0)
+    if len(missing):
+        raise DataError(
+            f"{file.path}: entry {missing[0] + 1} is {values[missing[0]]}, which marks a missing point, as on a "
+            "partial shape. Partial shapes are not supported: every point needs a vertex"
+        )
+    return values
+
+
+def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
+    zero = next((file for file, array in zip(files, values, strict=True) if array.min() == 0), None)
+    one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
+    for file, array in zip(files, values, strict=True):
+        if array.max() > file.vertices:
+            raise DataError(
+                f"{file.path}: entry {array.argmax() + 1} is {array.max()}, but {file.name} has {file.vertices} "
+                "vertices"
+            )
+    if zero is not None and one is not None:
+        raise DataError(
+            f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has "
+            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points, the "
+            "shape is partial, which is not supported"
+        )
+    if zero is None and one is None:
+        raise DataError(
+            f"{files[0].path}: the indices could count from 0 or from 1: no file of the set has the index 0, or the "
+            "number of vertices of its mesh. Say which: base 0 or 1"
+        )
+    return 0 if one is None else 1
