@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import (
+    SCALE_RULES,
     BasisPrecision,
     JoinRule,
     LaplacianKind,
@@ -15,16 +16,14 @@ from diffnet.geometry.options import (
     Options,
     ScaleRule,
     checked_k,
-    chosen_laplacian,
     chosen_scale,
 )
-from diffnet.options import Checked
 
 Base: TypeAlias = Literal["auto", "0", "1"]  # the number of the first vertex in files of indices, see `load_pairs`
 
 
 @dataclass(frozen=True)
-class Preprocessing(Checked):
+class Preprocessing:
     """The options that decide the network's view of a mesh. A checkpoint stores them.
 
     k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
@@ -50,12 +49,12 @@ class Preprocessing(Checked):
 
     def __post_init__(self) -> None:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.
-        object.__setattr__(self, "laplacian", chosen_laplacian(self.laplacian, self.operators))
-        object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
-        super().__post_init__()
         object.__setattr__(self, "features", canonical_features(self.features))
-        min_k = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
-        checked_k(self.k, min_k)
+        checked_k(self.k, 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0)
+        object.__setattr__(self, "laplacian", self.decisive.laplacian)  # `Options` checks these
+        object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
+        if self.normalize not in SCALE_RULES:
+            raise OptionError(f"normalize should be one of {', '.join(SCALE_RULES)}, got {self.normalize!r}")
 
     @property
     def decisive(self) -> Options:

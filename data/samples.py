@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +25,6 @@ from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
 from diffnet.geometry.store.transfer import aligned, pinned
-from diffnet.ops.common.checks import check_count, check_integer
 
 
 class Interpolation(NamedTuple):
@@ -298,17 +299,16 @@ class MeshBatches(Sampler[list[int]]):
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
         for name, value in (("meshes", meshes), ("max_vertices", max_vertices)):
             if value is not None:
-                check_count(name, value, 1)
-        values = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-        self.lengths = [check_count(f"lengths[{i}]", length, 0) for i, length in enumerate(values)]
+                _integer(name, value, 1)
+        self.lengths = [_integer(f"lengths[{i}]", length, 0) for i, length in enumerate(lengths)]
         self.meshes = meshes
         self.max_vertices = max_vertices
         self.shuffle = shuffle
-        self.seed = check_integer("seed", seed)
+        self.seed = _integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        self.num_replicas = check_count("num_replicas", num_replicas, 1)
-        self.rank = check_count("rank", rank, 0)
+        self.num_replicas = _integer("num_replicas", num_replicas, 1)
+        self.rank = _integer("rank", rank, 0)
         if self.rank >= self.num_replicas:
             raise ValueError(f"rank should be below num_replicas, {num_replicas}, got {rank}")
         if 1 <= min(len(self.lengths), meshes or len(self.lengths)) < self.num_replicas:
@@ -321,7 +321,7 @@ class MeshBatches(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
-        self.epoch = self._begun = check_count("epoch", epoch, 0)
+        self.epoch = self._begun = _integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._begun = self.epoch
@@ -388,6 +388,15 @@ def balanced_shares(lengths: Sequence[int], count: int) -> list[list[int]]:
         shares[share].append(position)
         heapreplace(totals, (vertices + lengths[position], meshes + 1, share))
     return [sorted(share) for share in shares]
+
+
+def _integer(name: str, value: Any, minimum: float = -math.inf) -> int:
+    """Raises TypeError for a value that is no integer, ValueError for one that is too small."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name} should be at least {minimum}, got {value}")
+    return operator.index(value)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
