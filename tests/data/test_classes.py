@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trimesh
+from refusals import refused
 from set_files import names
 
 from diffnet.data import DataError, LabeledMesh, load_classes, shapes
@@ -44,8 +45,7 @@ def test_folders_with_parts(tmp_path: Path, form: str) -> None:
         shutil.rmtree(tmp_path / folder, ignore_errors=True)
     scored = load_classes(tmp_path, needs_train=False)
     assert (scored.train, names(scored.test)) == ([], names(data.test))
-    with pytest.raises(DataError, match="class 'cat' has no train mesh"):
-        load_classes(tmp_path)
+    refused(DataError, "class 'cat' has no train mesh", load_classes, tmp_path)
 
 
 def test_names_of_folders_that_are_not_text(tmp_path: Path) -> None:
@@ -105,29 +105,22 @@ def test_faults_of_tables(tmp_path: Path, lines: str, message: str) -> None:
     for name in "ab":
         write(tmp_path / name)
     (tmp_path / "labels.csv").write_text(lines)
-    with pytest.raises(DataError, match=message):
-        load_classes(tmp_path)
+    refused(DataError, message, load_classes, tmp_path)
 
 
 def test_faults_of_folders(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none: no such folder or table"):
-        load_classes(tmp_path / "none")
-    with pytest.raises(DataError, match="no classes found"):
-        load_classes(tmp_path)
+    refused(DataError, "none: no such folder or table", load_classes, tmp_path / "none")
+    refused(DataError, "no classes found", load_classes, tmp_path)
     write(tmp_path / "a" / "train" / "m")
     write(tmp_path / "a" / "test" / "m2")
-    with pytest.raises(DataError, match="'a' is the only class"):
-        load_classes(tmp_path)
+    refused(DataError, "'a' is the only class", load_classes, tmp_path)
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match=r"b: no meshes .* in this class"):
-        load_classes(tmp_path)
+    refused(DataError, r"b: no meshes .* in this class", load_classes, tmp_path)
     write(tmp_path / "b" / "m")
-    with pytest.raises(DataError, match=r"a has train/ or test/, and .*b has none"):
-        load_classes(tmp_path)
+    refused(DataError, r"a has train/ or test/, and .*b has none", load_classes, tmp_path)
     (tmp_path / "b" / "m.obj").unlink()
     write(tmp_path / "b" / "train" / "m")
-    with pytest.raises(DataError, match="class 'b' has no test mesh"):
-        load_classes(tmp_path)
+    refused(DataError, "class 'b' has no test mesh", load_classes, tmp_path)
 
 
 def test_meshes_beside_folders_are_named(tmp_path: Path) -> None:
@@ -167,5 +160,4 @@ def test_the_generated_classes() -> None:
     assert other.mesh.verts.shape != again.mesh.verts.shape or not np.array_equal(other.mesh.verts, again.mesh.verts)
     assert len(shapes(35, 1, 1).label_names) == len(set(combinations(LIMBS, 4)))
     for wrong in ({"classes": 1}, {"classes": 36}, {"train": 0}, {"seed": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} should be"):
-            shapes(**wrong)
+        refused(ValueError, f"{next(iter(wrong))} should be", shapes, **wrong)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from refusals import refused
 from rich.console import Console
 from scipy.spatial import cKDTree
 from set_files import write_ply
@@ -120,8 +121,7 @@ def test_bad_text(text: Any, message: str) -> None:
 def test_some_parts_need_eigenpairs() -> None:
     assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
     for features in ("xyz+wks", "diffused-curvature"):
-        with pytest.raises(OptionError, match="k should be at least 1"):
-            Preprocessing(k=0, features=features)
+        refused(OptionError, "k should be at least 1", Preprocessing, k=0, features=features)
 
 
 # ---- values ----
@@ -234,8 +234,7 @@ def test_diffused_curvature_survives_decimation() -> None:
 )
 def test_bad_arguments_of_diffused_curvature(positions: Tensor, times: Any, message: str) -> None:
     small = precompute(ball(subdivisions=1), k=4)
-    with pytest.raises(ValueError, match=message):
-        diffused_curvature(positions, small, times=times)
+    refused(ValueError, message, diffused_curvature, positions, small, times=times)
 
 
 def test_rotation_is_the_default_if_a_part_is_a_vector() -> None:
@@ -356,8 +355,7 @@ def test_own_arrays_are_standardized_over_the_training_set(tmp_path: Path) -> No
      {"a": {"mean": [0.0], "std": [np.nan]}}, {"a": [[0.0], [1.0]]}],
 )  # fmt: skip
 def test_damaged_statistics(statistics: Any) -> None:
-    with pytest.raises(OptionError, match="statistics"):
-        check_statistics("xyz+file:a", statistics)
+    refused(OptionError, "statistics", check_statistics, "xyz+file:a", statistics)
 
 
 @pytest.mark.usefixtures("small_pictures")
@@ -384,10 +382,8 @@ def test_features_of_a_data_set_on_disk(tmp_path: Path) -> None:
     assert report["test_accuracy"] == results["test_accuracy"]
     for file in (tmp_path / "data").glob("*.half.npy"):
         file.unlink()
-    with pytest.raises(DataError, match=r"0\.obj: no array for file:half"):
-        predict_labels([tmp_path / "data/0.obj"], network, CPU)
-    with pytest.raises(DataError, match=r"\.obj: no array for file:half"):
-        run_evaluation(data, network, tmp_path / "new", **where)
+    refused(DataError, r"0\.obj: no array for file:half", predict_labels, [tmp_path / "data/0.obj"], network, CPU)
+    refused(DataError, r"\.obj: no array for file:half", run_evaluation, data, network, tmp_path / "new", **where)
     assert isinstance(data.train[0].mesh.path, str)
     assert Path(data.train[0].mesh.path).is_file()
 
@@ -470,8 +466,7 @@ def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:
                 augmented(sample, features, mirror=torch.tensor([True]))
     with pytest.raises(DataError, match="vector:colors has 2 channels in the array, a vector has 3"):
         own_arrays(items[0].mesh, "vector:colors", given={"colors": np.zeros((162, 2))})
-    with pytest.raises(OptionError, match="each part once, got 'wind' twice"):
-        feature_parts("vector:wind+file:wind")
+    refused(OptionError, "each part once, got 'wind' twice", feature_parts, "vector:wind+file:wind")
 
 
 @pytest.mark.filterwarnings("error")

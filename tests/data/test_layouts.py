@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, parts, same_items, write
 
 from diffnet.data import LAYOUTS, load_dataset
@@ -50,8 +51,7 @@ def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path: Path) -> N
     assert data.test[0].labels.tolist() == [UNLABELED, 0, 1, 1, 1]
     assert len(load_dataset(tmp_path, "rna").label_names) == 260
     (tmp_path / "test.txt").unlink()
-    with pytest.raises(DataError, match=r"there is train\.txt but no test\.txt"):
-        load_dataset(tmp_path, "rna")
+    refused(DataError, r"there is train\.txt but no test\.txt", load_dataset, tmp_path, "rna")
 
 
 def test_real_rna_surfaces(tmp_path: Path) -> None:
@@ -126,11 +126,9 @@ def test_coseg(tmp_path: Path, layout: str) -> None:
     write(tmp_path, {"train.txt": "2\n1.off\n", "test.txt": "5\n"})
     assert parts(load_dataset(tmp_path, layout)) == (["2", "1"], [], ["5"])
     (tmp_path / "gt/5.seg").write_text("1\n2\n")
-    with pytest.raises(DataError, match=r"5\.seg: 2 labels, but .*5\.off has 3 faces"):
-        load_dataset(tmp_path, layout)
+    refused(DataError, r"5\.seg: 2 labels, but .*5\.off has 3 faces", load_dataset, tmp_path, layout)
     (tmp_path / "gt/5.seg").unlink()
-    with pytest.raises(DataError, match=r"no labels \(\.seg\) for 5\.off"):
-        load_dataset(tmp_path, layout)
+    refused(DataError, r"no labels \(\.seg\) for 5\.off", load_dataset, tmp_path, layout)
 
 
 # ---------------------------------------------------------------- princeton
@@ -322,8 +320,7 @@ SOFT = "sseg/shrec__1.seseg"
 def test_faults_of_files(tmp_path: Path, good: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     assert load_dataset(write(tmp_path / "good", good)).train
     write(tmp_path / "bad", good | changes)
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / "bad")
+    refused(DataError, message, load_dataset, tmp_path / "bad")
 
 
 def test_notes_beside_meshes_are_no_labels(tmp_path: Path) -> None:
@@ -336,17 +333,14 @@ def test_notes_beside_meshes_are_no_labels(tmp_path: Path) -> None:
     # A label file with a mistyped name has labels, so it is no note.
     write(tmp_path / "typo", {**GOOD, "notes.txt": notes, "aa.txt": [0, 0, 1]})
     message = r"labels without a mesh: aa\.txt\. Add the mesh, or move these files elsewhere"
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / "typo")
+    refused(DataError, message, load_dataset, tmp_path / "typo")
     (tmp_path / "typo" / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"no labels .* for a\.off"):
-        load_dataset(tmp_path / "typo")
+    refused(DataError, r"no labels .* for a\.off", load_dataset, tmp_path / "typo")
 
 
 def test_a_bad_mesh_is_named(tmp_path: Path) -> None:
     write(tmp_path, {**GOOD, "b.off": "OFF\n1 0 0\n0 0 nan\n"})
-    with pytest.raises(MeshError, match=r"b\.off"):
-        load_dataset(tmp_path)
+    refused(MeshError, r"b\.off", load_dataset, tmp_path)
 
 
 # ---------------------------------------------------------------- compressed meshes
@@ -387,8 +381,7 @@ def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str,
 def test_damaged_compressed_labels(tmp_path: Path) -> None:
     for name in ("a.txt.gz", "a.npy.gz"):
         (tmp_path / name).write_bytes(b"not compressed")
-        with pytest.raises(DataError, match=f"{name}: not a gzip file, or a damaged one"):
-            read_labels(tmp_path / name)
+        refused(DataError, f"{name}: not a gzip file, or a damaged one", read_labels, tmp_path / name)
 
 
 def test_folder_reads_vtk_files(tmp_path: Path) -> None:
@@ -453,16 +446,14 @@ TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
 )
 def test_text_that_is_not_a_label(tmp_path: Path, token: str) -> None:
     (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3", encoding="utf-8")
-    with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
-        read_labels(tmp_path / "a.txt")
+    refused(DataError, rf"a\.txt, line 3: '{token[:40]}' is not a whole number", read_labels, tmp_path / "a.txt")
 
 
 def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0\n" * 2000))
     assert len(read_labels(tmp_path / "a.txt.gz")) == 2000
     monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
-    with pytest.raises(DataError, match=r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB"):
-        read_labels(tmp_path / "a.txt.gz")
+    refused(DataError, r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB", read_labels, tmp_path / "a.txt.gz")
 
 
 @pytest.mark.parametrize(
@@ -482,8 +473,7 @@ def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_arrays_that_are_not_labels(tmp_path: Path, array: np.ndarray, message: str) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    with pytest.raises(DataError, match=rf"a\.npy: .*{message}"):
-        read_labels(tmp_path / "a.npy")
+    refused(DataError, rf"a\.npy: .*{message}", read_labels, tmp_path / "a.npy")
 
 
 def test_files_that_are_not_label_files(tmp_path: Path) -> None:
@@ -496,8 +486,7 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
     with (tmp_path / "archive.npy").open("wb") as file:
         np.savez(file, labels=np.zeros(3))
     for name in (*contents, "header.npy", "archive.npy", "absent.npy", "absent.txt"):
-        with pytest.raises(DataError, match=name.replace(".", r"\.")):
-            read_labels(tmp_path / name)
+        refused(DataError, name.replace(".", r"\."), read_labels, tmp_path / name)
 
 
 # ---------------------------------------------------------------- arguments
@@ -512,8 +501,7 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments(tmp_path: Path, folder: str, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / folder, **arguments)
+    refused(DataError, message, load_dataset, tmp_path / folder, **arguments)
 
 
 def test_folder_without_a_data_set_names_every_layout(tmp_path: Path) -> None:
@@ -528,5 +516,4 @@ def test_link_to_a_missing_file(tmp_path: Path, name: str) -> None:
     write(tmp_path, pair((FAN, [0, 1, 0]), (FAN, [0, 1, 1])))
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=rf"{name}: this link points to a file that is missing"):
-        load_dataset(tmp_path)
+    refused(DataError, rf"{name}: this link points to a file that is missing", load_dataset, tmp_path)

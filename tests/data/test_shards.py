@@ -17,6 +17,7 @@ import pytest
 import torch
 from copies import ends_of_copies
 from operator_checks import assert_same
+from refusals import refused
 from safetensors.numpy import load
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
@@ -179,8 +180,7 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int, monkeypatch: pyt
 def test_other_options_name_both_values(folder: Path, option: str, value: Any, stored: Any) -> None:
     data = load_shards(folder)
     expected = rf"{option} is {value}, and the shards in .*set were written with {stored}\. Use .* --{option} {stored}"
-    with pytest.raises(OptionError, match=expected):
-        make_sample(data.train[0], replace(OPTIONS, **{option: value}))
+    refused(OptionError, expected, make_sample, data.train[0], replace(OPTIONS, **{option: value}))
     with pytest.raises(DataError, match=r"set: its shards have options .*Choose another folder"):
         write_shards(small_set(), folder, replace(OPTIONS, **{option: value}), folder.with_name("cache"), jobs=1)
 
@@ -222,8 +222,7 @@ def test_a_damaged_shard_is_named(folder: Path, fault: str, opened: bool) -> Non
     (shard,) = shards_of(folder)
     damage, message = FAULTS[fault]
     damage(shard)
-    with pytest.raises(DataError, match=rf"{shard}: .*{message}"):
-        read_all(data if opened else load_shards(folder))
+    refused(DataError, rf"{shard}: .*{message}", read_all, data if opened else load_shards(folder))
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
@@ -263,14 +262,12 @@ def test_shards_of_an_older_version(folder: Path) -> None:
     shard.unlink()
     changed_index(folder, lambda arrays, about: about.update(shards=[(old.name, old.stat().st_size)]))
     read_all(load_shards(folder))
-    with pytest.raises(DataError, match=rf"{old}: an earlier version of diffnet wrote this shard"):
-        written(folder)
+    refused(DataError, rf"{old}: an earlier version of diffnet wrote this shard", written, folder)
     changed_index(folder, lambda arrays, about: about["settings"].update(format=2))
     read_all(load_shards(folder))
     changed_index(folder, lambda arrays, about: about["settings"].update(format=1))
     train = load_shards(folder).train
-    with pytest.raises(OptionError, match=r"normalize is radius, .* were written with all-radius"):
-        train.check_options(OPTIONS)
+    refused(OptionError, r"normalize is radius, .* were written with all-radius", train.check_options, OPTIONS)
     train.check_options(replace(OPTIONS, normalize="all-radius"))
 
 
@@ -292,8 +289,7 @@ HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
 def test_an_index_is_checked(folder: Path, harm: str) -> None:
     change, message = HARM[harm]
     changed_index(folder, change)
-    with pytest.raises(DataError, match=rf"{INDEX}: the index can't be used .*({message})"):
-        load_shards(folder)
+    refused(DataError, rf"{INDEX}: the index can't be used .*({message})", load_shards, folder)
 
 
 def test_other_sizes_than_in_the_index(folder: Path) -> None:
@@ -311,11 +307,9 @@ def test_a_damaged_index_is_named_and_written_again(folder: Path, damage: str) -
         index.unlink()
     else:
         os.truncate(index, 0 if damage == "empty" else 200)
-    with pytest.raises(DataError, match=rf"{INDEX}: the index (can't be used|of the shards is missing)"):
-        load_shards(folder)
+    refused(DataError, rf"{INDEX}: the index (can't be used|of the shards is missing)", load_shards, folder)
     if damage == "missing":
-        with pytest.raises(DataError, match=r"the shards have no index.*it keeps complete shards"):
-            is_shards(folder)
+        refused(DataError, r"the shards have no index.*it keeps complete shards", is_shards, folder)
     read_all(load_shards(written(folder)))
     assert shards_of(folder) == before
 
@@ -336,8 +330,7 @@ def test_a_full_disk_loses_no_complete_shard(tmp_path: Path, monkeypatch: pytest
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ZipFile, "open", opened)
-        with pytest.raises(OSError, match=r"No space left on device: '.*\.writing\.shard\.zip'"):
-            written(folder)
+        refused(OSError, r"No space left on device: '.*\.writing\.shard\.zip'", written, folder)
     kept = times_of(folder)
     assert os.listdir(folder) == [file.name for file in kept]
     assert len(kept) == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from refusals import refused
 from set_files import names, parts, write
 
 from diffnet.data import (
@@ -180,16 +181,13 @@ def test_bad_text_gives_one_line_that_names_the_line(name: str, text: str, messa
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
     write(tmp_path, {name: text})
-    with pytest.raises(DataError, match=message):
-        load_targets(tmp_path, None if name == "targets.csv" else "file:t")
+    refused(DataError, message, load_targets, tmp_path, None if name == "targets.csv" else "file:t")
 
 
 def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     three(tmp_path)
-    with pytest.raises(DataError, match=r"no targets. Expected a table targets.csv .* or --targets file:NAME"):
-        load_targets(tmp_path)
-    with pytest.raises(DataError, match=r"none: no such folder or table"):
-        load_targets(tmp_path / "none")
+    refused(DataError, r"no targets. Expected a table targets.csv .* or --targets file:NAME", load_targets, tmp_path)
+    refused(DataError, r"none: no such folder or table", load_targets, tmp_path / "none")
     with pytest.raises(DataError, match=r"m0.ply: a folder is needed for the targets file:t, and this is a file"):
         load_targets(tmp_path / "m0.ply", "file:t")
     for wrong in ("t", "xyz", "file:t+xyz", "file:"):
@@ -215,8 +213,7 @@ def test_statistics_leave_missing_targets_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a: targets should have shape \(N, 1\), got \(3,\)"):
         target_statistics([LabeledMesh("a", mesh, np.zeros(3))], ["u"])
     for wrong in (None, {"mean": [0.0], "std": [0.0]}, {"mean": [0.0, 1.0], "std": [1.0, 1.0]}):
-        with pytest.raises(OptionError, match="the statistics of the targets should be"):
-            check_target_statistics(wrong, 1)
+        refused(OptionError, "the statistics of the targets should be", check_target_statistics, wrong, 1)
     data = with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["w", "u"])
     np.testing.assert_array_equal(data.test[0].labels, columns[:, [2, 0]])
     with pytest.raises(DataError, match=r"the set has no column 'x'; its columns are u, v, w"):
