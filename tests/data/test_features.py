@@ -85,9 +85,6 @@ def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
     return load_mesh(path)
 
 
-# ---- the text ----
-
-
 def test_parts_have_one_order() -> None:
     assert canonical_features("file:b+wks + normals+file:a+xyz") == "xyz+normals+wks+file:a+file:b"
     assert Preprocessing(features="hks+xyz").features == "xyz+hks" == TrainOptions(features="hks+xyz").features
@@ -122,9 +119,6 @@ def test_some_parts_need_eigenpairs() -> None:
     assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
     for features in ("xyz+wks", "diffused-curvature"):
         refused(OptionError, "k should be at least 1", Preprocessing, k=0, features=features)
-
-
-# ---- values ----
 
 
 @pytest.fixture(scope="module")
@@ -243,9 +237,6 @@ def test_rotation_is_the_default_if_a_part_is_a_vector() -> None:
     assert not TrainOptions(features="hks+curvature").rotates
     with pytest.raises(OptionError, match=r"rotate needs features with .*, got 'curvature\+hks'"):
         TrainOptions(features="hks+curvature", rotate=True)
-
-
-# ---- own arrays ----
 
 
 def test_own_arrays_are_found_beside_the_mesh(tmp_path: Path) -> None:
@@ -405,9 +396,6 @@ def test_classes_of_meshes_with_own_arrays(tmp_path: Path) -> None:
     files = [tmp_path / "data/a/test/4.obj", tmp_path / "data/b/test/5.obj"]
     predictions = predict_labels(files, DiffusionNet.load(tmp_path / "run/last.pt"), "cpu")
     assert [labels.tolist() for _, labels in predictions] == [[0], [1]]
-
-
-# ---- own vectors and scalars ----
 
 
 def windy(seed: int, turn: np.ndarray = EYE, **more: np.ndarray) -> LabeledMesh:

@@ -271,9 +271,6 @@ def test_an_index_error_of_an_item_is_not_the_end() -> None:
     refused(IndexError, "list index", list, OnDemand(2, lambda i: [1][i]))
 
 
-# ---- files that others replace ----
-
-
 def write_with_arrays(root: Path) -> Path:
     """Two training meshes and a test mesh with labels, an own array and a target at each vertex."""
     for seed, place in enumerate(("train/a", "train/b", "test/c")):

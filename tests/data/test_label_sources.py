@@ -44,9 +44,6 @@ def refusal(root: Path, **options: Any) -> str:
     return str(caught.value)
 
 
-# ---- lists of parts ----
-
-
 PARTS = {
     "1.off": FAN,
     "1_labels.txt": "Upper Arm\n1 3\n\nHead\n2\n",
@@ -106,9 +103,6 @@ def test_names_and_numbers_do_not_mix(tmp_path: Path) -> None:
     text = refusal(tmp_path)
     assert "1_labels.txt has labels by names" in text
     assert "2_labels.txt has numbers: a set can have only one" in text
-
-
-# ---- JSON ----
 
 
 TEETH = {
@@ -180,9 +174,6 @@ def test_tables_of_labels(tmp_path: Path) -> None:
     assert by_name(load_dataset(tmp_path)) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
     (tmp_path / "b.csv.gz").write_bytes(b"label\n7\n")
     assert "no labels (.txt, .npy, .seg, .csv, .json) for b.off" in refusal(tmp_path)
-
-
-# ---- properties and colors ----
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -281,9 +272,6 @@ def test_label_files_come_before_the_meshes_own(tmp_path: Path) -> None:
     assert read_source(tmp_path / "b.ply").values.tolist() == [0, 1, 2, 3, 4]
 
 
-# ---- sets without a training part ----
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -337,9 +325,6 @@ def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
     write(tmp_path, {"test/1.off": FAN, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
     data = load_dataset(tmp_path, needs_train=False)
     assert (data.label_names, by_name(data)) == (["arm", "leg", "head"], {"1": [0, 2, 2]})
-
-
-# ---- the order of labels ----
 
 
 def own_feature(root: Path) -> Any:

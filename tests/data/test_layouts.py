@@ -18,9 +18,6 @@ from diffnet.geometry import MeshError, mesh_edges
 
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
 
-# ---------------------------------------------------------------- rna
-
-
 RNA_SET = {
     "off/1K73_B.off": FAN,
     "off/1N8R_B.off": TETRAHEDRON,
@@ -74,9 +71,6 @@ def test_real_rna_surfaces(tmp_path: Path) -> None:
         np.testing.assert_array_equal([int(data.label_names[i]) for i in item.labels], stored)
 
 
-# ---------------------------------------------------------------- meshcnn
-
-
 MESHCNN_SET = {
     "train/shrec__2.obj": FAN,
     "train/shrec__10.obj": FAN,
@@ -113,9 +107,6 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path: Path) 
     np.testing.assert_array_equal(named.test[0].accepted, [[False, True, True]] * 3 + [[True, False, False]] * 3)
 
 
-# ---------------------------------------------------------------- coseg
-
-
 @pytest.mark.parametrize("layout", ["coseg", "auto"])
 def test_coseg(tmp_path: Path, layout: str) -> None:
     files = {f"shapes/{i}.off": FAN for i in range(1, 6)} | {f"gt/{i}.seg": "1\n2\n2\n" for i in range(1, 6)}
@@ -129,9 +120,6 @@ def test_coseg(tmp_path: Path, layout: str) -> None:
     refused(DataError, r"5\.seg: 2 labels, but .*5\.off has 3 faces", load_dataset, tmp_path, layout)
     (tmp_path / "gt/5.seg").unlink()
     refused(DataError, r"no labels \(\.seg\) for 5\.off", load_dataset, tmp_path, layout)
-
-
-# ---------------------------------------------------------------- princeton
 
 
 @pytest.mark.parametrize("layout", ["princeton", "auto"])
@@ -160,9 +148,6 @@ def test_princeton_is_divided_by_lists_and_subfolders(tmp_path: Path) -> None:
     assert data.test[0].labels.tolist() == [1, 1, 1]
 
 
-# ---------------------------------------------------------------- folder: where labels are
-
-
 def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more: object) -> dict[str, object]:
     """Two meshes a and b with the labels given for each."""
     (mesh_a, labels_a), (mesh_b, labels_b) = first, second
@@ -185,9 +170,6 @@ def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path: Path) -> N
 def test_folder_decides_an_ambiguous_count_by_the_other_files(tmp_path: Path, others: list[int], at: str) -> None:
     files = pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, others))
     assert load_dataset(write(tmp_path, files)).labels_at == at
-
-
-# ---------------------------------------------------------------- folder: which files
 
 
 def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path: Path) -> None:
@@ -343,9 +325,6 @@ def test_a_bad_mesh_is_named(tmp_path: Path) -> None:
     refused(MeshError, r"b\.off", load_dataset, tmp_path)
 
 
-# ---------------------------------------------------------------- compressed meshes
-
-
 def compress(root: Path, pattern: str) -> None:
     """Replace files by .gz files."""
     for file in sorted(root.glob(pattern)):
@@ -409,9 +388,6 @@ def test_a_mesh_with_and_without_gz(tmp_path: Path, layout: str) -> None:
     with pytest.raises(DataError, match=f"{mesh.parent}: {mesh.name} and {mesh.name}.gz are the same mesh") as e:
         load_dataset(tmp_path, layout)
     assert "\n" not in str(e.value)
-
-
-# ---------------------------------------------------------------- label files
 
 
 EXTREMES = [-(2**63), 2**63 - 1, 2**53 + 1]
@@ -487,9 +463,6 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
         np.savez(file, labels=np.zeros(3))
     for name in (*contents, "header.npy", "archive.npy", "absent.npy", "absent.txt"):
         refused(DataError, name.replace(".", r"\."), read_labels, tmp_path / name)
-
-
-# ---------------------------------------------------------------- arguments
 
 
 @pytest.mark.parametrize(

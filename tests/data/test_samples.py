@@ -53,9 +53,6 @@ def test_representations_are_one_line() -> None:
     assert len(repr(data)) < 200
 
 
-# ---- batches ----
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("limits", [{"meshes": 3}, {"max_vertices": 50}, {"meshes": 3, "max_vertices": 50}])
 def test_batches_keep_to_their_limits(limits: dict[str, int], shuffle: bool) -> None:
@@ -171,9 +168,6 @@ def test_limits_of_other_kinds() -> None:
     refused(ValueError, "epoch should be at least 0, got -1", MeshBatches([1], meshes=1).set_epoch, -1)
 
 
-# ---- samples ----
-
-
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
 def test_packed_samples_line_up(at: str) -> None:
     """The network gives the same outputs for a batch as mesh by mesh, in the order of the labels."""
@@ -256,9 +250,6 @@ def test_a_mesh_is_prepared_at_unit_size() -> None:
     refused(MeshError, "no such file", prepare, "nowhere.off", OPTIONS)
 
 
-# ---- features ----
-
-
 @pytest.mark.parametrize("source", ["ball", "loose", "cloud", "tiny"])
 def test_features_are_finite(source: str) -> None:
     ball = ellipsoid(0)
@@ -300,9 +291,6 @@ def test_features_of_wrong_arguments() -> None:
     for kind in ("xyz", "hks"):
         message = "the mesh has 162 vertices and the operators 42; pass the operators of this"
         refused(ValueError, message, input_features, ellipsoid(0, 2), operators, kind)
-
-
-# ---- the cache ----
 
 
 def test_training_reads_what_fill_cache_stored(tmp_path: Path) -> None:

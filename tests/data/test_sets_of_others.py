@@ -59,9 +59,6 @@ def write(root: Path, *names: str, labels: Any = LABELS, suffix: str = ".txt", *
     return root
 
 
-# ---------------------------------------------------------------- published divisions
-
-
 def test_lists_with_more_words_in_their_names(tmp_path: Path) -> None:
     scans = [f"{jaw}/{p}/{p}_{jaw}" for p in ("A1", "A10", "B2") for jaw in ("upper", "lower")]
     write(tmp_path, *scans, suffix=".json", training_upper__txt="A1_upper\nB2_upper", testing_upper__txt="A10_upper")
@@ -146,9 +143,6 @@ def test_test_pairs_leave_the_other_meshes_for_training(tmp_path: Path) -> None:
         load_pairs(tmp_path, tmp_path / "all_pairs.txt")
 
 
-# ---------------------------------------------------------------- meshes for validation
-
-
 def test_meshes_for_validation(tmp_path: Path) -> None:
     data = index_dataset(case("15_train_val_test_seg"), tmp_path, jobs=1)
     assert parts(data) == (["a0", "a1", "a2"], ["a3"], ["a4"])
@@ -217,9 +211,6 @@ def test_correspondence_leaves_meshes_for_validation_out(tmp_path: Path) -> None
     assert load_pairs(tmp_path).left_out == ("meshes for validation, which pairs don't have: c",)
 
 
-# ---------------------------------------------------------------- groups
-
-
 def test_groups_stay_together(tmp_path: Path) -> None:
     scans = [f"p{p}_{i}" for p in range(6) for i in range(1 + p % 3)]
     write(tmp_path / "flat", *scans)
@@ -263,9 +254,6 @@ def test_groups_need_a_random_division(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, "train/p1", "test/p2"), group_by="p")
     message = r"group_by is 'p', but nothing is divided at random: .* by the folders train, t"
     refused(OptionError, message, with_held_out, data, TrainOptions(group_by="p"))
-
-
-# ---------------------------------------------------------------- labels
 
 
 def test_scalars_beside_paint(tmp_path: Path) -> None:
@@ -324,9 +312,6 @@ def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith("7 of 8 meshes can't be used: ")
     assert (message.count("is not a whole number"), message.count(".txt")) == (1, 5)
-
-
-# ---------------------------------------------------------------- what a run says
 
 
 def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:

@@ -51,8 +51,6 @@ def refused(call: Callable[[], object], kind: type[Exception], *words: str) -> N
         assert word in message, message
 
 
-# ---- construction ----
-
 COUNTS = {
     "in_channels": lambda n: DiffusionNet(n, 5),
     "out_channels": lambda n: DiffusionNet(3, n),
