@@ -169,6 +169,8 @@ def test_tables_of_labels(tmp_path: Path) -> None:
     ):
         (tmp_path / "b.csv").write_text(content)
         assert message in refusal(tmp_path)
+    (tmp_path / "b.csv").write_text("7\n7\n-1\n")
+    assert by_name(load_dataset(tmp_path)) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
     (tmp_path / "b.csv").unlink()
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"name,Label\n,7\n,7\n,-1\n"))
     assert by_name(load_dataset(tmp_path)) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}

@@ -402,6 +402,8 @@ EXTREMES = [-(2**63), 2**63 - 1, 2**53 + 1]
         ("\ufeff5", [5]),
         (EXTREMES, EXTREMES),
         (np.array(EXTREMES), EXTREMES),
+        (np.array([False, True]), [0, 1]),
+        (np.array([[3], [-1]]), [3, -1]),
         *((np.array([0, 3, 100], dtype), [0, 3, 100]) for dtype in ("i1", "u1", "i8", "u8", "f2", "f8", ">i4")),
     ],
 )

@@ -279,18 +279,6 @@ def test_scalars_beside_paint(tmp_path: Path) -> None:
             assert load_dataset(tmp_path).label_names == ["#000000", "#320000"]
 
 
-@pytest.mark.parametrize(
-    "name", ["22_bool_npy", "22b_column_npy", "23_csv_Label", "23b_csv_index_label", "23c_csv_plain"]
-)
-def test_forms_of_labels(name: str) -> None:
-    data = load_dataset(case(name))
-    reference = load_dataset(case("06_cloudcompare_scalar"))
-    assert data.label_names == ["0", "1"]
-    for item, same in zip(data.train + data.test, reference.train + reference.test, strict=True):
-        assert item.labels.dtype == np.int64
-        np.testing.assert_array_equal(item.labels, same.labels)
-
-
 def test_files_that_were_seen_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"There is .*a0_seg\.txt, but the labels of a0\.obj should be in a0\.txt$"):
         load_dataset(case("24_name_seg"))

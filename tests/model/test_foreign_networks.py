@@ -115,6 +115,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "not as its parameter",
     ),
     "a value read back": (lambda: Foreign(lambda m, y, x, o: y * float(x.detach()[0, 0])), "can't be recorded"),
+    "implicit diffusion": (
+        lambda: small(diffusion="implicit", gradient="auto"),
+        "implicit diffusion reads from the GPU",
+    ),
     "TorchScript": (lambda: Foreign(lambda m, y, x, o: m.script(y), script=scripted()), "TorchScript"),
 }
 

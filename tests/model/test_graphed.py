@@ -195,13 +195,6 @@ def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operator
         assert counted_replays(lambda: model(x, meshes[0])) == 1
 
 
-def test_implicit_diffusion_runs_without_graphs_and_says_so(meshes: list[Operators]) -> None:
-    model = with_graphs(network(diffusion="implicit", gradient="auto"), "cpu")
-    with pytest.warns(RuntimeWarning, match="implicit diffusion reads from the GPU"):
-        out = model(features(meshes[0]), meshes[0])
-    assert out.shape == (12, 5)
-
-
 def test_copies_have_graphs_of_their_own(meshes: list[Operators]) -> None:
     model, x = with_graphs(network(), "cpu"), features(meshes[0])
     out = model(x, meshes[0])
