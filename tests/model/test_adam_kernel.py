@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph, network
+from graph_emulator import DEVICES, EmulatedGraph, network
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,7 +22,6 @@ from diffnet.cuda_graphs import optimizers
 from diffnet.ops.adam import kernels
 from diffnet.train.steps.step import Adam
 
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 

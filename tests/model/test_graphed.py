@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph, counted_replays, with_graphs
+from graph_emulator import DEVICES, EmulatedGraph, counted_replays, with_graphs
 from refusals import refused
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,10 +22,8 @@ from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import graphed, sizes as graph_sizes
 from diffnet.cuda_graphs.forward import MAX_LANES
 from diffnet.cuda_graphs.module_state import GRAPHS
-from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
+from diffnet.cuda_graphs.sizes import BatchSize, round_up
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
-
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 
 @pytest.fixture
@@ -238,13 +236,6 @@ def test_sizes_grow_by_at_most_an_eighth() -> None:
         assert size.faces == round_up(count)
     assert BatchSize(1, 200_000).rounded().vertices == 204_800
     assert len({BatchSize(1, v).rounded() for v in range(20_000, 200_001, 7)}) == 32
-
-
-def test_the_largest_batch_holds_every_batch() -> None:
-    sizes = [BatchSize(1, v, faces=2 * v) for v in (100, 300, 200, 50)]
-    assert largest_batch(sizes, meshes=3, vertices=None) == BatchSize(3, 600, 1200)
-    assert largest_batch(sizes, meshes=None, vertices=160) == BatchSize(2, 300, 600)
-    assert size_of(collate([precompute(trimesh.creation.icosphere(0), k=4)] * 3), {"faces"}) == BatchSize(3, 36, 60)
 
 
 @pytest.mark.usefixtures("tf32")

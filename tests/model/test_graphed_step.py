@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_emulator import EmulatedGraph, ReplayedGraph, counted_replays, network
+from graph_emulator import DEVICES, EmulatedGraph, ReplayedGraph, counted_replays, network, two_groups
 from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,7 +21,6 @@ from diffnet import GraphedStep, Operators, WeightAverage, collate, graphed, lab
 from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.whole_step import StepGraphs
 
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CLASSES = 5
 Batch = tuple[Tensor, Operators, Tensor]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -95,12 +94,6 @@ def no_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         yield
-
-
-def two_groups(parameters: Any) -> torch.optim.Optimizer:
-    first, *others = parameters
-    groups = [{"params": [first], "lr": 1e-3, "weight_decay": 0}, {"params": others}]
-    return torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
 
 
 @pytest.mark.usefixtures("no_warning")
