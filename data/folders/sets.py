@@ -101,9 +101,8 @@ def load_classes(
       is train, val or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a
       header.
 
-    Folders of parts may have other names, and there may be one for validation, as in `load_dataset`. Without a split,
-    the lists of `load_dataset` divide the meshes. Without these, a random share of `test_fraction` of each class, drawn
-    with `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
+    Folders and lists are those of `load_dataset`. Else a random share of `test_fraction` of each class, drawn with
+    `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
     group_by: see `load_dataset`

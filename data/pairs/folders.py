@@ -324,7 +324,13 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
     Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
     negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
     """
-    values = [_read_vertices(file) for file in files]
+    values = [read_labels(file.path) for file in files]
+    for file, array in zip(files, values, strict=True):
+        if len(missing := np.flatnonzero(array < 0)):
+            raise DataError(
+                f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
+                "partial shape. Partial shapes are not supported: every point needs a vertex"
+            )
     first = _first_number(files, values) if base == "auto" else int(base)
     for file, array in zip(files, values, strict=True):
         outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
@@ -334,17 +340,6 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
                 f"numbered from {first} to {file.vertices + first - 1}"
             )
     return [array - first for array in values]
-
-
-def _read_vertices(file: IndexFile) -> Ints:
-    values = read_labels(file.path)
-    missing = np.flatnonzero(values < 0)
-    if len(missing):
-        raise DataError(
-            f"{file.path}: entry {missing[0] + 1} is {values[missing[0]]}, which marks a missing point, as on a "
-            "partial shape. Partial shapes are not supported: every point needs a vertex"
-        )
-    return values
 
 
 def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
