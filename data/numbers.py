@@ -62,8 +62,7 @@ def check_vertex_numbers(mesh: Mesh | Path, file: Path, remedy: str = "Use value
 
 def read_lines(path: Path) -> list[str]:
     """The stripped lines of a UTF-8 text file, without blank ones. Raises DataError if no line is left."""
-    lines = [line.strip() for line in text_of(path).splitlines()]
-    lines = [line for line in lines if line]
+    lines = [stripped for line in text_of(path).splitlines() if (stripped := line.strip())]
     if not lines:
         raise DataError(f"{path}: the file is empty")
     return lines

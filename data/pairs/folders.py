@@ -29,7 +29,6 @@ _MAPS = (".txt", ".map")
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
 Ints: TypeAlias = NDArray[np.int64]
-_Shapes: TypeAlias = list[PairShape]
 
 
 def load_pairs(
@@ -250,7 +249,7 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], rule
     return replace(data, train_pairs=parts["train"], test_pairs=parts["test"])
 
 
-def _pairs_by(data: MeshPairs, shapes: _Shapes, rule: str) -> list[Pair]:
+def _pairs_by(data: MeshPairs, shapes: list[PairShape], rule: str) -> list[Pair]:
     """The pairs of meshes by one of RULES, each once, the earlier mesh first.
 
     If the set has maps, these are the pairs that have one, in its direction.

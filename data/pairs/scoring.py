@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,9 +56,7 @@ def pair_errors(
     truths = [_truth_of(data, first, second) for first, second in pairs]
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
-    def measure(questions: list[Prediction]) -> list[Floats]:
-        return geodesic_errors_of_all(questions, cache_dir=cache_dir, jobs=jobs)
-
+    measure = partial(geodesic_errors_of_all, cache_dir=cache_dir, jobs=jobs)
     right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
     distances = measure(
         [
