@@ -67,21 +67,6 @@ def test_lists_of_parts(tmp_path: Path, folder: str) -> None:
     assert "label_names.txt: two classes are called 'Head'" in refusal(tmp_path)
 
 
-def test_lists_of_parts_number_polygons(tmp_path: Path) -> None:
-    data = load_dataset(
-        write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": FAN, "b_labels.txt": "x\n1 2\ny\n3"})
-    )
-    assert by_name(data) == {"a": [UNLABELED, UNLABELED, 0, 0], "b": [0, 0, 1]}
-
-
-def test_a_file_with_this_name_may_hold_numbers(tmp_path: Path) -> None:
-    files = {f"{name}.off": FAN for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
-    assert by_name(load_dataset(write(tmp_path, files))) == {"a": [0, 0, 1], "b": [0, 0, 1]}
-    # The mesh may have this name itself.
-    files = {f"{name}_labels.off": FAN for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
-    assert set(by_name(load_dataset(write(tmp_path / "other", files)))) == {"a_labels", "b_labels"}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

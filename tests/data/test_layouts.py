@@ -132,11 +132,6 @@ def test_princeton_labels_faces(tmp_path: Path, layout: str, meshes: str, segs: 
     assert by_name(data) == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
 
 
-def test_princeton_labels_faces_even_if_the_counts_are_equal(tmp_path: Path) -> None:
-    files = {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": [0, 1, 2, 3], "2.seg": [0, 1, 2, 3]}
-    assert load_dataset(write(tmp_path, files)).labels_at == "faces"
-
-
 def test_princeton_is_divided_by_lists_and_subfolders(tmp_path: Path) -> None:
     labels = {f"{i}.seg": [i, i, i] for i in range(4)}
     listed = write(tmp_path / "listed", {f"{i}.off": FAN for i in range(4)} | labels)
@@ -154,38 +149,63 @@ def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more
     return {"a.off": mesh_a, "a.txt": labels_a, "b.off": mesh_b, "b.txt": labels_b, **more}
 
 
-def test_folder_finds_vertices_from_the_count(tmp_path: Path) -> None:
-    data = load_dataset(write(tmp_path, pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40]))))
-    assert (data.labels_at, data.label_names) == ("vertices", ["2", "7", "40"])
-    assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]}
+FORMATS = {
+    "a.OFF": FAN,
+    "b.STL": FAN,
+    "c.obj": FAN,
+    "labels/a.TXT": [0, 0, 0],
+    "labels/b.npy": np.array([0.0, 1.0, 1.0], np.float32),
+    "labels/c.seg": "0 1\n\n1.0",
+    ".d.off": "not a mesh",
+    "._a.txt": "not a label",
+    "README.txt": "words",
+}
+NUMBERS = {f"{name}_labels.txt": "1 1 2" for name in "ab"}
+FOUR = [0, 1, 2, 3]
+READ: dict[str, tuple[dict[str, Any], list[str], dict[str, list[int]]]] = {
+    "vertices by the count": (
+        pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40])),
+        ["vertices", "2", "7", "40"],
+        {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]},
+    ),
+    "polygons, and their triangles": (
+        pair((MIXED, [0, 1, 2]), (MIXED, [0, 0, 1, 2, 2])),
+        ["faces", "0", "1", "2"],
+        {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]},
+    ),
+    "vertices by another file": (pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, [0, 1, 1, 1, 1])), ["vertices", "0", "1"], {}),
+    "faces by another file": (pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, [0, 1, 1])), ["faces", "0", "1"], {}),
+    "faces of princeton": (
+        {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": FOUR, "2.seg": FOUR},
+        ["faces", *map(str, FOUR)],
+        {},
+    ),
+    "formats in any case": (FORMATS, ["faces", "0", "1"], {"a": [0, 0, 0], "b": [0, 1, 1], "c": [0, 1, 1]}),
+    "names in the order of the values": (
+        pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\n"}),
+        ["faces", "arm", "leg"],
+        {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]},
+    ),
+    "parts of polygons": (
+        {"a.off": MIXED, "a_labels.txt": "x\n2 3\n", "b.off": FAN, "b_labels.txt": "x\n1 2\ny\n3"},
+        ["faces", "x", "y"],
+        {"a": [UNLABELED, UNLABELED, 0, 0, 0], "b": [0, 0, 1]},
+    ),
+    "numbers in place of parts": (
+        {"a.off": FAN, "b.off": FAN, **NUMBERS},
+        ["faces", "1", "2"],
+        {"a": [0, 0, 1], "b": [0, 0, 1]},
+    ),
+    "a mesh with the name of a list": ({"a_labels.off": FAN, "b_labels.off": FAN, **NUMBERS}, ["faces", "1", "2"], {}),
+}
 
 
-def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path: Path) -> None:
-    data = load_dataset(write(tmp_path, pair((MIXED, [0, 1, 2]), (MIXED, [0, 0, 1, 2, 2]))))
-    assert data.labels_at == "faces"
-    assert by_name(data) == {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]}
-
-
-@pytest.mark.parametrize(("others", "at"), [([0, 1, 1, 1, 1], "vertices"), ([0, 1, 1], "faces")])
-def test_folder_decides_an_ambiguous_count_by_the_other_files(tmp_path: Path, others: list[int], at: str) -> None:
-    files = pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, others))
-    assert load_dataset(write(tmp_path, files)).labels_at == at
-
-
-def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path: Path) -> None:
-    files = {
-        "a.OFF": FAN,
-        "b.STL": FAN,
-        "c.obj": FAN,
-        "labels/a.TXT": [0, 0, 0],
-        "labels/b.npy": np.array([0.0, 1.0, 1.0], np.float32),
-        "labels/c.seg": "0 1\n\n1.0",
-        ".d.off": "not a mesh",
-        "._a.txt": "not a label",
-        "README.txt": "words",
-    }
-    data = load_dataset(write(tmp_path, files), "folder")
-    assert by_name(data) == {"a": [0, 0, 0], "b": [0, 1, 1], "c": [0, 1, 1]}
+@pytest.mark.parametrize("case", READ)
+def test_elements_classes_and_labels(tmp_path: Path, case: str) -> None:
+    files, (at, *classes), labels = READ[case]
+    data = load_dataset(write(tmp_path, files))
+    assert (data.labels_at, data.label_names) == (at, classes)
+    assert not labels or by_name(data) == labels
 
 
 @pytest.mark.parametrize(
@@ -213,13 +233,6 @@ def test_random_split_is_seeded_sized_and_complete(tmp_path: Path) -> None:
     assert names(first.train) == sorted(names(first.train), key=int)
     assert len(load_dataset(tmp_path, test_fraction=0.999).train) == 1
     assert len(load_dataset(tmp_path, test_fraction=0.001).test) == 1
-
-
-def test_label_names_are_read_in_the_order_of_the_values(tmp_path: Path) -> None:
-    files = pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\n"})
-    data = load_dataset(write(tmp_path, files))
-    assert data.label_names == ["arm", "leg"]
-    assert by_name(data) == {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]}
 
 
 def test_a_single_class_is_refused(tmp_path: Path) -> None:

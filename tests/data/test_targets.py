@@ -125,32 +125,18 @@ HEADER = "targets.csv: the first line should be file,COLUMN,â€¦ or file,COLUMN,â
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (np.zeros((41, 2)), r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges"),
-        (np.zeros((80, 2)), r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces"),
-        (np.zeros((42, 3)), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
-        (np.zeros((42, 2, 2)), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
-        (np.zeros((0, 2)), r"m1.t.npy: there are no numbers in the file"),
-        (np.array(["a"] * 42), r"m1.t.npy: targets should be numbers, dtype is <U1"),
-        (WITH_INFINITY, r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
-        ("text", r"m1.t.npy: the file is not a NumPy array of numbers"),
-        ("PK\x03\x04 cut off", r"m1.t.npy: the file is not a NumPy array of numbers"),
-        (None, r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
-    ],
-)
-def test_bad_arrays_give_one_line_that_names_the_file(content: Any, message: str, tmp_path: Path) -> None:
-    three(tmp_path)
-    (tmp_path / "m1.t.npy").unlink()
-    write(tmp_path, {"m1.t.npy": content})
-    with pytest.raises(DataError, match=message) as raised:
-        load_targets(tmp_path, "file:t")
-    assert len(str(raised.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
+        ("m1.t.npy", np.zeros((41, 2)), r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges"),
+        ("m1.t.npy", np.zeros((80, 2)), r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces"),
+        ("m1.t.npy", np.zeros((42, 3)), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
+        ("m1.t.npy", np.zeros((42, 2, 2)), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
+        ("m1.t.npy", np.zeros((0, 2)), r"m1.t.npy: there are no numbers in the file"),
+        ("m1.t.npy", np.array(["a"] * 42), r"m1.t.npy: targets should be numbers, dtype is <U1"),
+        ("m1.t.npy", WITH_INFINITY, r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
+        ("m1.t.npy", "text", r"m1.t.npy: the file is not a NumPy array of numbers"),
+        ("m1.t.npy", "PK\x03\x04 cut off", r"m1.t.npy: the file is not a NumPy array of numbers"),
+        ("m1.t.npy", None, r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
         ("m1.t.txt", "1 2\n3 x\n", r"m1.t.txt, line 2: 'x' is not a number"),
         ("m1.t.txt", "1 2\n3\n", r"m1.t.txt, line 2: 1 column, but the lines before have 2"),
         ("m1.t.txt", "1 2\n1_0 2\n", r"m1.t.txt, line 2: '1_0' is not a number"),
@@ -177,11 +163,13 @@ def test_bad_arrays_give_one_line_that_names_the_file(content: Any, message: str
         ("targets.csv", "file,a,b\nm0.ply,1,\nm1.ply,1,nan", r"the column 'b' is missing \(NaN\) in all training mes"),
     ],
 )
-def test_bad_text_gives_one_line_that_names_the_line(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_bad_files_give_one_line_that_names_the_place(name: str, content: Any, message: str, tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
-    write(tmp_path, {name: text})
-    refused(DataError, message, load_targets, tmp_path, None if name == "targets.csv" else "file:t")
+    write(tmp_path, {name: content})
+    with pytest.raises(DataError, match=message) as raised:
+        load_targets(tmp_path, None if name == "targets.csv" else "file:t")
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
