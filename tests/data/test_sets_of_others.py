@@ -151,6 +151,11 @@ def test_meshes_for_validation(tmp_path: Path) -> None:
     message = r"^validation is 0.2, but the set has 1 mesh for validation; .* train, val, te"
     refused(OptionError, message, with_held_out, data, TrainOptions(validation=0.2))
     assert parts(load_dataset(case("15_train_val_test_seg"), needs_train=False)) == ([], [], ["a4"])
+    assert not write_shards(data, tmp_path / "shards", Preprocessing(k=4), tmp_path, jobs=1)
+    again = load_shards(tmp_path / "shards")
+    assert parts(again) == parts(data)
+    np.testing.assert_array_equal(again.validation[0].labels, data.validation[0].labels)
+    assert parts(load_shards(tmp_path / "shards", needs_train=False)) == ([], [], ["a4"])
 
 
 @pytest.mark.parametrize("layout", ["meshcnn", "princeton", "teeth"])
@@ -195,20 +200,8 @@ def test_lists_and_tables_with_meshes_for_validation(tmp_path: Path) -> None:
     table.write_text("\n".join(["file,size,split", *rows]))
     for data in (load_targets(table), index_targets(table, tmp_path / "cache", jobs=1)):
         assert parts(data) == (["a.obj"], ["b.obj", "c.obj"], ["d.obj"])
-
-
-def test_shards_keep_the_parts(tmp_path: Path) -> None:
-    data = index_dataset(case("15_train_val_test_seg"), tmp_path / "cache", jobs=1)
-    assert not write_shards(data, tmp_path / "shards", Preprocessing(k=4), tmp_path / "cache", jobs=1)
-    again = load_shards(tmp_path / "shards")
-    assert parts(again) == parts(data)
-    np.testing.assert_array_equal(again.validation[0].labels, data.validation[0].labels)
-    assert parts(load_shards(tmp_path / "shards", needs_train=False)) == ([], [], ["a4"])
-
-
-def test_correspondence_leaves_meshes_for_validation_out(tmp_path: Path) -> None:
-    write(tmp_path, "train/a", "train/b", "val/c", "test/d", "test/e", labels=None)
-    assert load_pairs(tmp_path).left_out == ("meshes for validation, which pairs don't have: c",)
+    write(tmp_path / "pairs", "train/a", "train/b", "val/c", "test/d", "test/e", labels=None)
+    assert load_pairs(tmp_path / "pairs").left_out == ("meshes for validation, which pairs don't have: c",)
 
 
 def test_groups_stay_together(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from copies import ends_of_copies
 from operator_checks import assert_same
 from refusals import refused
 from safetensors.numpy import load
+from set_files import MIXED
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
 
@@ -83,14 +84,6 @@ def assert_equal_items(items: Sequence[LabeledMesh], expected: Sequence[LabeledM
         assert item.labels.shape == other.labels.shape
 
 
-def quadrilaterals() -> LabeledMesh:
-    """A cube of six polygons with labels at its triangles."""
-    verts = [[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)]
-    faces = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
-    mesh = make_mesh(np.array(verts) / 3, faces, name="cube")
-    return LabeledMesh("cube", mesh, np.arange(12) % 2)
-
-
 def point_cloud() -> LabeledMesh:
     points = np.random.default_rng(0).normal(size=(300, 3))
     mesh = make_mesh(points, None, name="points", normals=points)
@@ -99,7 +92,7 @@ def point_cloud() -> LabeledMesh:
 
 CASES: dict[str, tuple[LabeledMesh, Any]] = {
     "vertices": (small_set().train[0], "vertices"),
-    "faces": (quadrilaterals(), "faces"),
+    "faces": (LabeledMesh("quads", make_mesh(MIXED[0], MIXED[1][::2], name="quads"), np.arange(4) % 2), "faces"),
     "meshes": (point_cloud(), "meshes"),
     "targets": (replace(small_set().train[0], labels=np.random.default_rng(0).normal(size=(42, 3))), "vertices"),
     "target of a mesh": (replace(point_cloud(), labels=np.array([[0.5, np.nan, 3]])), "meshes"),

@@ -7,13 +7,14 @@ import gc
 import pickle
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trimesh
-from graph_emulator import DEVICES, EmulatedGraph, counted_replays, with_graphs
+from graph_emulator import DEVICES, EmulatedGraph, counted_replays, network as small, with_graphs
 from refusals import refused
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -25,17 +26,14 @@ from diffnet.cuda_graphs.module_state import GRAPHS
 from diffnet.cuda_graphs.sizes import BatchSize, round_up
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
 
+network = partial(small, blocks=2)
+
 
 @pytest.fixture
 def tf32() -> Iterator[None]:
     torch.set_float32_matmul_precision("high")
     yield
     torch.set_float32_matmul_precision("highest")
-
-
-def network(**options: Any) -> DiffusionNet:
-    torch.manual_seed(0)
-    return DiffusionNet(3, 5, **{"width": 8, "blocks": 2, "dropout": 0.0, "gradient": "spectral", **options})
 
 
 def features(operators: Operators) -> Tensor:
@@ -385,8 +383,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.net = DiffusionNet(3, 5, width=8, blocks=1, dropout=0.0, gradient="spectral")
+        self.net = small()
         self.unused = nn.Parameter(torch.zeros(3))
         self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
         self.bias = nn.Parameter(torch.zeros(5))
