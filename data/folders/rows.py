@@ -66,7 +66,7 @@ def find_target_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
             f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
             "for targets at vertices, faces or edges"
         )
-    lines = _lines(table)
+    lines = [line for line in table_lines(table) if any(line[1])]
     header = lines[0][1] if lines else []
     has_split = bool(header) and header[-1].lower() == "split"
     names = header[1 : -1 if has_split else None]
@@ -148,7 +148,7 @@ def _class_rows(label: str, folder: Path, part: Part | None) -> list[Row]:
 
 
 def _class_table(table: Path) -> _Rows:
-    lines = _lines(table)
+    lines = [line for line in table_lines(table) if any(line[1])]
     if lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"]):
         lines = lines[1:]
     for number, cells in lines:
@@ -157,10 +157,6 @@ def _class_table(table: Path) -> _Rows:
                 f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
             )
     return _table_rows(table, lines, 1), f"by the table {table.name}", []
-
-
-def _lines(table: Path) -> list[tuple[int, list[str]]]:
-    return [(number, cells) for number, cells in table_lines(table) if any(cells)]
 
 
 def _table_rows(table: Path, lines: list[tuple[int, list[str]]], columns: int) -> list[Row]:
