@@ -461,6 +461,29 @@ def test_bad_arguments() -> None:
     refused(ValueError, "decay should be above 0 and below 1, got 1", WeightAverage, model, 1)
 
 
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    {
+        "replaced": (lambda model: setattr(model, "last", nn.Linear(8, 4)), r"^last\.weight was replaced"),
+        "inside": (lambda model: setattr(model.blocks[0].mlp, "2", nn.Linear(8, 8)), r"^blocks\.0\.mlp\.2\.weight was"),
+        "added": (lambda model: model.blocks.append(nn.Linear(8, 8)), r"^blocks\.1\.weight was replaced, added"),
+        "moved": (lambda model: model.double(), "is now torch.float64 on cpu"),
+    }.values(),
+)
+def test_an_average_belongs_to_the_parameters_that_it_was_made_of(change: Callable[[Any], object], fault: str) -> None:
+    model = network()
+    average = WeightAverage(model, 0.9)
+    average.update()
+    model.blocks[0].mlp.dropout = nn.Dropout(0.1)  # no parameter
+    model.first.requires_grad_(False)
+    average.update()
+    average.write()
+    assert torch.equal(average.network.first.weight, model.first.weight)  # not rounded
+    change(model)
+    for work in (average.update, average.write):
+        refused(RuntimeError, fault, work)
+
+
 @pytest.mark.gpu
 def test_packed_batches_under_autocast_on_a_gpu(meshes: list[Operators]) -> None:
     """Batches of several meshes, with dropout that is off, in bf16."""
