@@ -112,12 +112,6 @@ def test_bad_text(text: Any, message: str) -> None:
         assert message in str(caught.value)
 
 
-def test_some_parts_need_eigenpairs() -> None:
-    assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
-    for features in ("xyz+wks", "diffused-curvature"):
-        refused(OptionError, "k should be at least 1", Preprocessing, k=0, features=features)
-
-
 @pytest.fixture(scope="module")
 def prepared() -> tuple[Mesh, Operators]:
     return prepare(load_dataset(BODIES).train[0].mesh, Preprocessing(k=32))

@@ -270,8 +270,9 @@ def test_features_are_finite(source: str) -> None:
 
 
 def test_preprocessing_names_bad_options() -> None:
+    assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
     for options, message in (
-        ({"k": 0}, "k .*0"),
+        *(({"k": 0, "features": name}, "k should be at least 1, got 0") for name in ("xyz+wks", "diffused-curvature")),
         ({"k": "128"}, "k should be an integer, got '128' of type str"),
         ({"k": 128.0}, "k should be an integer, got 128.0 of type float"),
         ({"k": True}, "k should be an integer, got True of type bool"),
