@@ -39,6 +39,7 @@ from diffnet.data import (
 from diffnet.data.shards import reading, writing
 from diffnet.data.shards.archives import TABLE, parsed_table, table_blob
 from diffnet.data.shards.reading import INDEX, SUFFIX, is_shards
+from diffnet.data.shards.records import check_mesh
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked
@@ -289,6 +290,8 @@ def test_other_sizes_than_in_the_index(folder: Path) -> None:
     changed_index(folder, lambda arrays, about: arrays["vertex_counts"].__iadd__(1))
     with pytest.raises(DataError, match=r"the record at byte 128 is damaged .*\(ValueError: verts should be"):
         read_all(load_shards(folder))
+    arrays = {"verts": np.zeros((3, 3)), "faces": np.array([[0, 1, 3]])}
+    refused(ValueError, "faces are not all from 0 to 2", check_mesh, arrays, 3, 1)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "missing"])
