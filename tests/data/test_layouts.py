@@ -160,6 +160,7 @@ FORMATS = {
     "._a.txt": "not a label",
     "README.txt": "words",
 }
+EQUAL = TETRAHEDRON, [0, 1, 1, 0]
 NUMBERS = {f"{name}_labels.txt": "1 1 2" for name in "ab"}
 FOUR = [0, 1, 2, 3]
 READ: dict[str, tuple[dict[str, Any], list[str], dict[str, list[int]]]] = {
@@ -173,8 +174,8 @@ READ: dict[str, tuple[dict[str, Any], list[str], dict[str, list[int]]]] = {
         ["faces", "0", "1", "2"],
         {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]},
     ),
-    "vertices by another file": (pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, [0, 1, 1, 1, 1])), ["vertices", "0", "1"], {}),
-    "faces by another file": (pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, [0, 1, 1])), ["faces", "0", "1"], {}),
+    "vertices by another file": (pair(EQUAL, (FAN, [0, 1, 1, 1, 1])), ["vertices", "0", "1"], {}),
+    "faces by another file": (pair(EQUAL, (FAN, [0, 1, 1])), ["faces", "0", "1"], {}),
     "faces of princeton": (
         {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": FOUR, "2.seg": FOUR},
         ["faces", *map(str, FOUR)],
@@ -257,6 +258,7 @@ TEETH_SET = {
 SEG_SET = {"off/a.off": FAN, "off/b.off": TETRAHEDRON, "seg/a.seg": [0, 0, 1], "seg/b.seg": [0, 0, 1, 1]}
 GOOD = pair((FAN, [0, 0, 1]), (FAN, [0, 1, 1]))
 SOFT = "sseg/shrec__1.seseg"
+SEVEN = {"off/b.off": MIXED, "seg/b.seg": [0] * 7}
 
 
 @pytest.mark.parametrize(
@@ -280,16 +282,8 @@ SOFT = "sseg/shrec__1.seseg"
         (MESHCNN_SET, {SOFT: "\n"}, r"shrec__1\.seseg: there are no numbers in the file"),
         (MESHCNN_SET, {"seg/shrec__1.eseg": [1] * 4}, r"shrec__1\.eseg: 4 labels, but .*shrec__1\.OBJ has 6 edges"),
         (MESHCNN_SET, {"seg/shrec__10.eseg": None}, r"no labels \(\.eseg\) for shrec__10\.obj"),
-        (
-            SEG_SET,
-            {"off/b.off": MIXED, "seg/b.seg": [0] * 7},
-            r"b\.seg: 7 labels, .*b\.off has 3 faces \(5 triangles\)",
-        ),
-        (
-            GOOD,
-            pair((TETRAHEDRON, [0, 1, 1, 0]), (TETRAHEDRON, [0, 1, 1, 0])),
-            r"4 labels fit .* 4 vertices and 4 faces",
-        ),
+        (SEG_SET, SEVEN, r"b\.seg: 7 labels, .*b\.off has 3 faces \(5 triangles\)"),
+        (GOOD, pair(EQUAL, EQUAL), r"4 labels fit .* 4 vertices and 4 faces"),
         (GOOD, {"a.txt": [0, 0, 0, 0]}, r"a\.txt: 4 labels, but .*a\.off has 5 vertices and 3 faces"),
         (GOOD, {"b.txt": [0] * 5}, r"b\.txt labels vertices, but .*a\.txt labels faces"),
         (GOOD, {"a.txt": [-1] * 3, "b.txt": [-1] * 3}, r"every label is negative"),
@@ -368,12 +362,6 @@ def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str,
     data = load_dataset(tmp_path / "packed")
     assert (data.label_names, data.labels_at) == (expected.label_names, expected.labels_at)
     same_items([*data.train, *data.test], [*expected.train, *expected.test])
-
-
-def test_damaged_compressed_labels(tmp_path: Path) -> None:
-    for name in ("a.txt.gz", "a.npy.gz"):
-        (tmp_path / name).write_bytes(b"not compressed")
-        refused(DataError, f"{name}: not a gzip file, or a damaged one", read_labels, tmp_path / name)
 
 
 def test_folder_reads_vtk_files(tmp_path: Path) -> None:
@@ -468,6 +456,9 @@ def test_arrays_that_are_not_labels(tmp_path: Path, array: np.ndarray, message: 
 
 
 def test_files_that_are_not_label_files(tmp_path: Path) -> None:
+    for name in ("a.txt.gz", "a.npy.gz"):
+        (tmp_path / name).write_bytes(b"not compressed")
+        refused(DataError, f"{name}: not a gzip file, or a damaged one", read_labels, tmp_path / name)
     contents = {"words.npy": b"1\n2\n", "cut.npy": b"", "zip.npy": b"PK\x03\x04 cut off"}
     contents |= {"empty.txt": b"\n \n", "binary.txt": b"\xff\xfe\x00\x01"}
     for name, content in contents.items():
