@@ -309,17 +309,15 @@ def test_names_count_the_labels_of_the_training_part(tmp_path: Path) -> None:
     assert (data.label_names, by_name(data)) == (["arm", "leg"], {"2": [1, 1, 1]})
     write(tmp_path, {"train/1.off": "broken"})
     assert by_name(load_dataset(tmp_path, needs_train=False)) == {"2": [1, 1, 1]}
+    # There may be more names than values.
+    write(tmp_path / "more", {"test/1.off": FAN, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
+    data = load_dataset(tmp_path / "more", needs_train=False)
+    assert (data.label_names, by_name(data)) == (["arm", "leg", "head"], {"1": [0, 2, 2]})
 
 
 def test_a_test_part_is_needed(tmp_path: Path) -> None:
     assert "there is train but no test" in refusal(write(tmp_path / "x", {"train/1.off": FAN}), needs_train=False)
     assert "no meshes in test" in refusal(write(tmp_path / "y", {"test/1.txt": "1", "1.off": FAN}), needs_train=False)
-
-
-def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
-    write(tmp_path, {"test/1.off": FAN, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
-    data = load_dataset(tmp_path, needs_train=False)
-    assert (data.label_names, by_name(data)) == (["arm", "leg", "head"], {"1": [0, 2, 2]})
 
 
 def own_feature(root: Path) -> Any:

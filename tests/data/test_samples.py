@@ -39,13 +39,10 @@ def elements(mesh: Mesh, at: str) -> np.ndarray:
     return {"vertices": np.arange(len(mesh.verts))[:, None], "faces": mesh.faces, "edges": mesh_edges(mesh.faces)}[at]
 
 
-def test_a_sample_needs_a_labeled_mesh() -> None:
-    message = r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
-    refused(TypeError, message, make_sample, ellipsoid(0), OPTIONS)
-
-
 def test_representations_are_one_line() -> None:
     item = LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64))
+    message = r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
+    refused(TypeError, message, make_sample, item.mesh, OPTIONS)
     mesh = "Mesh(name='ellipsoid 0', vertices=42, faces=80)"
     assert repr(item) == f"LabeledMesh(name='a', mesh={mesh}, labels=(42,) int64)"
     data = LabeledMeshes([item, item], [item], [f"class {i}" for i in range(260)], "vertices")

@@ -15,6 +15,7 @@ import pytest
 import torch
 import trimesh
 from float64 import DEVICE
+from kernel_accuracy import relative
 from refusals import refused
 from shapes import ellipsoid
 from torch import Tensor, nn
@@ -335,11 +336,6 @@ def packed() -> Operators:
 
 
 small = partial(network, width=8, blocks=1)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    a, b = a.detach().double().cpu(), b.detach().double().cpu()
-    return float(torch.linalg.norm(a - b) / torch.linalg.norm(b))
 
 
 def loss_and_gradients(model: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
