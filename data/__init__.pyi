@@ -60,7 +60,7 @@ from .labeled import (
     TargetsAt as TargetsAt,
 )
 from .options import Preprocessing as Preprocessing, Variants as Variants
-from .pairs.folders import load_pairs as load_pairs, save_pairs as save_pairs
+from .pairs.folders import load_pairs as load_pairs
 from .pairs.samples import (
     PairedMeshes as PairedMeshes,
     PairSample as PairSample,

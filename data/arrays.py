@@ -14,7 +14,7 @@ from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Sta
 from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.sources import array_files, arrays_in_mesh_file, only_file
 from diffnet.data.labeled import DataError, LabeledMesh
-from diffnet.data.numbers import check_vertex_numbers, read_array
+from diffnet.data.numbers import MAX_NUMBER, check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.options import ScaleRule, counts_all
@@ -199,13 +199,10 @@ def _checked(mesh: Mesh, part: str, content: Any, source: str) -> NDArray[np.flo
             f"has shape {array.shape}"
         )
     values = array.astype(np.float64).reshape(count, -1)
-    bad = np.flatnonzero(~(np.abs(values) < _MAX_VALUE).all(axis=1))
+    bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER).all(axis=1))
     if len(bad):
         raise DataError(
-            f"{mesh.name}: {part} should hold finite numbers below {_MAX_VALUE:g}, but row {bad[0]} of {source} is "
+            f"{mesh.name}: {part} should hold finite numbers below {MAX_NUMBER:g}, but row {bad[0]} of {source} is "
             f"{values[bad[0]].tolist()}"
         )
     return values
-
-
-_MAX_VALUE = 1e30  # sums of squares overflow neither float64 nor, once standardized, float32

@@ -46,10 +46,6 @@ def _positions(mesh: Mesh, operators: Operators) -> Tensor:
     return torch.from_numpy(mesh.verts).float()
 
 
-def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
-    return _without_unit(geometry.curvature(operators), mesh)
-
-
 def _diffused_curvature(mesh: Mesh, operators: Operators) -> Tensor:
     import torch
 
@@ -75,7 +71,7 @@ def _log_hks(operators: Operators, times: Tensor | None) -> Tensor:
 KINDS: dict[str, Kind] = {
     "xyz": Kind(3, _positions, factor=3.0, is_vector=True),
     "normals": Kind(3, lambda mesh, operators: operators.normals, factor=math.sqrt(3), is_vector=True),
-    "curvature": Kind(2, _curvature),
+    "curvature": Kind(2, lambda mesh, operators: _without_unit(geometry.curvature(operators), mesh)),
     "diffused-curvature": Kind(8, _diffused_curvature, shift=0.2, factor=1.35, needs_eigenpairs=True),
     "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
     "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),

@@ -25,7 +25,7 @@ from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, table, whole
 
 _INT64 = np.iinfo(np.int64)
-MAX_TARGET = 1e30  # sums of squares of smaller numbers don't overflow float64
+MAX_NUMBER = 1e30  # sums of squares of smaller numbers overflow neither float64 nor, once standardized, float32
 _INTEGERS = re.compile(rb"[0-9 \t\r\n-]*")  # most label files, for which `table` takes longer
 
 
@@ -62,8 +62,7 @@ def check_vertex_numbers(mesh: Mesh | Path, file: Path, remedy: str = "Use value
 
 def read_lines(path: Path) -> list[str]:
     """The stripped lines of a UTF-8 text file, without blank ones. Raises DataError if no line is left."""
-    lines = [line.strip() for line in text_of(path).splitlines()]
-    lines = [line for line in lines if line]
+    lines = [stripped for line in text_of(path).splitlines() if (stripped := line.strip())]
     if not lines:
         raise DataError(f"{path}: the file is empty")
     return lines
@@ -206,10 +205,10 @@ def checked_columns(path: Path, rows: NDArray[Any], names: list[str] | None = No
     if not rows.size:
         raise DataError(f"{path}: there are no numbers in the file")
     values = rows.reshape(len(rows), -1).astype(np.float64)
-    bad = np.argwhere(np.abs(values) >= MAX_TARGET)  # NaN is missing
+    bad = np.argwhere(np.abs(values) >= MAX_NUMBER)  # NaN is missing
     if len(bad):
         row, column = bad[0]
-        raise DataError(f"{path}: row {row} has {values[row, column]}; targets should be below {MAX_TARGET:g}, or nan")
+        raise DataError(f"{path}: row {row} has {values[row, column]}; targets should be below {MAX_NUMBER:g}, or nan")
     return Columns(values, names)
 
 
@@ -227,8 +226,8 @@ def parse_number(place: str, cell: str) -> float:
     if not _is_number(cell):
         raise DataError(f"{place}: {cell[:40]!r} is not a number")
     value = real(cell or "nan")
-    if abs(value) >= MAX_TARGET:
-        raise DataError(f"{place}: {cell[:40]!r} is too large; targets should be below {MAX_TARGET:g}, or nan")
+    if abs(value) >= MAX_NUMBER:
+        raise DataError(f"{place}: {cell[:40]!r} is too large; targets should be below {MAX_NUMBER:g}, or nan")
     return value
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import (
-    BASIS_PRECISIONS,
-    JOIN_RULES,
-    LAPLACIANS,
-    OPERATORS,
     SCALE_RULES,
     BasisPrecision,
     JoinRule,
@@ -19,9 +16,10 @@ from diffnet.geometry.options import (
     Options,
     ScaleRule,
     checked_k,
-    chosen_laplacian,
     chosen_scale,
 )
+
+Base: TypeAlias = Literal["auto", "0", "1"]  # the number of the first vertex in files of indices, see `load_pairs`
 
 
 @dataclass(frozen=True)
@@ -51,20 +49,12 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.
-        object.__setattr__(self, "laplacian", chosen_laplacian(self.laplacian, self.operators))
-        object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
-        for name, values in (
-            ("laplacian", LAPLACIANS),
-            ("basis", BASIS_PRECISIONS),
-            ("join", JOIN_RULES),
-            ("operators", OPERATORS),
-            ("normalize", SCALE_RULES),
-        ):
-            if getattr(self, name) not in values:
-                raise OptionError(f"{name} should be one of {', '.join(values)}, got {getattr(self, name)!r}")
         object.__setattr__(self, "features", canonical_features(self.features))
-        min_k = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
-        checked_k(self.k, min_k)
+        checked_k(self.k, 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0)
+        object.__setattr__(self, "laplacian", self.decisive.laplacian)  # `Options` checks these
+        object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
+        if self.normalize not in SCALE_RULES:
+            raise OptionError(f"normalize should be one of {', '.join(SCALE_RULES)}, got {self.normalize!r}")
 
     @property
     def decisive(self) -> Options:

@@ -1,10 +1,8 @@
 from . import data as data, geometry as geometry, ops as ops, train as train, viz as viz
 from .block import DiffusionNetBlock as DiffusionNetBlock
-from .block_sparse import (
-    BlockSparseAttention as BlockSparseAttention,
-    BlockSparseConv2d as BlockSparseConv2d,
-    BlockSparseLinear as BlockSparseLinear,
-)
+from .block_sparse.attention import BlockSparseAttention as BlockSparseAttention
+from .block_sparse.conv2d import BlockSparseConv2d as BlockSparseConv2d
+from .block_sparse.linear import BlockSparseLinear as BlockSparseLinear
 from .checkpoints.files import CheckpointError as CheckpointError
 from .cuda_graphs import graphed as graphed
 from .diffusion import LearnedTimeDiffusion as LearnedTimeDiffusion
@@ -44,7 +42,8 @@ from .ops import (
     generalized_dice_loss as generalized_dice_loss,
     label_smoothing_loss as label_smoothing_loss,
 )
-from .sparse import SparseLinear as SparseLinear, SparseMultiheadAttention as SparseMultiheadAttention
+from .sparse.attention import SparseMultiheadAttention as SparseMultiheadAttention
+from .sparse.linear import SparseLinear as SparseLinear
 from .spatial_gradient_features import SpatialGradientFeatures as SpatialGradientFeatures
 from .weight_average import WeightAverage as WeightAverage
 

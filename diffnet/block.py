@@ -141,7 +141,11 @@ class DiffusionNetBlock(nn.Module):
         if arguments is not None and layers is not None and not extended and mlp.backend == self.backend:
             return diffusion_block(x, arguments, *layers, mlp.current_dropout(), self.backend, shared)
         if arguments is None:
-            inputs = [x, *self._call_modules(x, operators)]
+            inputs = [x, self.diffusion(x, operators)]
+            if self.gradient_features is not None:
+                matrix = operators.gradient
+                gradients = spmm(matrix.pattern, matrix.values, inputs[1], backend=self.backend)
+                inputs.append(self.gradient_features(gradients))
         else:
             x, *parts = diffused_with_features(x, check_arguments(x, arguments), self.backend)
             inputs = [x, *parts]
@@ -154,14 +158,6 @@ class DiffusionNetBlock(nn.Module):
         if layers is not None:
             return mlp_with(inputs, *layers, mlp.current_dropout(), x, mlp.backend, shared)
         return mlp(inputs, residual=x)
-
-    def _call_modules(self, x: Tensor, operators: Operators) -> list[Tensor]:
-        """The diffused x and, if the block has any, its gradient features."""
-        parts: list[Tensor] = [self.diffusion(x, operators)]
-        if self.gradient_features is not None:
-            matrix = operators.gradient
-            parts.append(self.gradient_features(spmm(matrix.pattern, matrix.values, parts[0], backend=self.backend)))
-        return parts
 
     def _arguments(self, x: Tensor, operators: Operators, shared: Shared) -> BlockArguments:
         """The operators, and the parameters of plain modules."""

@@ -168,7 +168,9 @@ class DiffusionNet(nn.Module):
         x = aligned(features)
         first, *shared, last = shared_launches(self, [self.first, *self.blocks, self.last], self.backend, x, operators)
         x = self._linear(self.first, x, **first)
-        prepared = self._prepared(operators, compute_dtype(x))
+        # The operators as all blocks take them. On a GPU they are computed in the first step only.
+        on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
+        prepared = (operators.prepared if on_basis else operators.with_basis_dtype)(compute_dtype(x))
         for block, more in zip(self.blocks, shared, strict=True):
             x = self._call(block, x, prepared, **more)
         return self._outputs(self._linear(self.last, x, **last), operators)
@@ -179,11 +181,6 @@ class DiffusionNet(nn.Module):
             return layer(x)
         biases = None if layer.bias is None else [layer.bias]
         return mlp_with([x], [layer.weight], biases, backend=self.backend, shared=shared)
-
-    def _prepared(self, operators: Operators, dtype: torch.dtype) -> Operators:
-        """The operators as all blocks take them. On a GPU they are computed in the first step only."""
-        on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
-        return operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
 
     def _call(self, block: nn.Module, x: Tensor, operators: Operators, **shared: Shared) -> Tensor:
         """Call a block. With `recompute_activations`, only its input is kept for the backward pass."""

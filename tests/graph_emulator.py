@@ -7,17 +7,19 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, Operators
 from diffnet.cuda_graphs.forward import graphed, use_graphs
 from diffnet.cuda_graphs.runtime import Settings
 
 M = TypeVar("M", bound=nn.Module)
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 
 class Operation(NamedTuple):
@@ -132,6 +134,26 @@ def network(in_channels: int = 3, **options: Any) -> DiffusionNet:
     torch.manual_seed(0)
     small = {"width": 8, "blocks": 1, "dropout": 0.0, "gradient": "spectral"}
     return DiffusionNet(in_channels, 5, **{**small, **options})
+
+
+class Foreign(nn.Module):
+    """A network that ends in a function of itself, the outputs of DiffusionNet, the features and the operators."""
+
+    def __init__(self, compute: Callable[[Any, Tensor, Tensor, Operators], Any], **attributes: Any) -> None:
+        super().__init__()
+        self.net = network()
+        self.compute = compute
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor, operators: Operators) -> Any:
+        return self.compute(self, self.net(x, operators), x, operators)
+
+
+def two_groups(parameters: Any) -> torch.optim.Optimizer:
+    first, *others = parameters
+    groups = [{"params": [first], "lr": 1e-3, "weight_decay": 0}, {"params": others}]
+    return torch.optim.AdamW(groups, lr=1e-2, eps=1e-3)
 
 
 def with_graphs(

@@ -124,8 +124,8 @@ def outputs_and_gradients(
 def relative(out: Tensor, reference: Tensor) -> float:
     """‖out − reference‖ / ‖reference‖, or ‖out‖ if the reference is 0."""
     assert out.shape == reference.shape
-    norm = torch.linalg.norm(reference)
-    difference = torch.linalg.norm(out.detach().to(reference) - reference)
+    norm = torch.linalg.norm(reference.detach())
+    difference = torch.linalg.norm(out.detach().to(reference) - reference.detach())
     return float(difference / norm if norm > 0 else difference)
 
 

@@ -19,14 +19,13 @@ import numpy as np
 
 from diffnet.data.folders.sources import TARGETS, FileValues, read_source, read_targets
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.stored import computed, content_hash
+from diffnet.data.stored import CHUNK, computed, content_hash
 from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.errors import DiffnetError, some_reasons
 from diffnet.geometry.file_state import FileIdentity, file_identity, state_number
 from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 
-CHUNK = 32  # files that a worker process reads in one call
 STORED_EVERY = 60.0  # seconds, so that a build that is killed loses no more
 
 

@@ -31,7 +31,7 @@ class IndexedMeshes(StoredMeshes):
 
     It holds no mesh, and about 300 bytes for each, so it can be sent to worker processes.
 
-    vertex_counts, face_counts, edge_counts: (N,) int64, of the meshes
+    vertex_counts, face_counts: (N,) int64, of the meshes
 
     An item raises DataError or MeshError, which names the file, if a file is missing, can't be read, or is not the one
     that was indexed.
@@ -39,7 +39,6 @@ class IndexedMeshes(StoredMeshes):
 
     vertex_counts: NDArray[np.int64]
     face_counts: NDArray[np.int64]
-    edge_counts: NDArray[np.int64]
     cache_dir: str
     _names: NDArray[np.bytes_]  # an array takes less than strings
     _files: NDArray[np.bytes_]  # (N, 1 + P), the meshes, and the files of their labels or targets
@@ -137,7 +136,6 @@ class Index:
         return IndexedMeshes(
             vertex_counts=np.array([size.vertices for size in sizes], np.int64),
             face_counts=np.array([size.faces for size in sizes], np.int64),
-            edge_counts=np.array([size.edges for size in sizes], np.int64),
             cache_dir=os.fspath(self.cache_dir),
             _names=np.array(list(map(os.fsencode, names))),
             _files=table([list(map(os.fsencode, row)) for row in zip(*files.values(), strict=True)]),
@@ -154,13 +152,13 @@ class Whole:
     dataset: ClassVar = LabeledMeshes
 
     def __init__(self, cache_dir: str | os.PathLike[str] | None) -> None:
-        self._cache_dir = cache_dir
+        self.cache_dir = cache_dir
         self._contents: dict[str, list[Any]] = {}
 
     def facts(self, files: Files, edges: bool = False) -> FileFacts:
         # Meshes come last: labels load fast, so their faults show before minutes of reading meshes.
         for kind in [*files][::-1]:
-            self._contents[kind] = [read_file(kind, path, self._cache_dir) for path in files[kind]]
+            self._contents[kind] = [read_file(kind, path, self.cache_dir) for path in files[kind]]
         nothing, facts = FileIdentity(0, ""), partial(facts_of, edges=edges, hashes=False)
         return {kind: [(nothing, facts(content)) for content in self._contents[kind]] for kind in files}
 

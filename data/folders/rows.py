@@ -66,7 +66,7 @@ def find_target_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
             f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
             "for targets at vertices, faces or edges"
         )
-    lines = _lines(table)
+    lines = [line for line in table_lines(table) if any(line[1])]
     header = lines[0][1] if lines else []
     has_split = bool(header) and header[-1].lower() == "split"
     names = header[1 : -1 if has_split else None]
@@ -105,7 +105,8 @@ def _class_folders(root: Path, rule: Rule) -> _Rows:
     strays = _strays(root)
     above = {folder: told[0] for folder, told in part_folders(root, _has_classes).items()}
     if above and ({*rule.needed} <= {*above.values()} or len(above) == len(classes)):
-        rows = [row for folder, part in above.items() for row in _parted_above(folder, part)]
+        places = [(place, part) for folder, part in above.items() for place in folders_in(folder)]
+        rows = [row for place, part in places for row in _class_rows(place.name, place, part)]
         strays += [text for folder in above for text in _strays(folder)]
         others = [folder.name for folder in classes if folder not in above]
         strays += [f"folders beside {listing(f.name for f in above)}: {listing(others)}"] if others else []
@@ -139,14 +140,6 @@ def _strays(folder: Path) -> list[str]:
     return [f"meshes in {folder}, whose subfolders have the meshes of the set: {listing(strays)}"] if strays else []
 
 
-def _parted_above(folder: Path, part: Part) -> list[Row]:
-    """The meshes of `train/CLASS/*` or `test/CLASS/*`."""
-    classes = folders_in(folder)
-    if not classes:
-        raise DataError(f"{folder}: no classes found; expected one folder of meshes per class")
-    return [row for place in classes for row in _class_rows(place.name, place, part)]
-
-
 def _class_rows(label: str, folder: Path, part: Part | None) -> list[Row]:
     meshes = meshes_in(folder)
     if not meshes:
@@ -155,7 +148,7 @@ def _class_rows(label: str, folder: Path, part: Part | None) -> list[Row]:
 
 
 def _class_table(table: Path) -> _Rows:
-    lines = _lines(table)
+    lines = [line for line in table_lines(table) if any(line[1])]
     if lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"]):
         lines = lines[1:]
     for number, cells in lines:
@@ -164,10 +157,6 @@ def _class_table(table: Path) -> _Rows:
                 f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
             )
     return _table_rows(table, lines, 1), f"by the table {table.name}", []
-
-
-def _lines(table: Path) -> list[tuple[int, list[str]]]:
-    return [(number, cells) for number, cells in table_lines(table) if any(cells)]
 
 
 def _table_rows(table: Path, lines: list[tuple[int, list[str]]], columns: int) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,13 +18,14 @@ from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns,
 from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import Row, find_classes, find_target_rows
 from diffnet.data.folders.sources import find_targets
-from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 _Files: TypeAlias = "Index | Whole"
+_Path: TypeAlias = "str | os.PathLike[str]"
 MIN_AGREEMENT = 0.1  # agreement above chance, as a share of the most that is possible
 LOOKED_AT = 25  # meshes
 MIN_DIFFERENT = 50.0  # neighbors with different labels that chance would give; fewer decide nothing
@@ -42,48 +42,28 @@ def load_dataset(
     needs_train: bool = True,
     labels_at: LabelsAt | None = None,
 ) -> LabeledMeshes:
-    """Read all of a labeled data set from a folder in one of these layouts.
+    """Read all of a labeled data set from a folder.
 
-    "rna": RNA surfaces (Poulenard et al. 2019), `off/NAME.off`, with an integer from -1 to 258 per vertex in
-        `labels/NAME.txt`, and lists. There are always 260 classes: -1 is a class of its own, the first one.
-    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019), `train/*.obj` and `test/*.obj`, with a label per edge
-        in `seg/NAME.eseg`. If there is a folder `sseg/`, `NAME.seseg` holds the shares of the classes at each edge, and
-        `accepted` of the test meshes says which are above 0.
-    "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009), with a label per face in `NAME.seg`
-        beside the mesh or in `seg/`.
-    "coseg": sets of COSEG (Wang et al. 2012), `shapes/NAME.off`, with a label per face in `gt/NAME.seg`.
-    "folder": labels are in a file beside the mesh or in `labels/`, in one of these forms:
-        `NAME.txt`, `.npy`, `.seg` or `.csv` (in the column label) has a number for each vertex or each face. The number
-        of labels decides which. If a mesh has as many faces as vertices, the other meshes decide;
-        `NAME_labels.txt` has, for each part, a line with its name and a line with the numbers of its faces, from 1.
-        Faces in no part are unlabeled;
-        `NAME.json` has a list "labels" with a number for each vertex.
-        If no mesh has such a file, the meshes hold the labels: a property of the vertices or faces of a PLY file with
-        whole numbers, named label, labels, class, class_id, category, segment, segmentation or part; else at most 64
-        distinct colors of the vertices (PLY, OBJ, OFF) or of the faces (PLY), of which each is a class.
-    "teeth": sets in the manner of Teeth3DS (Ben-Hamadou et al. 2022). Meshes are in subfolders of any depth, with
-        `NAME.json` beside each, as in "folder".
-    "auto": the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the folders
-        of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
+    layout: "rna" (Poulenard et al. 2019), "meshcnn" (Hanocka et al. 2019), "princeton" (Chen et al. 2009), "coseg"
+        (Wang et al. 2012), "teeth" (Ben-Hamadou et al. 2022), or "folder", with labels in a file beside each mesh, in
+        `labels/`, or in the meshes themselves. The page Segmentation of the documentation has the files of each layout.
+        "auto" is the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the
+        folders of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
 
     A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
 
-    The folders `train/` and `test/` divide the meshes, and `val/` holds meshes for validation. Without these, meshes
-    are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt`, `test.txt` and `val.txt` divide them,
-    with a mesh in each line, and a mesh that is not listed is left out. Names may lack their extensions, and the id of
-    a patient stands for all meshes whose names begin with it. Without lists, a random share of `test_fraction`, drawn
-    with `seed`, is the test part. It has at least one mesh. "rna" needs lists, and "coseg" has no such folders.
-    Folders and lists may have more words in their names, such as `shapes_train/` or `training_upper.txt`. If there are
-    several, such as those of upper and lower jaws, the ones without more words count, else all of them.
+    The folders `train/`, `test/` and `val/` divide the meshes. Without these, the lists `train.txt`, `test.txt` and
+    `val.txt` do. Else a random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.
+    The page Features, augmentation and files says more.
 
-    Except in "rna", numbers are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
-    `label_names` are the lines of `label_names.txt` if it exists, else the integers. If there are more lines than
-    distinct integers, line i names the integer i, from 0. Named parts become classes in the order of `label_names.txt`,
-    else of their names. The lines for colors are such as `#ff0000 arm`. Labels of faces may be one per polygon of the
-    source file, or one per triangle.
+    In "rna" there are always 260 classes, -1 to 258. Else numbers are any integers. Negative ones are unlabeled. The
+    others, sorted, become classes 0 … C-1. `label_names` are the lines of `label_names.txt` if it exists, else the
+    integers. If there are more lines than distinct integers, line i names the integer i, from 0. Named parts become
+    classes in the order of `label_names.txt`, else of their names. The lines for colors are such as `#ff0000 arm`.
+    Labels of faces may be one per polygon of the source file, or one per triangle.
 
-    Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files, the case of
-    extensions, and files without a mesh that hold no labels are ignored. All files may be compressed by gzip (.gz).
+    Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). All files may be compressed by
+    gzip (.gz).
 
     group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
         mesh, and a random division leaves groups together. A name without a match is a group of its own.
@@ -99,9 +79,7 @@ def load_dataset(
     malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
     and for a single class; and MeshError for a mesh that can't be read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train)
-    shards = labeled_shards(path, cache_dir, needs_train)
-    data = shards or _dataset(Path(path), layout, rule, Whole(cache_dir))
+    data = _dataset(path, layout, Rule(test_fraction, seed, group_by, needs_train), Whole(cache_dir))
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 
@@ -123,9 +101,8 @@ def load_classes(
       is train, val or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a
       header.
 
-    Folders of parts may have other names, and there may be one for validation, as in `load_dataset`. Without a split,
-    the lists of `load_dataset` divide the meshes. Without these, a random share of `test_fraction` of each class, drawn
-    with `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
+    Folders and lists are those of `load_dataset`. Else a random share of `test_fraction` of each class, drawn with
+    `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
     group_by: see `load_dataset`
@@ -137,9 +114,7 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train)
-    shards = labeled_shards(path, cache_dir, needs_train)
-    return shards or _classes(Path(path), rule, Whole(cache_dir))
+    return _classes(path, Rule(test_fraction, seed, group_by, needs_train), Whole(cache_dir))
 
 
 def load_targets(
@@ -155,16 +130,13 @@ def load_targets(
     """Read all of a data set for regression.
 
     targets: where they are.
-        "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, divided
-        into training and test meshes as `load_dataset` divides the layout "folder". For each mesh STEM, NAME is
-        `STEM.NAME.npy`, `.txt` or `.csv` beside the mesh; or `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME
-        is beside the mesh or beside its folder; or the property NAME of the vertices or faces of a PLY file. Files have
-        one or several columns and a row for each element. The number of rows decides which elements these are. A first
-        line in a `.csv` file names the columns.
+        "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, which
+        is divided as `load_dataset` divides it. The numbers of a mesh STEM are in `STEM.NAME.npy`, `.txt` or `.csv`
+        beside it; or in `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME is beside the mesh or beside its
+        folder; or they are the property NAME of the vertices or faces of a PLY file. There are one or several columns,
+        and a row for each element. The number of rows decides which elements these are.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
-        `file,COLUMN,…` or `file,COLUMN,…,split`, where the split is train, val or test. Files are relative to the
-        table. Without a split, the lists of `load_dataset` divide the meshes. Without these, a random share of
-        `test_fraction`, drawn with `seed`, is the test part.
+        `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
@@ -180,9 +152,7 @@ def load_targets(
     contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
     another form; and MeshError for a mesh that can't be read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train)
-    shards = labeled_shards(path, cache_dir, needs_train, "targets")
-    return shards or _targets(Path(path), targets, rule, Whole(cache_dir))
+    return _targets(path, targets, Rule(test_fraction, seed, group_by, needs_train), Whole(cache_dir))
 
 
 def index_dataset(
@@ -213,9 +183,7 @@ def index_dataset(
     Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
     can't be read. The message names the files. What is known of the other files is stored first.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train)
-    shards = labeled_shards(path, cache_dir, needs_train)
-    return shards or _dataset(Path(path), layout, rule, Index(Path(path), cache_dir, jobs))
+    return _dataset(path, layout, Rule(test_fraction, seed, group_by, needs_train), Index(Path(path), cache_dir, jobs))
 
 
 def index_classes(
@@ -232,9 +200,7 @@ def index_classes(
 
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train)
-    shards = labeled_shards(path, cache_dir, needs_train)
-    return shards or _classes(Path(path), rule, Index(Path(path), cache_dir, jobs))
+    return _classes(path, Rule(test_fraction, seed, group_by, needs_train), Index(Path(path), cache_dir, jobs))
 
 
 def index_targets(
@@ -252,12 +218,13 @@ def index_targets(
 
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train)
-    shards = labeled_shards(path, cache_dir, needs_train, "targets")
-    return shards or _targets(Path(path), targets, rule, Index(Path(path), cache_dir, jobs))
+    return _targets(path, targets, Rule(test_fraction, seed, group_by, needs_train), Index(Path(path), cache_dir, jobs))
 
 
-def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
+def _dataset(path: _Path, layout: Layout, rule: Rule, files: _Files) -> Any:
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
+        return shards
+    root = Path(path)
     layout_files = find_files(root, layout, rule)
     parts, labels = layout_files.parts, layout_files.labels
     meshes = parts.every
@@ -278,14 +245,19 @@ def _dataset(root: Path, layout: Layout, rule: Rule, files: _Files) -> Any:
     return data
 
 
-def _classes(root: Path, rule: Rule, files: _Files) -> Any:
-    parts, names = find_classes(root, rule)
+def _classes(path: _Path, rule: Rule, files: _Files) -> Any:
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
+        return shards
+    parts, names = find_classes(Path(path), rule)
     places = {name: i for i, name in enumerate(names)}
     labels = np.array([places[row.cells[0]] for row in parts.every], np.int64)
     return files.dataset(**_of_rows(parts, labels, files), label_names=names, labels_at="meshes")
 
 
-def _targets(root: Path, targets: str | None, rule: Rule, files: _Files) -> Any:
+def _targets(path: _Path, targets: str | None, rule: Rule, files: _Files) -> Any:
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, "targets"):
+        return shards
+    root = Path(path)
     names = None if targets is None else target_parts(targets)
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
@@ -387,7 +359,7 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
     shuffled, count = [], 0
     for part in (data.train, data.validation, data.test):
         items = some_of(part, LOOKED_AT)
-        rows = remembered(partial(_agreement_of, at=at), items, "agreement", at, jobs=1)
+        rows = remembered(lambda item: agreement(item.mesh, item.labels, at), items, "agreement", at, jobs=1)
         each = enumerate(Agreement(*row) for row in rows)
         shuffled += [(items[i].mesh.name, numbers) for i, numbers in each if numbers.is_chance]
         count += len(items)
@@ -400,7 +372,3 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
             f"order of the {at} in the mesh file",
             stacklevel=4,
         )
-
-
-def _agreement_of(item: LabeledMesh, at: LabelsAt) -> Agreement:
-    return agreement(item.mesh, item.labels, at)

@@ -1,8 +1,7 @@
-"""Sets of pairs on disk."""
+"""Sets of pairs on disk: their meshes, lists of pairs, and files of vertex indices."""
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +17,18 @@ from numpy.typing import NDArray
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
 from diffnet.data.labeled import DataError, counted
-from diffnet.data.numbers import check_vertex_numbers, read_lines
-from diffnet.data.pairs.indices import Base, IndexFile, read_indices
+from diffnet.data.numbers import check_vertex_numbers, read_labels, read_lines
+from diffnet.data.options import Base
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
-from diffnet.geometry import Mesh, SurfacePoints, load_mesh
-from diffnet.geometry.files import write_atomically
-from diffnet.geometry.mesh.content import check_unpacked
+from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 RULES = ("all", "within", "across")
-TEMPLATE = "template.npz"  # the triangles and the mirror images of template points
 PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
 _MAPS = (".txt", ".map")
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
-_Shapes: TypeAlias = list[PairShape]
+Ints: TypeAlias = NDArray[np.int64]
 
 
 def load_pairs(
@@ -62,21 +58,16 @@ def load_pairs(
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
 
-    Correspondences are in `corres/`, `maps/` or `points/` in the folder, or, except `.npz`, beside the meshes, in one
-    of these forms:
+    Correspondences are in `corres/`, `maps/` or `points/` in the folder, or beside the meshes. The set may have none.
 
     - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
       sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
       the other side of the body, in the same form.
-    - `NAME.npz` for each mesh: `faces` (T,) and `weights` (T, 3) of template points in faces. `template.npz` in the
-      folder holds `faces` (F, 3) between template points, and it may hold the mirror images `mirror_faces` (T,) and
-      `mirror_weights` (T, 3). `save_pairs` writes these files.
-    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map` for pairs: for each vertex of A, a vertex of B. Pairs without a map
-      are left out.
-    - None: for training without correspondences.
+    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map`: for each vertex of A, a vertex of B. Pairs without a map are left
+      out.
 
     In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
-    are within folders. Point clouds can't have template points in faces.
+    are within folders.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points, since partial shapes are not supported, for vertices of an STL file, which doesn't number them, and
@@ -114,44 +105,6 @@ def load_pairs(
     return data
 
 
-def save_pairs(data: MeshPairs, folder: str | os.PathLike[str]) -> None:
-    """Write a set as `load_pairs` reads it: meshes (OFF), template points, and the list of test pairs.
-
-    The set has template points in faces, as that of `figure_pairs`, or none. Raises ValueError for others, OSError if a
-    file can't be written.
-    """
-    root = Path(folder)
-    if data.maps or any(isinstance(shape.template, np.ndarray) for shape in data.train + data.test):
-        raise ValueError("only sets with template points in faces, or without correspondences, can be saved")
-    for part, shapes in (("train", data.train), ("test", data.test)):
-        (root / part).mkdir(parents=True, exist_ok=True)
-        for shape in shapes:
-            write_atomically(root / part / f"{shape.name}.off", _off(shape.mesh))
-            if isinstance(shape.template, SurfacePoints):
-                (root / "points").mkdir(exist_ok=True)
-                points = {"faces": shape.template.faces, "weights": shape.template.weights}
-                write_atomically(root / "points" / f"{shape.name}.npz", _npz(points))
-    if data.template_faces is not None:
-        arrays: dict[str, NDArray[Any]] = {"faces": data.template_faces}
-        if isinstance(data.mirror, SurfacePoints):
-            arrays |= {"mirror_faces": data.mirror.faces, "mirror_weights": data.mirror.weights}
-        write_atomically(root / TEMPLATE, _npz(arrays))
-    lines = [f"{data.test[i].name} {data.test[j].name}\n" for i, j in data.test_pairs]
-    write_atomically(root / "pairs.txt", "".join(lines))
-
-
-def _off(mesh: Mesh) -> str:
-    verts = "\n".join(" ".join(map(repr, row)) for row in mesh.verts.tolist())
-    faces = "\n".join("3 " + " ".join(map(str, row)) for row in mesh.faces.tolist())
-    return f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n{verts}\n{faces}\n"
-
-
-def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
 def _roots(folder: Path) -> list[Path]:
     """The folder itself, or its subfolders if the meshes are there."""
     if not folder.is_dir():
@@ -177,31 +130,20 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
-    files = {kind: [_beside(shape, kind) for shape in shapes] for kind in (".vts", ".npz")}
-    kinds = [kind for kind, places in files.items() if any(places)]
-    if len(kinds) > 1:
-        raise DataError(f"{roots[0]}: there are .vts and .npz files of template points. Keep one kind")
-    if not kinds:
+    files = {shape.name: file for shape in shapes if (file := _template_file(shape))}
+    if not files:
         return replace(data, maps=_read_maps(data, base))
-    (kind,) = kinds
-    for shape, file in zip(shapes, files[kind], strict=True):
-        if file is None:
-            raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}{kind}; other meshes have one")
-    places = [file for file in files[kind] if file is not None]
-    return _with_points(data, places, roots) if kind == ".npz" else _with_vertices(data, places, roots, base)
+    for shape in shapes:
+        if shape.name not in files:
+            raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
+    return _with_vertices(data, [*files.values()], roots, base)
 
 
-def _beside(shape: PairShape, suffix: str) -> Path | None:
-    """The file of a mesh with template points."""
+def _template_file(shape: PairShape) -> Path | None:
+    """The file with the vertices of a mesh at the template points."""
     mesh, root = Path(shape.mesh.name), Path(shape.folder)
-    # An archive beside a mesh may hold anything, so archives of template points are in folders of their own.
-    folders = [] if suffix == ".npz" else [mesh.parent]
-    folders += [*(root / place for place in PLACES), *(mesh.parent / place for place in PLACES)]
-    return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
-
-
-def _with_shapes(data: MeshPairs, shapes: _Shapes) -> MeshPairs:
-    return replace(data, train=shapes[: len(data.train)], test=shapes[len(data.train) :])
+    folders = mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)
+    return next((f for f in (folder / f"{mesh_stem(mesh)}.vts" for folder in folders) if f.is_file()), None)
 
 
 def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
@@ -215,25 +157,23 @@ def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]
             [IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members], base
         )
         for i, template in zip(members, templates, strict=True):
-            _check_count(files[i], len(template), files[members[0]], len(templates[0]))
+            if len(template) != len(templates[0]):
+                raise DataError(
+                    f"{files[i]}: {len(template)} template points, but {files[members[0]]} has {len(templates[0])}. "
+                    "All meshes of a set should have the same"
+                )
             shapes[i] = replace(shapes[i], template=template)
     counts = {_count(shape) for shape in shapes}
     mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
-    return replace(_with_shapes(data, shapes), mirror=mirror)
+    count = len(data.train)
+    return replace(data, train=shapes[:count], test=shapes[count:], mirror=mirror)
 
 
 def _count(shape: PairShape) -> int:
     return 0 if shape.template is None else len(shape.template)
 
 
-def _check_count(file: Path, count: int, first: Path, first_count: int) -> None:
-    if count != first_count:
-        raise DataError(
-            f"{file}: {count} template points, but {first} has {first_count}. All meshes of a set should have the same"
-        )
-
-
-def _read_mirror(roots: Sequence[Path], count: int) -> NDArray[np.int64] | None:
+def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     path = next((root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()), None)
     if path is None:
         return None
@@ -243,60 +183,7 @@ def _read_mirror(roots: Sequence[Path], count: int) -> NDArray[np.int64] | None:
     return partners
 
 
-def _with_points(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]) -> MeshPairs:
-    path = next((root / TEMPLATE for root in roots if (root / TEMPLATE).is_file()), None)
-    if path is None:
-        raise DataError(f"{roots[0] / TEMPLATE}: no such file; the template points in {files[0].name} need its faces")
-    template = _arrays(path)
-    faces = template.get("faces", np.zeros(0))
-    if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or not len(faces):
-        raise DataError(f"{path}: expected an array faces (F, 3) of integers")
-    shapes, count = _Shapes(), 0
-    for shape, file in zip(data.train + data.test, files, strict=True):
-        points = _points(file, _arrays(file), "", shape.mesh)
-        count = count or len(points)
-        _check_count(file, len(points), files[0], count)
-        shapes.append(replace(shape, template=points))
-    if faces.min() < 0 or faces.max() >= count:
-        raise DataError(f"{path}: faces should have indices from 0 to {count - 1}, the template points of {files[0]}")
-    triangles = faces.astype(np.int64)
-    mirror = None
-    if "mirror_faces" in template:
-        flat = Mesh(np.zeros((count, 3)), triangles, np.arange(len(triangles)), len(triangles), str(path))
-        mirror = _points(path, template, "mirror_", flat)
-        if len(mirror) != count:
-            raise DataError(f"{path}: {len(mirror)} mirror images, but there are {count} template points")
-    return replace(_with_shapes(data, shapes), template_faces=triangles, mirror=mirror)
-
-
-def _points(path: Path, arrays: dict[str, NDArray[Any]], prefix: str, mesh: Mesh) -> SurfacePoints:
-    faces, weights = (arrays.get(f"{prefix}{name}") for name in ("faces", "weights"))
-    if faces is None or weights is None:
-        raise DataError(f"{path}: expected arrays {prefix}faces (T,) and {prefix}weights (T, 3)")
-    if mesh.is_point_cloud:
-        raise DataError(f"{path}: {mesh.name} is a point cloud, which has no faces. Give vertices (.vts)")
-    try:
-        points = SurfacePoints(faces, weights).check(mesh, str(path))
-    except (TypeError, ValueError) as e:
-        raise DataError(str(e)) from e
-    missing = np.flatnonzero(faces < 0)
-    if len(missing):
-        raise DataError(
-            f"{path}: template point {missing[0]} has no face, as on a partial shape. Partial shapes are not supported"
-        )
-    return SurfacePoints(points.faces.astype(np.int64), points.weights.astype(np.float64))
-
-
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            check_unpacked(sum(entry.file_size for entry in content.zip.infolist()))  # no entry expands beyond it
-            return {name: content[name] for name in content.files}
-    except Exception as e:  # NumPy and zipfile raise many kinds for damaged files
-        raise DataError(f"{path}: the file can't be read as an archive of NumPy arrays ({e})") from e
-
-
-def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.int64]]:
+def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
@@ -362,7 +249,7 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], rule
     return replace(data, train_pairs=parts["train"], test_pairs=parts["test"])
 
 
-def _pairs_by(data: MeshPairs, shapes: _Shapes, rule: str) -> list[Pair]:
+def _pairs_by(data: MeshPairs, shapes: list[PairShape], rule: str) -> list[Pair]:
     """The pairs of meshes by one of RULES, each once, the earlier mesh first.
 
     If the set has maps, these are the pairs that have one, in its direction.
@@ -412,3 +299,66 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _find(places: dict[str, int], name: str) -> int | None:
     """The place of the mesh of a name, or of a name with an extension."""
     return places.get(name, places.get((Path(name).parent / mesh_stem(name)).as_posix()))
+
+
+class IndexFile(NamedTuple):
+    """A file of vertex indices.
+
+    path: the file
+    vertices: the number of vertices of the mesh that the indices belong to
+    name: of this mesh, for messages
+    """
+
+    path: Path
+    vertices: int
+    name: str
+
+
+def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
+    """The indices (N,) in each file of a set, counted from 0.
+
+    base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
+        means 0, and an index equal to the number of vertices means 1.
+
+    Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
+    negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
+    """
+    values = [read_labels(file.path) for file in files]
+    for file, array in zip(files, values, strict=True):
+        if len(missing := np.flatnonzero(array < 0)):
+            raise DataError(
+                f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
+                "partial shape. Partial shapes are not supported: every point needs a vertex"
+            )
+    first = _first_number(files, values) if base == "auto" else int(base)
+    for file, array in zip(files, values, strict=True):
+        outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
+        if len(outside):
+            raise DataError(
+                f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
+                f"numbered from {first} to {file.vertices + first - 1}"
+            )
+    return [array - first for array in values]
+
+
+def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
+    zero = next((file for file, array in zip(files, values, strict=True) if array.min() == 0), None)
+    one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
+    for file, array in zip(files, values, strict=True):
+        if array.max() > file.vertices:
+            raise DataError(
+                f"{file.path}: entry {array.argmax() + 1} is {array.max()}, but {file.name} has {file.vertices} "
+                "vertices"
+            )
+    if zero is not None and one is not None:
+        raise DataError(
+            f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has "
+            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points, the "
+            "shape is partial, which is not supported"
+        )
+    if zero is None and one is None:
+        raise DataError(
+            f"{files[0].path}: the indices could count from 0 or from 1: no file of the set has the index 0, or the "
+            "number of vertices of its mesh. Say which: base 0 or 1"
+        )
+    return 0 if one is None else 1

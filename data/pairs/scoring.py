@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
+from diffnet.geometry.mesh.objects import on_host
 
 Floats = NDArray[np.float64]
 
@@ -52,12 +53,10 @@ def pair_errors(
     """
     maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
     meshes = [second.mesh for _, second in pairs]
-    truths = [_truth_of(data.truth(first, second), first, second) for first, second in pairs]
+    truths = [_truth_of(data, first, second) for first, second in pairs]
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
-    def measure(questions: list[Prediction]) -> list[Floats]:
-        return geodesic_errors_of_all(questions, cache_dir=cache_dir, jobs=jobs)
-
+    measure = partial(geodesic_errors_of_all, cache_dir=cache_dir, jobs=jobs)
     right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
     distances = measure(
         [
@@ -83,8 +82,7 @@ def pair_errors(
 
 
 def _map(first: PairShape, vertices: ArrayLike) -> NDArray[np.int64]:
-    values: Any = vertices
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    array = np.asarray(on_host(vertices))
     if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
         raise ValueError(
             f"{first.name}: a predicted map should be integers of shape ({len(first.mesh.verts)},), one for each "
@@ -93,7 +91,8 @@ def _map(first: PairShape, vertices: ArrayLike) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _truth_of(truth: Truth | None, first: PairShape, second: PairShape) -> Truth:
+def _truth_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
+    truth = data.truth(first, second)
     if truth is None:
         raise ValueError(f"the true correspondences of {first.name} and {second.name} are not known")
     return truth

@@ -112,8 +112,7 @@ class ShardedMeshes(StoredMeshes):
         name, size, cache = self._files[row["shard"]]
         begin, middle, end = row["ranges"]
         place = Place(joined(self._root, name), size, begin, middle, row["checksums"][0], cache)
-        sizes = row["vertex_counts"], row["face_counts"]
-        arrays = arrays_at(place, lambda arrays: check_mesh(arrays, *sizes, self._settings))
+        arrays = arrays_at(place, partial(check_mesh, vertices=row["vertex_counts"], faces=row["face_counts"]))
         item = labeled_mesh(arrays, os.fsdecode(row["names"]), self._settings.labels_at)
         rest = place._replace(begin=middle, end=end, checksum=row["checksums"][1])
         return replace(item, prepared=partial(_prepared, item.mesh, rest, self._settings, self._root))

@@ -24,7 +24,6 @@ Kind: TypeAlias = Literal["original", "original correspondence", "unsupervised c
 
 PREFIX = "feature_extractor."
 
-
 Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
 
 

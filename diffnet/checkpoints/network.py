@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -82,14 +82,18 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["mlp_norm"] = "layer" if shifts else "rms" if scales else "none"
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
-    # The name of a layer counts the ReLU before it, and the dropout layer if there is one.
-    matches = (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in shapes)
-    layers = sorted(int(m[1]) for m in matches if m)
+    layers = mlp_layers(shapes)
     if layers and all(len(shapes[f"blocks.0.mlp.{i}.weight"]) == 2 for i in layers):
         options["mlp_hidden"] = [shapes[f"blocks.0.mlp.{i}.weight"][0] for i in layers[:-1]]
         if len(layers) > 1:
             options["dropout"] = ABOVE_0 if layers[1] == 3 else 0
     return options
+
+
+def mlp_layers(names: Iterable[str]) -> list[int]:
+    """The layers of the first MLP. Their names count the ReLU before a layer, and the dropout if there is any."""
+    matches = (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in names)
+    return sorted(int(m[1]) for m in matches if m)
 
 
 def agrees(value: Any, visible: Any) -> bool:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from diffnet.checkpoints.files import PREFIX, CheckpointError, Kind, check_named_tensors, kind_of
-from diffnet.checkpoints.network import visible_options
+from diffnet.checkpoints.network import mlp_layers, visible_options
 
-_RENAMED = (
+_RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^first_lin(ear)?\.", "first."),
     (r"^last_lin(ear)?\.", "last."),
     (r"^block_(\d{1,9})\.", r"blocks.\1."),
@@ -24,6 +24,8 @@ _RENAMED = (
     (r"\.gradient_features\.A_re\.weight$", ".gradient_features.a_re"),
     (r"\.gradient_features\.A_im\.weight$", ".gradient_features.a_im"),
     (r"\.gradient_features\.A\.weight$", ".gradient_features.a_re"),
+    # The original numbers linear layers. Here a layer's number also counts the ReLU and the dropout before it.
+    (r"miniMLP_(?:mlp_layer|linear)_(\d{1,9})\.", lambda match: f"{3 * int(match[1])}."),
 )
 # The input features of the published networks, by their number of channels. A checkpoint doesn't record them.
 _FEATURES = {3: "xyz", 16: "hks"}
@@ -31,14 +33,9 @@ _FEATURES = {3: "xyz", 16: "hks"}
 
 def our_names(names: list[str]) -> dict[str, str]:
     """Map each of the original's parameter names to the name in `DiffusionNet`."""
-    renamed = {}
-    for name in names:
-        new = name
-        for pattern, replacement in _RENAMED:
-            new = re.sub(pattern, replacement, new)
-        # The original numbers linear layers. Here a layer's number also counts the ReLU and the dropout before it.
-        new = re.sub(r"miniMLP_(?:mlp_layer|linear)_(\d{1,9})\.", lambda m: f"{3 * int(m[1])}.", new)
-        renamed[name] = new
+    renamed = {name: name for name in names}
+    for pattern, replacement in _RENAMED:
+        renamed = {name: re.sub(pattern, replacement, new) for name, new in renamed.items()}
     return renamed
 
 
@@ -65,10 +62,7 @@ def converted_original(
     missing = [name for name in ("last.weight", "blocks.0.diffusion.time") if name not in state]
     if missing:
         raise CheckpointError(f"{path}: a checkpoint of the kind {kind!r} without {missing[0]}")
-    layers = sorted(
-        int(m[1]) for m in (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in state) if m
-    )
-    for name in ("first.weight", "last.weight", *(f"blocks.0.mlp.{i}.weight" for i in layers)):
+    for name in ("first.weight", "last.weight", *(f"blocks.0.mlp.{i}.weight" for i in mlp_layers(state))):
         if state[name].ndim != 2 or 0 in state[name].shape:
             shape = tuple(state[name].shape)
             raise CheckpointError(f"{path}: {name} should be a matrix, its shape is {shape}")

@@ -108,7 +108,7 @@ def row_loss(loss: Loss, targets: Tensor) -> RowLoss | None:
     reduction = options.get("reduction", "mean")
     by_rows: Loss = partial(function, **{**options, "reduction": "none"})
     reduction_of_rows = "mean" if reduction == "none" else reduction
-    count = _count if reduction != "sum" else None
+    count: Callable[[Tensor, Tensor], Tensor] | None = None if reduction == "sum" else lambda targets, rows: rows
     if function not in _OF_LABELS:
         # The weights of PyTorch's losses of numbers have a row for each of the batch.
         return None if options.get("weight") is not None else RowLoss(by_rows, None, reduction_of_rows, count)
@@ -142,10 +142,6 @@ def _call_of(loss: Loss) -> tuple[Function | None, Mapping[str, Any]]:
 def _defaults(function: Function) -> dict[str, Any]:
     """The defaults of the parameters of a function, by their names."""
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-
-
-def _count(targets: Tensor, rows: Tensor) -> Tensor:
-    return rows
 
 
 def _total_weight(targets: Tensor, rows: Tensor, label: int, weights: Tensor | None) -> Tensor:

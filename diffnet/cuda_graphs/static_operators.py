@@ -130,6 +130,9 @@ def _lengths(static: StaticOperators) -> tuple[int, ...] | None:
 def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Operators], Pattern]) -> Pattern:
     """A pattern with its transpose. Its rows are always stored in an order, possibly their own."""
 
+    def entries(size: BatchSize) -> tuple[int]:
+        return (getattr(size, needs),)
+
     def stored(name: str, read: Callable[[Operators], Pattern], transposed: tuple[Pattern, Tensor] | None) -> Pattern:
         def row_order(source: Operators) -> Tensor:
             pattern = read(source)
@@ -138,9 +141,6 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
             indptr = pattern.stored_indptr
             identity = torch.arange(len(indptr) - 1, dtype=indptr.dtype, device=indptr.device)
             return identity if pattern.row_order is None else pattern.row_order
-
-        def entries(size: Any) -> tuple[int]:
-            return (getattr(size, needs),)
 
         order = buffers.rows(f"{name}.row_order", row_order, lambda size: (size.vertices,), needs=needs, rest=None)
         indptr = buffers.rows(
@@ -156,13 +156,7 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
         return pattern.with_known(transpose=transposed, long_pieces=no_pieces, rows_by_length=indptr[:0])
 
     transpose = stored(f"{name}.transpose", lambda source: read(source).transpose[0], None)
-    places = buffers.rows(
-        f"{name}.places",
-        lambda source: read(source).transpose[1],
-        lambda size: (getattr(size, needs),),
-        needs=needs,
-        rest=None,
-    )
+    places = buffers.rows(f"{name}.places", lambda source: read(source).transpose[1], entries, needs=needs, rest=None)
     return stored(name, read, (transpose, places))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from refusals import refused
 from set_files import same_items
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
@@ -157,8 +158,7 @@ def test_a_bad_file_is_named_and_the_others_are_known(tmp_path: Path, read: list
     index_dataset(root, cache)
     assert {"b.ply", "e.txt"} <= set(read)  # and files that were written again
     (root / "test" / "e.txt").write_text("1\n2\n")
-    with pytest.raises(DataError, match=r"e\.txt: 2 labels, but .*e\.ply has 162 vertices and 320 faces"):
-        index_dataset(root, cache)
+    refused(DataError, r"e\.txt: 2 labels, but .*e\.ply has 162 vertices and 320 faces", index_dataset, root, cache)
 
 
 def test_a_folder_may_be_given_in_several_ways(
@@ -268,11 +268,7 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int) -> None:
 
 
 def test_an_index_error_of_an_item_is_not_the_end() -> None:
-    with pytest.raises(IndexError, match="list index"):
-        list(OnDemand(2, lambda i: [1][i]))
-
-
-# ---- files that others replace ----
+    refused(IndexError, "list index", list, OnDemand(2, lambda i: [1][i]))
 
 
 def write_with_arrays(root: Path) -> Path:

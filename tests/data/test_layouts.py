@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, parts, same_items, write
 
 from diffnet.data import LAYOUTS, load_dataset
@@ -16,9 +17,6 @@ from diffnet.data.numbers import read_labels
 from diffnet.geometry import MeshError, mesh_edges
 
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
-
-# ---------------------------------------------------------------- rna
-
 
 RNA_SET = {
     "off/1K73_B.off": FAN,
@@ -50,8 +48,7 @@ def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path: Path) -> N
     assert data.test[0].labels.tolist() == [UNLABELED, 0, 1, 1, 1]
     assert len(load_dataset(tmp_path, "rna").label_names) == 260
     (tmp_path / "test.txt").unlink()
-    with pytest.raises(DataError, match=r"there is train\.txt but no test\.txt"):
-        load_dataset(tmp_path, "rna")
+    refused(DataError, r"there is train\.txt but no test\.txt", load_dataset, tmp_path, "rna")
 
 
 def test_real_rna_surfaces(tmp_path: Path) -> None:
@@ -72,9 +69,6 @@ def test_real_rna_surfaces(tmp_path: Path) -> None:
         stored = np.loadtxt(RNA / "labels" / f"{item.name}.txt", dtype=np.int64)
         assert len(item.mesh.verts) > 1000
         np.testing.assert_array_equal([int(data.label_names[i]) for i in item.labels], stored)
-
-
-# ---------------------------------------------------------------- meshcnn
 
 
 MESHCNN_SET = {
@@ -113,9 +107,6 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path: Path) 
     np.testing.assert_array_equal(named.test[0].accepted, [[False, True, True]] * 3 + [[True, False, False]] * 3)
 
 
-# ---------------------------------------------------------------- coseg
-
-
 @pytest.mark.parametrize("layout", ["coseg", "auto"])
 def test_coseg(tmp_path: Path, layout: str) -> None:
     files = {f"shapes/{i}.off": FAN for i in range(1, 6)} | {f"gt/{i}.seg": "1\n2\n2\n" for i in range(1, 6)}
@@ -126,14 +117,9 @@ def test_coseg(tmp_path: Path, layout: str) -> None:
     write(tmp_path, {"train.txt": "2\n1.off\n", "test.txt": "5\n"})
     assert parts(load_dataset(tmp_path, layout)) == (["2", "1"], [], ["5"])
     (tmp_path / "gt/5.seg").write_text("1\n2\n")
-    with pytest.raises(DataError, match=r"5\.seg: 2 labels, but .*5\.off has 3 faces"):
-        load_dataset(tmp_path, layout)
+    refused(DataError, r"5\.seg: 2 labels, but .*5\.off has 3 faces", load_dataset, tmp_path, layout)
     (tmp_path / "gt/5.seg").unlink()
-    with pytest.raises(DataError, match=r"no labels \(\.seg\) for 5\.off"):
-        load_dataset(tmp_path, layout)
-
-
-# ---------------------------------------------------------------- princeton
+    refused(DataError, r"no labels \(\.seg\) for 5\.off", load_dataset, tmp_path, layout)
 
 
 @pytest.mark.parametrize("layout", ["princeton", "auto"])
@@ -144,11 +130,6 @@ def test_princeton_labels_faces(tmp_path: Path, layout: str, meshes: str, segs: 
     assert (len(data.train), len(data.test)) == (2, 1)
     assert (data.labels_at, data.label_names) == ("faces", ["0", "1", "2", "3", "10"])
     assert by_name(data) == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
-
-
-def test_princeton_labels_faces_even_if_the_counts_are_equal(tmp_path: Path) -> None:
-    files = {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": [0, 1, 2, 3], "2.seg": [0, 1, 2, 3]}
-    assert load_dataset(write(tmp_path, files)).labels_at == "faces"
 
 
 def test_princeton_is_divided_by_lists_and_subfolders(tmp_path: Path) -> None:
@@ -162,50 +143,70 @@ def test_princeton_is_divided_by_lists_and_subfolders(tmp_path: Path) -> None:
     assert data.test[0].labels.tolist() == [1, 1, 1]
 
 
-# ---------------------------------------------------------------- folder: where labels are
-
-
 def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more: object) -> dict[str, object]:
     """Two meshes a and b with the labels given for each."""
     (mesh_a, labels_a), (mesh_b, labels_b) = first, second
     return {"a.off": mesh_a, "a.txt": labels_a, "b.off": mesh_b, "b.txt": labels_b, **more}
 
 
-def test_folder_finds_vertices_from_the_count(tmp_path: Path) -> None:
-    data = load_dataset(write(tmp_path, pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40]))))
-    assert (data.labels_at, data.label_names) == ("vertices", ["2", "7", "40"])
-    assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]}
+FORMATS = {
+    "a.OFF": FAN,
+    "b.STL": FAN,
+    "c.obj": FAN,
+    "labels/a.TXT": [0, 0, 0],
+    "labels/b.npy": np.array([0.0, 1.0, 1.0], np.float32),
+    "labels/c.seg": "0 1\n\n1.0",
+    ".d.off": "not a mesh",
+    "._a.txt": "not a label",
+    "README.txt": "words",
+}
+EQUAL = TETRAHEDRON, [0, 1, 1, 0]
+NUMBERS = {f"{name}_labels.txt": "1 1 2" for name in "ab"}
+FOUR = [0, 1, 2, 3]
+READ: dict[str, tuple[dict[str, Any], list[str], dict[str, list[int]]]] = {
+    "vertices by the count": (
+        pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40])),
+        ["vertices", "2", "7", "40"],
+        {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]},
+    ),
+    "polygons, and their triangles": (
+        pair((MIXED, [0, 1, 2]), (MIXED, [0, 0, 1, 2, 2])),
+        ["faces", "0", "1", "2"],
+        {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]},
+    ),
+    "vertices by another file": (pair(EQUAL, (FAN, [0, 1, 1, 1, 1])), ["vertices", "0", "1"], {}),
+    "faces by another file": (pair(EQUAL, (FAN, [0, 1, 1])), ["faces", "0", "1"], {}),
+    "faces of princeton": (
+        {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": FOUR, "2.seg": FOUR},
+        ["faces", *map(str, FOUR)],
+        {},
+    ),
+    "formats in any case": (FORMATS, ["faces", "0", "1"], {"a": [0, 0, 0], "b": [0, 1, 1], "c": [0, 1, 1]}),
+    "names in the order of the values": (
+        pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\n"}),
+        ["faces", "arm", "leg"],
+        {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]},
+    ),
+    "parts of polygons": (
+        {"a.off": MIXED, "a_labels.txt": "x\n2 3\n", "b.off": FAN, "b_labels.txt": "x\n1 2\ny\n3"},
+        ["faces", "x", "y"],
+        {"a": [UNLABELED, UNLABELED, 0, 0, 0], "b": [0, 0, 1]},
+    ),
+    "numbers in place of parts": (
+        {"a.off": FAN, "b.off": FAN, **NUMBERS},
+        ["faces", "1", "2"],
+        {"a": [0, 0, 1], "b": [0, 0, 1]},
+    ),
+    "a mesh with the name of a list": ({"a_labels.off": FAN, "b_labels.off": FAN, **NUMBERS}, ["faces", "1", "2"], {}),
+}
 
 
-def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path: Path) -> None:
-    data = load_dataset(write(tmp_path, pair((MIXED, [0, 1, 2]), (MIXED, [0, 0, 1, 2, 2]))))
-    assert data.labels_at == "faces"
-    assert by_name(data) == {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]}
-
-
-@pytest.mark.parametrize(("others", "at"), [([0, 1, 1, 1, 1], "vertices"), ([0, 1, 1], "faces")])
-def test_folder_decides_an_ambiguous_count_by_the_other_files(tmp_path: Path, others: list[int], at: str) -> None:
-    files = pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, others))
-    assert load_dataset(write(tmp_path, files)).labels_at == at
-
-
-# ---------------------------------------------------------------- folder: which files
-
-
-def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path: Path) -> None:
-    files = {
-        "a.OFF": FAN,
-        "b.STL": FAN,
-        "c.obj": FAN,
-        "labels/a.TXT": [0, 0, 0],
-        "labels/b.npy": np.array([0.0, 1.0, 1.0], np.float32),
-        "labels/c.seg": "0 1\n\n1.0",
-        ".d.off": "not a mesh",
-        "._a.txt": "not a label",
-        "README.txt": "words",
-    }
-    data = load_dataset(write(tmp_path, files), "folder")
-    assert by_name(data) == {"a": [0, 0, 0], "b": [0, 1, 1], "c": [0, 1, 1]}
+@pytest.mark.parametrize("case", READ)
+def test_elements_classes_and_labels(tmp_path: Path, case: str) -> None:
+    files, (at, *classes), labels = READ[case]
+    data = load_dataset(write(tmp_path, files))
+    assert (data.labels_at, data.label_names) == (at, classes)
+    assert not labels or by_name(data) == labels
 
 
 @pytest.mark.parametrize(
@@ -235,13 +236,6 @@ def test_random_split_is_seeded_sized_and_complete(tmp_path: Path) -> None:
     assert len(load_dataset(tmp_path, test_fraction=0.001).test) == 1
 
 
-def test_label_names_are_read_in_the_order_of_the_values(tmp_path: Path) -> None:
-    files = pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\n"})
-    data = load_dataset(write(tmp_path, files))
-    assert data.label_names == ["arm", "leg"]
-    assert by_name(data) == {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]}
-
-
 def test_a_single_class_is_refused(tmp_path: Path) -> None:
     write(tmp_path, pair((FAN, [-1, 1, 1]), (FAN, [1, -1, -1])))
     with pytest.raises(DataError, match=r"'1' is the only class; .* at least 2\. A negative label means unlabeled"):
@@ -264,6 +258,7 @@ TEETH_SET = {
 SEG_SET = {"off/a.off": FAN, "off/b.off": TETRAHEDRON, "seg/a.seg": [0, 0, 1], "seg/b.seg": [0, 0, 1, 1]}
 GOOD = pair((FAN, [0, 0, 1]), (FAN, [0, 1, 1]))
 SOFT = "sseg/shrec__1.seseg"
+SEVEN = {"off/b.off": MIXED, "seg/b.seg": [0] * 7}
 
 
 @pytest.mark.parametrize(
@@ -287,16 +282,8 @@ SOFT = "sseg/shrec__1.seseg"
         (MESHCNN_SET, {SOFT: "\n"}, r"shrec__1\.seseg: there are no numbers in the file"),
         (MESHCNN_SET, {"seg/shrec__1.eseg": [1] * 4}, r"shrec__1\.eseg: 4 labels, but .*shrec__1\.OBJ has 6 edges"),
         (MESHCNN_SET, {"seg/shrec__10.eseg": None}, r"no labels \(\.eseg\) for shrec__10\.obj"),
-        (
-            SEG_SET,
-            {"off/b.off": MIXED, "seg/b.seg": [0] * 7},
-            r"b\.seg: 7 labels, .*b\.off has 3 faces \(5 triangles\)",
-        ),
-        (
-            GOOD,
-            pair((TETRAHEDRON, [0, 1, 1, 0]), (TETRAHEDRON, [0, 1, 1, 0])),
-            r"4 labels fit .* 4 vertices and 4 faces",
-        ),
+        (SEG_SET, SEVEN, r"b\.seg: 7 labels, .*b\.off has 3 faces \(5 triangles\)"),
+        (GOOD, pair(EQUAL, EQUAL), r"4 labels fit .* 4 vertices and 4 faces"),
         (GOOD, {"a.txt": [0, 0, 0, 0]}, r"a\.txt: 4 labels, but .*a\.off has 5 vertices and 3 faces"),
         (GOOD, {"b.txt": [0] * 5}, r"b\.txt labels vertices, but .*a\.txt labels faces"),
         (GOOD, {"a.txt": [-1] * 3, "b.txt": [-1] * 3}, r"every label is negative"),
@@ -322,8 +309,7 @@ SOFT = "sseg/shrec__1.seseg"
 def test_faults_of_files(tmp_path: Path, good: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     assert load_dataset(write(tmp_path / "good", good)).train
     write(tmp_path / "bad", good | changes)
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / "bad")
+    refused(DataError, message, load_dataset, tmp_path / "bad")
 
 
 def test_notes_beside_meshes_are_no_labels(tmp_path: Path) -> None:
@@ -336,20 +322,14 @@ def test_notes_beside_meshes_are_no_labels(tmp_path: Path) -> None:
     # A label file with a mistyped name has labels, so it is no note.
     write(tmp_path / "typo", {**GOOD, "notes.txt": notes, "aa.txt": [0, 0, 1]})
     message = r"labels without a mesh: aa\.txt\. Add the mesh, or move these files elsewhere"
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / "typo")
+    refused(DataError, message, load_dataset, tmp_path / "typo")
     (tmp_path / "typo" / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"no labels .* for a\.off"):
-        load_dataset(tmp_path / "typo")
+    refused(DataError, r"no labels .* for a\.off", load_dataset, tmp_path / "typo")
 
 
 def test_a_bad_mesh_is_named(tmp_path: Path) -> None:
     write(tmp_path, {**GOOD, "b.off": "OFF\n1 0 0\n0 0 nan\n"})
-    with pytest.raises(MeshError, match=r"b\.off"):
-        load_dataset(tmp_path)
-
-
-# ---------------------------------------------------------------- compressed meshes
+    refused(MeshError, r"b\.off", load_dataset, tmp_path)
 
 
 def compress(root: Path, pattern: str) -> None:
@@ -384,13 +364,6 @@ def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str,
     same_items([*data.train, *data.test], [*expected.train, *expected.test])
 
 
-def test_damaged_compressed_labels(tmp_path: Path) -> None:
-    for name in ("a.txt.gz", "a.npy.gz"):
-        (tmp_path / name).write_bytes(b"not compressed")
-        with pytest.raises(DataError, match=f"{name}: not a gzip file, or a damaged one"):
-            read_labels(tmp_path / name)
-
-
 def test_folder_reads_vtk_files(tmp_path: Path) -> None:
     pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
     rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]
@@ -418,9 +391,6 @@ def test_a_mesh_with_and_without_gz(tmp_path: Path, layout: str) -> None:
     assert "\n" not in str(e.value)
 
 
-# ---------------------------------------------------------------- label files
-
-
 EXTREMES = [-(2**63), 2**63 - 1, 2**53 + 1]
 
 
@@ -433,6 +403,8 @@ EXTREMES = [-(2**63), 2**63 - 1, 2**53 + 1]
         ("\ufeff5", [5]),
         (EXTREMES, EXTREMES),
         (np.array(EXTREMES), EXTREMES),
+        (np.array([False, True]), [0, 1]),
+        (np.array([[3], [-1]]), [3, -1]),
         *((np.array([0, 3, 100], dtype), [0, 3, 100]) for dtype in ("i1", "u1", "i8", "u8", "f2", "f8", ">i4")),
     ],
 )
@@ -453,16 +425,14 @@ TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
 )
 def test_text_that_is_not_a_label(tmp_path: Path, token: str) -> None:
     (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3", encoding="utf-8")
-    with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
-        read_labels(tmp_path / "a.txt")
+    refused(DataError, rf"a\.txt, line 3: '{token[:40]}' is not a whole number", read_labels, tmp_path / "a.txt")
 
 
 def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0\n" * 2000))
     assert len(read_labels(tmp_path / "a.txt.gz")) == 2000
     monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
-    with pytest.raises(DataError, match=r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB"):
-        read_labels(tmp_path / "a.txt.gz")
+    refused(DataError, r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB", read_labels, tmp_path / "a.txt.gz")
 
 
 @pytest.mark.parametrize(
@@ -482,11 +452,13 @@ def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_arrays_that_are_not_labels(tmp_path: Path, array: np.ndarray, message: str) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    with pytest.raises(DataError, match=rf"a\.npy: .*{message}"):
-        read_labels(tmp_path / "a.npy")
+    refused(DataError, rf"a\.npy: .*{message}", read_labels, tmp_path / "a.npy")
 
 
 def test_files_that_are_not_label_files(tmp_path: Path) -> None:
+    for name in ("a.txt.gz", "a.npy.gz"):
+        (tmp_path / name).write_bytes(b"not compressed")
+        refused(DataError, f"{name}: not a gzip file, or a damaged one", read_labels, tmp_path / name)
     contents = {"words.npy": b"1\n2\n", "cut.npy": b"", "zip.npy": b"PK\x03\x04 cut off"}
     contents |= {"empty.txt": b"\n \n", "binary.txt": b"\xff\xfe\x00\x01"}
     for name, content in contents.items():
@@ -496,11 +468,7 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
     with (tmp_path / "archive.npy").open("wb") as file:
         np.savez(file, labels=np.zeros(3))
     for name in (*contents, "header.npy", "archive.npy", "absent.npy", "absent.txt"):
-        with pytest.raises(DataError, match=name.replace(".", r"\.")):
-            read_labels(tmp_path / name)
-
-
-# ---------------------------------------------------------------- arguments
+        refused(DataError, name.replace(".", r"\."), read_labels, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -512,8 +480,7 @@ def test_files_that_are_not_label_files(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments(tmp_path: Path, folder: str, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / folder, **arguments)
+    refused(DataError, message, load_dataset, tmp_path / folder, **arguments)
 
 
 def test_folder_without_a_data_set_names_every_layout(tmp_path: Path) -> None:
@@ -528,5 +495,4 @@ def test_link_to_a_missing_file(tmp_path: Path, name: str) -> None:
     write(tmp_path, pair((FAN, [0, 1, 0]), (FAN, [0, 1, 1])))
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=rf"{name}: this link points to a file that is missing"):
-        load_dataset(tmp_path)
+    refused(DataError, rf"{name}: this link points to a file that is missing", load_dataset, tmp_path)

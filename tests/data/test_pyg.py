@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from operator_checks import assert_same
+from refusals import refused
 from shapes import ellipsoid
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -186,8 +187,7 @@ def test_normals_of_data() -> None:
     data.normal[4:] = torch.nan
     assert precompute(data, k=K).frames.isfinite().all()
     data.normal = data.normal[:7]
-    with pytest.raises(MeshError, match=r"Data object: normals should have shape \(42, 3\), .* shape is \(7, 3\)"):
-        precompute(data, k=K)
+    refused(MeshError, r"Data object: normals should have shape \(42, 3\), .* shape is \(7, 3\)", precompute, data, k=K)
 
 
 def test_round_trip() -> None:
@@ -253,12 +253,9 @@ def test_own_classes() -> None:
 
     with pytest.raises(TypeError, match=r"data should be Data or DataWithOperators, got Own; let it inherit"):
         add(Own(**to_data(ellipsoid(0)).to_dict()))
-    with pytest.raises(TypeError, match="got DataBatch; add operators before the DataLoader"):
-        add(batch_of([to_data(ellipsoid(0))] * 2))
-    with pytest.raises(MeshError, match=r"no positions \(`pos` is None\)"):
-        add(Data(x=torch.ones(4, 3)))
-    with pytest.raises(MeshError, match="a batch of 3 meshes"):
-        from_data(batch)
+    refused(TypeError, "got DataBatch; add operators before the DataLoader", add, batch_of([to_data(ellipsoid(0))] * 2))
+    refused(MeshError, r"no positions \(`pos` is None\)", add, Data(x=torch.ones(4, 3)))
+    refused(MeshError, "a batch of 3 meshes", from_data, batch)
     with pytest.raises(AttributeError, match="operators"):
         _ = DataWithOperators().operators
     assert not hasattr(DataWithOperators(), "operators")

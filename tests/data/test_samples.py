@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
 
@@ -38,22 +39,15 @@ def elements(mesh: Mesh, at: str) -> np.ndarray:
     return {"vertices": np.arange(len(mesh.verts))[:, None], "faces": mesh.faces, "edges": mesh_edges(mesh.faces)}[at]
 
 
-def test_a_sample_needs_a_labeled_mesh() -> None:
-    message = r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
-    with pytest.raises(TypeError, match=message):
-        make_sample(ellipsoid(0), OPTIONS)
-
-
 def test_representations_are_one_line() -> None:
     item = LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64))
+    message = r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
+    refused(TypeError, message, make_sample, item.mesh, OPTIONS)
     mesh = "Mesh(name='ellipsoid 0', vertices=42, faces=80)"
     assert repr(item) == f"LabeledMesh(name='a', mesh={mesh}, labels=(42,) int64)"
     data = LabeledMeshes([item, item], [item], [f"class {i}" for i in range(260)], "vertices")
     assert repr(data).startswith("LabeledMeshes(train=2 meshes, test=1 mesh, label_names=['class 0', ")
     assert len(repr(data)) < 200
-
-
-# ---- batches ----
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -162,18 +156,13 @@ def test_a_generator_draws_the_seed() -> None:
     ],
 )
 def test_batches_reject_bad_limits(given: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        MeshBatches(**{"lengths": [1, 2]} | given)
+    refused(error, message, MeshBatches, **{"lengths": [1, 2]} | given)
 
 
 def test_limits_of_other_kinds() -> None:
     assert list(MeshBatches([], meshes=1)) == []
     assert list(MeshBatches(torch.tensor([3, 1, 2]), max_vertices=np.int64(4))) == [[0, 1], [2]]
-    with pytest.raises(ValueError, match="epoch should be at least 0, got -1"):
-        MeshBatches([1], meshes=1).set_epoch(-1)
-
-
-# ---- samples ----
+    refused(ValueError, "epoch should be at least 0, got -1", MeshBatches([1], meshes=1).set_epoch, -1)
 
 
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
@@ -255,11 +244,7 @@ def test_a_mesh_is_prepared_at_unit_size() -> None:
     mesh, operators = prepare(replace(ellipsoid(0), verts=100 + 7 * ellipsoid(0).verts), OPTIONS)
     assert np.linalg.norm(mesh.verts, axis=1).max() == pytest.approx(1)
     assert operators.k == 8
-    with pytest.raises(MeshError, match="no such file"):
-        prepare("nowhere.off", OPTIONS)
-
-
-# ---- features ----
+    refused(MeshError, "no such file", prepare, "nowhere.off", OPTIONS)
 
 
 @pytest.mark.parametrize("source", ["ball", "loose", "cloud", "tiny"])
@@ -282,8 +267,9 @@ def test_features_are_finite(source: str) -> None:
 
 
 def test_preprocessing_names_bad_options() -> None:
+    assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
     for options, message in (
-        ({"k": 0}, "k .*0"),
+        *(({"k": 0, "features": name}, "k should be at least 1, got 0") for name in ("xyz+wks", "diffused-curvature")),
         ({"k": "128"}, "k should be an integer, got '128' of type str"),
         ({"k": 128.0}, "k should be an integer, got 128.0 of type float"),
         ({"k": True}, "k should be an integer, got True of type bool"),
@@ -291,25 +277,18 @@ def test_preprocessing_names_bad_options() -> None:
         ({"laplacian": "graph"}, "laplacian .*'graph'"),
         ({"features": "shot"}, "features .*'shot'"),
     ):
-        with pytest.raises(ValueError, match=message):
-            Preprocessing(**options)
+        refused(ValueError, message, Preprocessing, **options)
 
 
 def test_features_of_wrong_arguments() -> None:
     mesh = ellipsoid(0)
     operators = geometry.precompute(mesh, k=0)
-    with pytest.raises(ValueError, match=r"file:NAME, joined by \+, got 'HKS'"):
-        input_features(mesh, operators, "HKS")
+    refused(ValueError, r"file:NAME, joined by \+, got 'HKS'", input_features, mesh, operators, "HKS")
     for kind in ("hks", "log-hks", "wks"):
-        with pytest.raises(ValueError, match="needs eigenpairs, but the operators have k = 0"):
-            input_features(mesh, operators, kind)
+        refused(ValueError, "needs eigenpairs, but the operators have k = 0", input_features, mesh, operators, kind)
     for kind in ("xyz", "hks"):
         message = "the mesh has 162 vertices and the operators 42; pass the operators of this"
-        with pytest.raises(ValueError, match=message):
-            input_features(ellipsoid(0, 2), operators, kind)
-
-
-# ---- the cache ----
+        refused(ValueError, message, input_features, ellipsoid(0, 2), operators, kind)
 
 
 def test_training_reads_what_fill_cache_stored(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sets as other people store them: their lists, folders and labels, groups of scans, and what a set says it holds."""
+"""Sets as other people store them: their lists, folders and labels, groups of scans, what a set says, built-in sets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import trimesh
 from command import complaint, output
+from refusals import refused
 from set_files import names, parts
 
+from diffnet.benchmarks.bodies import pack
 from diffnet.data import (
+    BODIES,
+    BODY_MAPS,
     DataError,
     Preprocessing,
     index_dataset,
@@ -25,6 +29,7 @@ from diffnet.data import (
     write_shards,
 )
 from diffnet.data.folders.division import groups_of
+from diffnet.geometry.discretize.coincident import open_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.set_parts import held_out, with_held_out
@@ -58,9 +63,6 @@ def write(root: Path, *names: str, labels: Any = LABELS, suffix: str = ".txt", *
     return root
 
 
-# ---------------------------------------------------------------- published divisions
-
-
 def test_lists_with_more_words_in_their_names(tmp_path: Path) -> None:
     scans = [f"{jaw}/{p}/{p}_{jaw}" for p in ("A1", "A10", "B2") for jaw in ("upper", "lower")]
     write(tmp_path, *scans, suffix=".json", training_upper__txt="A1_upper\nB2_upper", testing_upper__txt="A10_upper")
@@ -87,8 +89,7 @@ def test_ids_of_patients_select_all_their_scans(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path / "folders", *folders, suffix=".json", train__txt="B2\nA10", test__txt="A1"))
     assert (names(data.test), len(data.train)) == (["A1_lower", "A1_upper"], 4)
     write(tmp_path / "flat", private_testing_set__txt="A10\nC3")
-    with pytest.raises(DataError, match=r"private_testing_set\.txt: no mesh in .* for C3"):
-        load_dataset(tmp_path / "flat")
+    refused(DataError, r"private_testing_set\.txt: no mesh in .* for C3", load_dataset, tmp_path / "flat")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,7 @@ def test_notes_and_labels_are_no_lists(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"arm_test\.txt can't divide meshes of subfolders"):
         load_pairs(write(tmp_path / "above", "x/a", "y/b", arm_test__txt="a"))
     write(tmp_path, training_all__txt="arm_test\nlatest")
-    with pytest.raises(DataError, match=r"there is training_all\.txt but no test\.txt"):
-        load_dataset(tmp_path)
+    refused(DataError, r"there is training_all\.txt but no test\.txt", load_dataset, tmp_path)
 
 
 def test_lists_of_correspondences() -> None:
@@ -147,18 +147,19 @@ def test_test_pairs_leave_the_other_meshes_for_training(tmp_path: Path) -> None:
         load_pairs(tmp_path, tmp_path / "all_pairs.txt")
 
 
-# ---------------------------------------------------------------- meshes for validation
-
-
 def test_meshes_for_validation(tmp_path: Path) -> None:
     data = index_dataset(case("15_train_val_test_seg"), tmp_path, jobs=1)
     assert parts(data) == (["a0", "a1", "a2"], ["a3"], ["a4"])
     joined, numbers = with_held_out(data, TrainOptions())
     assert (names(joined.train), numbers, len(joined.validation)) == (["a0", "a1", "a2", "a3"], [3], 0)
     message = r"^validation is 0.2, but the set has 1 mesh for validation; .* train, val, te"
-    with pytest.raises(OptionError, match=message):
-        with_held_out(data, TrainOptions(validation=0.2))
+    refused(OptionError, message, with_held_out, data, TrainOptions(validation=0.2))
     assert parts(load_dataset(case("15_train_val_test_seg"), needs_train=False)) == ([], [], ["a4"])
+    assert not write_shards(data, tmp_path / "shards", Preprocessing(k=4), tmp_path, jobs=1)
+    again = load_shards(tmp_path / "shards")
+    assert parts(again) == parts(data)
+    np.testing.assert_array_equal(again.validation[0].labels, data.validation[0].labels)
+    assert parts(load_shards(tmp_path / "shards", needs_train=False)) == ([], [], ["a4"])
 
 
 @pytest.mark.parametrize("layout", ["meshcnn", "princeton", "teeth"])
@@ -203,23 +204,8 @@ def test_lists_and_tables_with_meshes_for_validation(tmp_path: Path) -> None:
     table.write_text("\n".join(["file,size,split", *rows]))
     for data in (load_targets(table), index_targets(table, tmp_path / "cache", jobs=1)):
         assert parts(data) == (["a.obj"], ["b.obj", "c.obj"], ["d.obj"])
-
-
-def test_shards_keep_the_parts(tmp_path: Path) -> None:
-    data = index_dataset(case("15_train_val_test_seg"), tmp_path / "cache", jobs=1)
-    assert not write_shards(data, tmp_path / "shards", Preprocessing(k=4), tmp_path / "cache", jobs=1)
-    again = load_shards(tmp_path / "shards")
-    assert parts(again) == parts(data)
-    np.testing.assert_array_equal(again.validation[0].labels, data.validation[0].labels)
-    assert parts(load_shards(tmp_path / "shards", needs_train=False)) == ([], [], ["a4"])
-
-
-def test_correspondence_leaves_meshes_for_validation_out(tmp_path: Path) -> None:
-    write(tmp_path, "train/a", "train/b", "val/c", "test/d", "test/e", labels=None)
-    assert load_pairs(tmp_path).left_out == ("meshes for validation, which pairs don't have: c",)
-
-
-# ---------------------------------------------------------------- groups
+    write(tmp_path / "pairs", "train/a", "train/b", "val/c", "test/d", "test/e", labels=None)
+    assert load_pairs(tmp_path / "pairs").left_out == ("meshes for validation, which pairs don't have: c",)
 
 
 def test_groups_stay_together(tmp_path: Path) -> None:
@@ -264,23 +250,18 @@ def test_patterns_that_make_no_groups(tmp_path: Path, pattern: str, message: str
 def test_groups_need_a_random_division(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, "train/p1", "test/p2"), group_by="p")
     message = r"group_by is 'p', but nothing is divided at random: .* by the folders train, t"
-    with pytest.raises(OptionError, match=message):
-        with_held_out(data, TrainOptions(group_by="p"))
-
-
-# ---------------------------------------------------------------- labels
+    refused(OptionError, message, with_held_out, data, TrainOptions(group_by="p"))
 
 
 def test_scalars_beside_paint(tmp_path: Path) -> None:
     assert load_dataset(case("06_cloudcompare_scalar")).label_names == ["0", "1"]
     message = r"a0\.ply: both the colors and the property 'scalar_label' of the vertices could"
-    with pytest.raises(DataError, match=message):
-        load_dataset(case("06b_scalar_label_and_paint"))
+    refused(DataError, message, load_dataset, case("06b_scalar_label_and_paint"))
     header = "ply\nformat ascii 1.0\nelement vertex 4\n" + "".join(f"property float {x}\n" for x in "xyz")
     header += "".join(f"property uchar {c}\n" for c in ("red", "green", "blue")) + "property float {}\n"
     header += "element face 1\nproperty list uchar int vertex_indices\nend_header\n"
     rows = [f"{i % 2} {i // 2} 0 {50 * (i % 2)} 0 0 {{}}\n" for i in range(4)]
-    for name, values, refused in (
+    for name, values, is_refused in (
         ("scalar_Classification", [2, 5, 5, 6], True),
         ("gt_class", [0, 0, 1, 1], True),
         ("scalar_curvature", [0.5, 1, 2, 0], False),
@@ -289,23 +270,10 @@ def test_scalars_beside_paint(tmp_path: Path) -> None:
         text = header.format(name) + "".join(row.format(x) for row, x in zip(rows, values, strict=True)) + "3 0 1 2\n"
         for mesh in "ab":
             write(tmp_path, **{f"{mesh}__ply": text})
-        if refused:
-            with pytest.raises(DataError, match=f"the colors and the property '{name}'"):
-                load_dataset(tmp_path)
+        if is_refused:
+            refused(DataError, f"the colors and the property '{name}'", load_dataset, tmp_path)
         else:
             assert load_dataset(tmp_path).label_names == ["#000000", "#320000"]
-
-
-@pytest.mark.parametrize(
-    "name", ["22_bool_npy", "22b_column_npy", "23_csv_Label", "23b_csv_index_label", "23c_csv_plain"]
-)
-def test_forms_of_labels(name: str) -> None:
-    data = load_dataset(case(name))
-    reference = load_dataset(case("06_cloudcompare_scalar"))
-    assert data.label_names == ["0", "1"]
-    for item, same in zip(data.train + data.test, reference.train + reference.test, strict=True):
-        assert item.labels.dtype == np.int64
-        np.testing.assert_array_equal(item.labels, same.labels)
 
 
 def test_files_that_were_seen_are_named(tmp_path: Path) -> None:
@@ -313,12 +281,10 @@ def test_files_that_were_seen_are_named(tmp_path: Path) -> None:
         load_dataset(case("24_name_seg"))
     write(tmp_path / "some", "a", "b")
     (tmp_path / "some" / "b.txt").rename(tmp_path / "some" / "b-labels.txt")
-    with pytest.raises(DataError, match=r"no labels .* for b\.obj.*There is .*b-labels\.txt"):
-        load_dataset(tmp_path / "some")
+    refused(DataError, r"no labels .* for b\.obj.*There is .*b-labels\.txt", load_dataset, tmp_path / "some")
     write(tmp_path / "table", "a", "b", labels=None, a__csv="x,y\n1,2\n", b__csv="x,y\n1,2\n")
     message = r"for [ab]\.obj.*There is .*[ab]\.csv, but it has neither a column called label nor"
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path / "table")
+    refused(DataError, message, load_dataset, tmp_path / "table")
 
 
 def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
@@ -331,9 +297,6 @@ def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith("7 of 8 meshes can't be used: ")
     assert (message.count("is not a whole number"), message.count(".txt")) == (1, 5)
-
-
-# ---------------------------------------------------------------- what a run says
 
 
 def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
@@ -370,3 +333,41 @@ def test_groups_on_the_command_line(tmp_path: Path) -> None:
     patients = [{name[:2] for name in found[part]} for part in ("train", "validation", "test")]
     assert [len(own) for own in patients] == [2, 1, 1]
     assert len(set.union(*patients)) == 4
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_labeled_bodies() -> None:
+    data = load_dataset(BODIES)
+    parts = ["head", "torso", "upper_arm", "lower_arm", "hand", "upper_leg", "lower_leg", "foot"]
+    assert (data.label_names, data.labels_at) == (parts, "faces")
+    assert (len(data.train), len(data.test)) == (24, 8)
+    for item in [*data.train, *data.test]:
+        assert 500 < len(item.mesh.verts) < 1600
+        assert np.unique(item.labels).tolist() == list(range(8))
+    vertices = load_dataset(BODIES, labels_at="vertices", needs_train=False)
+    assert [len(item.labels) for item in vertices.test] == [len(item.mesh.verts) for item in data.test]
+
+
+def test_bodies_in_pairs() -> None:
+    data = load_pairs(BODY_MAPS)
+    assert (len(data.train), len(data.test)) == (8, 2)
+    assert data.is_supervised
+    for shape in data.train + data.test:
+        assert 1500 < len(shape.mesh.verts) < 2500
+        assert not len(open_edges(shape.mesh.faces, len(shape.mesh.verts)))
+        assert len(np.unique(shape.template)) > 1000
+
+
+def test_packed_sets_can_be_packed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack.main([str(BODIES), str(BODY_MAPS), "--out", str(tmp_path)])
+    assert contents(tmp_path) | {"README.md": b""} == contents(BODIES.parent) | {"README.md": b""}
+    assert "MB" in capsys.readouterr().out
+
+
+def test_they_are_small_and_free() -> None:
+    content = contents(BODIES.parent)
+    assert sum(map(len, content.values())) < 1e6  # of all files, which are compressed
+    assert b"CC0 1.0" in content["README.md"]

@@ -17,7 +17,9 @@ import pytest
 import torch
 from copies import ends_of_copies
 from operator_checks import assert_same
+from refusals import refused
 from safetensors.numpy import load
+from set_files import MIXED
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
 
@@ -37,6 +39,7 @@ from diffnet.data import (
 from diffnet.data.shards import reading, writing
 from diffnet.data.shards.archives import TABLE, parsed_table, table_blob
 from diffnet.data.shards.reading import INDEX, SUFFIX, is_shards
+from diffnet.data.shards.records import check_mesh
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked
@@ -82,14 +85,6 @@ def assert_equal_items(items: Sequence[LabeledMesh], expected: Sequence[LabeledM
         assert item.labels.shape == other.labels.shape
 
 
-def quadrilaterals() -> LabeledMesh:
-    """A cube of six polygons with labels at its triangles."""
-    verts = [[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)]
-    faces = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
-    mesh = make_mesh(np.array(verts) / 3, faces, name="cube")
-    return LabeledMesh("cube", mesh, np.arange(12) % 2)
-
-
 def point_cloud() -> LabeledMesh:
     points = np.random.default_rng(0).normal(size=(300, 3))
     mesh = make_mesh(points, None, name="points", normals=points)
@@ -98,7 +93,7 @@ def point_cloud() -> LabeledMesh:
 
 CASES: dict[str, tuple[LabeledMesh, Any]] = {
     "vertices": (small_set().train[0], "vertices"),
-    "faces": (quadrilaterals(), "faces"),
+    "faces": (LabeledMesh("quads", make_mesh(MIXED[0], MIXED[1][::2], name="quads"), np.arange(4) % 2), "faces"),
     "meshes": (point_cloud(), "meshes"),
     "targets": (replace(small_set().train[0], labels=np.random.default_rng(0).normal(size=(42, 3))), "vertices"),
     "target of a mesh": (replace(point_cloud(), labels=np.array([[0.5, np.nan, 3]])), "meshes"),
@@ -179,8 +174,7 @@ def test_samples_in_a_data_loader(tmp_path: Path, workers: int, monkeypatch: pyt
 def test_other_options_name_both_values(folder: Path, option: str, value: Any, stored: Any) -> None:
     data = load_shards(folder)
     expected = rf"{option} is {value}, and the shards in .*set were written with {stored}\. Use .* --{option} {stored}"
-    with pytest.raises(OptionError, match=expected):
-        make_sample(data.train[0], replace(OPTIONS, **{option: value}))
+    refused(OptionError, expected, make_sample, data.train[0], replace(OPTIONS, **{option: value}))
     with pytest.raises(DataError, match=r"set: its shards have options .*Choose another folder"):
         write_shards(small_set(), folder, replace(OPTIONS, **{option: value}), folder.with_name("cache"), jobs=1)
 
@@ -222,8 +216,7 @@ def test_a_damaged_shard_is_named(folder: Path, fault: str, opened: bool) -> Non
     (shard,) = shards_of(folder)
     damage, message = FAULTS[fault]
     damage(shard)
-    with pytest.raises(DataError, match=rf"{shard}: .*{message}"):
-        read_all(data if opened else load_shards(folder))
+    refused(DataError, rf"{shard}: .*{message}", read_all, data if opened else load_shards(folder))
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
@@ -263,14 +256,12 @@ def test_shards_of_an_older_version(folder: Path) -> None:
     shard.unlink()
     changed_index(folder, lambda arrays, about: about.update(shards=[(old.name, old.stat().st_size)]))
     read_all(load_shards(folder))
-    with pytest.raises(DataError, match=rf"{old}: an earlier version of diffnet wrote this shard"):
-        written(folder)
+    refused(DataError, rf"{old}: an earlier version of diffnet wrote this shard", written, folder)
     changed_index(folder, lambda arrays, about: about["settings"].update(format=2))
     read_all(load_shards(folder))
     changed_index(folder, lambda arrays, about: about["settings"].update(format=1))
     train = load_shards(folder).train
-    with pytest.raises(OptionError, match=r"normalize is radius, .* were written with all-radius"):
-        train.check_options(OPTIONS)
+    refused(OptionError, r"normalize is radius, .* were written with all-radius", train.check_options, OPTIONS)
     train.check_options(replace(OPTIONS, normalize="all-radius"))
 
 
@@ -292,14 +283,15 @@ HARM: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
 def test_an_index_is_checked(folder: Path, harm: str) -> None:
     change, message = HARM[harm]
     changed_index(folder, change)
-    with pytest.raises(DataError, match=rf"{INDEX}: the index can't be used .*({message})"):
-        load_shards(folder)
+    refused(DataError, rf"{INDEX}: the index can't be used .*({message})", load_shards, folder)
 
 
 def test_other_sizes_than_in_the_index(folder: Path) -> None:
     changed_index(folder, lambda arrays, about: arrays["vertex_counts"].__iadd__(1))
     with pytest.raises(DataError, match=r"the record at byte 128 is damaged .*\(ValueError: verts should be"):
         read_all(load_shards(folder))
+    arrays = {"verts": np.zeros((3, 3)), "faces": np.array([[0, 1, 3]])}
+    refused(ValueError, "faces are not all from 0 to 2", check_mesh, arrays, 3, 1)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "missing"])
@@ -311,11 +303,9 @@ def test_a_damaged_index_is_named_and_written_again(folder: Path, damage: str) -
         index.unlink()
     else:
         os.truncate(index, 0 if damage == "empty" else 200)
-    with pytest.raises(DataError, match=rf"{INDEX}: the index (can't be used|of the shards is missing)"):
-        load_shards(folder)
+    refused(DataError, rf"{INDEX}: the index (can't be used|of the shards is missing)", load_shards, folder)
     if damage == "missing":
-        with pytest.raises(DataError, match=r"the shards have no index.*it keeps complete shards"):
-            is_shards(folder)
+        refused(DataError, r"the shards have no index.*it keeps complete shards", is_shards, folder)
     read_all(load_shards(written(folder)))
     assert shards_of(folder) == before
 
@@ -336,8 +326,7 @@ def test_a_full_disk_loses_no_complete_shard(tmp_path: Path, monkeypatch: pytest
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ZipFile, "open", opened)
-        with pytest.raises(OSError, match=r"No space left on device: '.*\.writing\.shard\.zip'"):
-            written(folder)
+        refused(OSError, r"No space left on device: '.*\.writing\.shard\.zip'", written, folder)
     kept = times_of(folder)
     assert os.listdir(folder) == [file.name for file in kept]
     assert len(kept) == 1

@@ -17,3 +17,8 @@ def _one_thread(one_thread: None) -> None:
 def meshes() -> list[Operators]:
     """Spheres of 12, 42 and 162 vertices."""
     return [precompute(trimesh.creation.icosphere(i), k=6) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def operators(meshes: list[Operators]) -> Operators:
+    return meshes[0]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from graph_emulator import ReplayedGraph, network as small, with_graphs
+from graph_emulator import DEVICES, Foreign, ReplayedGraph, network as small, with_graphs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -25,30 +25,6 @@ from diffnet import Operators, precompute
 from diffnet.cuda_graphs import graphed, runtime
 from diffnet.cuda_graphs.forward import use_graphs
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES
-
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
-Compute = Callable[[Any, Tensor, Tensor, Operators], Any]
-
-
-@pytest.fixture(scope="module")
-def meshes() -> list[Operators]:
-    """Spheres of 42 and 162 vertices."""
-    return [precompute(trimesh.creation.icosphere(i), k=6) for i in (1, 2)]
-
-
-class Foreign(nn.Module):
-    """A network that ends in a function of itself, the outputs of DiffusionNet, the features and the operators."""
-
-    def __init__(self, compute: Compute, **attributes: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = small()
-        self.compute = compute
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def forward(self, x: Tensor, operators: Operators) -> Any:
-        return self.compute(self, self.net(x, operators), x, operators)
 
 
 def results(network: nn.Module, operators: Operators) -> list[Any]:
@@ -115,6 +91,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "not as its parameter",
     ),
     "a value read back": (lambda: Foreign(lambda m, y, x, o: y * float(x.detach()[0, 0])), "can't be recorded"),
+    "implicit diffusion": (
+        lambda: small(diffusion="implicit", gradient="auto"),
+        "implicit diffusion reads from the GPU",
+    ),
     "TorchScript": (lambda: Foreign(lambda m, y, x, o: m.script(y), script=scripted()), "TorchScript"),
 }
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import trimesh
 from float64 import DEVICE
+from kernel_accuracy import relative
 from refusals import refused
 from shapes import ellipsoid
 from torch import Tensor, nn
@@ -337,11 +338,6 @@ def packed() -> Operators:
 small = partial(network, width=8, blocks=1)
 
 
-def relative(a: Tensor, b: Tensor) -> float:
-    a, b = a.detach().double().cpu(), b.detach().double().cpu()
-    return float(torch.linalg.norm(a - b) / torch.linalg.norm(b))
-
-
 def loss_and_gradients(model: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
     out = model(x, operators)
     return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
@@ -536,49 +532,44 @@ def compiled_networks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def sphere() -> Operators:
-    return precompute(trimesh.creation.icosphere(1), k=4)
-
-
 def call(network: DiffusionNet, operators: Operators, **changes: Any) -> None:
     values = {"is_cuda": True, "requires_grad": False, "dtype": torch.float32, "device": torch.device("cuda", 0)}
     shared_launches.compile_before_first_call(network, SimpleNamespace(**(values | changes)), operators)  # type: ignore[arg-type]
 
 
-def test_kernels_are_compiled_once_for_each_kind_of_call(compiled_networks: list[Any], sphere: Operators) -> None:
+def test_kernels_are_compiled_once_for_each_kind_of_call(compiled_networks: list[Any], meshes: list[Operators]) -> None:
     network, other = DiffusionNet(3, 2, width=8, blocks=1), DiffusionNet(3, 2, width=8, blocks=1)
     for each in (network, network, other, network):
-        call(each, sphere)
+        call(each, meshes[0])
     assert compiled_networks == [network, other]
     network.eval()
-    call(network, sphere)
+    call(network, meshes[0])
     with torch.no_grad():
-        call(network, sphere)
-    call(network, sphere)
+        call(network, meshes[0])
+    call(network, meshes[0])
     assert compiled_networks == [network, other, network, network]
 
 
 def test_nothing_is_compiled_on_the_cpu_with_hooks_or_twice(
-    compiled_networks: list[Any], sphere: Operators, monkeypatch: pytest.MonkeyPatch
+    compiled_networks: list[Any], meshes: list[Operators], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, hooked = DiffusionNet(3, 2, width=8, blocks=1), DiffusionNet(3, 2, width=8, blocks=1)
-    call(network, sphere, is_cuda=False)
+    call(network, meshes[0], is_cuda=False)
     hooked.blocks[0].register_forward_hook(lambda *arguments: None)
-    call(hooked, sphere)
+    call(hooked, meshes[0])
     monkeypatch.setattr(shared_launches, "compiles_only", lambda: True)
-    call(network, sphere)
+    call(network, meshes[0])
     monkeypatch.setattr(shared_launches, "compiles_only", launcher.compiles_only)
-    call(network, sphere)
+    call(network, meshes[0])
     assert compiled_networks == []
 
 
 @pytest.mark.gpu
-def test_the_first_step_is_like_others(sphere: Operators) -> None:
+def test_the_first_step_is_like_others(meshes: list[Operators]) -> None:
     """Compiling before the first call changes no gradients, no random numbers and no values."""
     torch.manual_seed(0)
     network = DiffusionNet(3, 2, width=16, blocks=1).cuda()
-    moved, outs = sphere.to("cuda"), []
+    moved, outs = meshes[0].to("cuda"), []
     for _ in range(2):
         torch.manual_seed(1)
         out = network(moved.frames[:, 2], moved)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import trimesh
 from kernel_accuracy import relative
 from refusals import refused
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
 from torch.utils._pytree import tree_map_only
 
-from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures, precompute
+from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures
 
 pytest.importorskip("triton")
 C = 8
@@ -144,11 +143,6 @@ CASES = [
 # runs in several operations on both backends.
 ON_KERNELS = [c for c in CASES if c[0] == "last" or (c[1] in (HOOKS[0], HOOKS[3]) and c[0] != PLACES[-1])]
 RUNS = [*((*case, "torch") for case in CASES), *((*case, "triton") for case in ON_KERNELS)]
-
-
-@pytest.fixture(scope="module")
-def operators() -> Operators:
-    return precompute(trimesh.creation.icosahedron(), k=5)
 
 
 @pytest.fixture(autouse=True)

@@ -231,18 +231,6 @@ def test_messages() -> None:
     refused(ValueError, message, attention, x, x, x, blocks, attn_mask=torch.zeros(5, 5))
 
 
-@pytest.mark.gpu
-def test_on_a_gpu() -> None:
-    torch.manual_seed(0)
-    layer = SparseLinear(Pattern.random(96, 64, 0.2))
-    attention = SparseMultiheadAttention(64, 4)
-    x, pattern = torch.randn(2, 50, 64), Pattern.window(50, 8, 2)
-    expected = layer(attention(x, x, x, pattern))
-    x = x.to(DEVICE)
-    found = layer.to(DEVICE)(attention.to(DEVICE)(x, x, x, pattern.to(DEVICE)))
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
-
-
 def layout(*shape: int, seed: int = 0) -> Tensor:
     """A random mask of blocks. No input reaches the second row of outputs."""
     mask = random(*shape, seed=seed) > -0.3
@@ -341,7 +329,10 @@ def test_attention_bias(heads: int, length: int | None) -> None:
 def test_kernels_agree(surfaces: list[Operators]) -> None:
     ring = surfaces[0].gradient.pattern.to(DEVICE)
     pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16, 20, 20).to(DEVICE)
+    keys, window = torch.randn(2, 50, E, device=DEVICE), Pattern.window(50, 8, 2).to(DEVICE)
     cases: list[tuple[Any, tuple[int, ...], tuple[Any, ...]]] = [
+        (partial(SparseLinear, Pattern.random(96, 64, 0.2)), (2, 50, 64), ()),
+        (partial(SparseMultiheadAttention, E, H), (2, 50, E), (keys, keys, window)),
         (partial(BlockSparseLinear, 20, 33, layout(3, 2), block=16), (5, 20), ()),
         (partial(BlockSparseConv2d, 20, 33, 3, layout(3, 2), block=16), (1, 20, 4, 4), ()),
         (partial(MeshAttention, C, HEADS), (42, C), (ring,)),

@@ -14,27 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-import trimesh
-from graph_emulator import EmulatedGraph, ReplayedGraph, network
+from graph_emulator import DEVICES, EmulatedGraph, Foreign, ReplayedGraph, network, two_groups
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from diffnet import GraphedStep, Operators, collate, label_smoothing_loss, precompute
+from diffnet import GraphedStep, Operators, label_smoothing_loss
 from diffnet.ops import cross_entropy, dice_loss, focal_loss
 
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CLASSES, STEPS = 5, 20
 Batch = tuple[Tensor, Operators, Tensor]
 ADAM = partial(torch.optim.Adam, lr=1e-2, eps=1e-3)
-
-
-@pytest.fixture(scope="module")
-def meshes() -> list[Operators]:
-    """Spheres of 12, 42 and 162 vertices, and three of them in one batch."""
-    single = [precompute(trimesh.creation.icosphere(i), k=6) for i in range(3)]
-    return [*single, collate([single[1], single[0], single[1]])]
 
 
 class Run:
@@ -63,8 +54,7 @@ class Case:
     further: parameters of the optimizer besides those of the model
     change: is called before each step with its number
     targets: of a batch, from its labels
-    replays: the number of graphs that 20 steps replay on the CPU: 14 if a graph holds a step, up to 34 if it holds the
-        network, 0 if there are no graphs
+    graphs: what they hold: the whole step, the network, or that of some steps; or none
     warning: a part of the only warning
     """
 
@@ -79,24 +69,11 @@ class Case:
     warning: str = ""
 
 
-class Around(nn.Module):
-    """A network and a function of itself and of the network's outputs."""
-
-    def __init__(self, compute: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> None:
-        super().__init__()
-        self.net, self.compute = network(), compute
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        return self.compute(self, self.net(x, operators))
-
-
-class Gated(Around):
+class Gated(Foreign):
     """Adds the mean over rows with a weight that begins at 0."""
 
     def __init__(self) -> None:
-        super().__init__(lambda m, y: y + m.gate * y.mean(0))
+        super().__init__(lambda m, y, *_: y + m.gate * y.mean(0))
         self.gate = nn.Parameter(torch.zeros(()))
 
 
@@ -170,12 +147,6 @@ def with_post_hook(parameters: Any) -> torch.optim.Optimizer:
     optimizer = torch.optim.Adam(parameters, lr=1e-2, eps=1e-3)
     optimizer.register_step_post_hook(lambda o, *_: o.param_groups[0]["params"][0].data.mul_(0.9))
     return optimizer
-
-
-def two_groups(parameters: Any) -> torch.optim.Optimizer:
-    first, *others = parameters
-    groups = [{"params": [first], "lr": 1e-3, "weight_decay": 0}, {"params": others}]
-    return torch.optim.AdamW(groups, lr=1e-2, eps=1e-3)
 
 
 def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[Run, int], Any]:
@@ -253,7 +224,7 @@ def recomputed() -> nn.Module:
 
 
 def unused() -> nn.Module:
-    return Around(lambda m, y: y, other=nn.Linear(2, 2))
+    return Foreign(lambda m, y, *_: y, other=nn.Linear(2, 2))
 
 
 def numbers(y: Tensor) -> Tensor:
@@ -349,17 +320,19 @@ CASES: dict[str, Case] = {
     "NaN in the first batch": Case(nn.MSELoss(), targets=lambda y: numbers(y) * (torch.nan if len(y) == 12 else 1)),
     # Modules.
     "recomputed activations and a frozen bias": Case(model=recomputed),
-    "batch norm": Case(model=lambda: Around(lambda m, y: m.norm(y), norm=nn.BatchNorm1d(CLASSES))),
+    "batch norm": Case(model=lambda: Foreign(lambda m, y, *_: m.norm(y), norm=nn.BatchNorm1d(CLASSES))),
     "gate": Case(model=Gated),
-    "mean over rows in the network": Case(model=lambda: Around(lambda m, y: y - y.mean(0))),
+    "mean over rows in the network": Case(model=lambda: Foreign(lambda m, y, *_: y - y.mean(0))),
     "layers of rows": Case(
-        model=lambda: Around(lambda m, y: m.head(y), head=nn.Sequential(nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 5)))
+        model=lambda: Foreign(
+            lambda m, y, *_: m.head(y), head=nn.Sequential(nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 5))
+        )
     ),
     "weight norm": Case(
-        model=lambda: Around(lambda m, y: m.head(y), head=parametrizations.weight_norm(nn.Linear(5, 5)))
+        model=lambda: Foreign(lambda m, y, *_: m.head(y), head=parametrizations.weight_norm(nn.Linear(5, 5)))
     ),
     "attention over rows": Case(
-        model=lambda: Around(lambda m, y: m.attention(y, y, y)[0], attention=nn.MultiheadAttention(5, 1))
+        model=lambda: Foreign(lambda m, y, *_: m.attention(y, y, y)[0], attention=nn.MultiheadAttention(5, 1))
     ),
     "new activation and new weight": Case(change=new_layer),
     "hook of a module": Case(model=hooked, graphs="none", warning="a module has hooks"),

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
-from diffnet.data.pairs.indices import Base
+from diffnet.data.options import Base
 from diffnet.options import Checked, option
 from diffnet.train.options.shared import LABELS, SharedOptions
 

@@ -1,8 +1,12 @@
-"""`load_targets` and the statistics of targets."""
+"""`load_targets` with the statistics of targets, `load_classes`, and the generated classes."""
 
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from refusals import refused
 from set_files import names, parts, write
 
 from diffnet.data import (
@@ -17,12 +22,15 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     check_target_statistics,
+    load_classes,
     load_targets,
     original_targets,
+    shapes,
     standardized_targets,
     target_statistics,
     with_columns,
 )
+from diffnet.data.shapes import LIMBS
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.viz import write_ply
@@ -31,9 +39,9 @@ BALL = trimesh.creation.icosphere(1)  # 42 vertices, 80 faces, 120 edges
 SIZES = {"vertices": 42, "faces": 80, "edges": 120}
 
 
-def put(path: Path) -> None:
+def put(path: Path, mesh: trimesh.Trimesh = BALL) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    BALL.export(path)
+    mesh.export(path)
 
 
 def three(root: Path, at: str = "vertices", name: str = "t") -> list[np.ndarray]:
@@ -124,32 +132,18 @@ HEADER = "targets.csv: the first line should be file,COLUMN,â€¦ or file,COLUMN,â
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (np.zeros((41, 2)), r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges"),
-        (np.zeros((80, 2)), r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces"),
-        (np.zeros((42, 3)), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
-        (np.zeros((42, 2, 2)), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
-        (np.zeros((0, 2)), r"m1.t.npy: there are no numbers in the file"),
-        (np.array(["a"] * 42), r"m1.t.npy: targets should be numbers, dtype is <U1"),
-        (WITH_INFINITY, r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
-        ("text", r"m1.t.npy: the file is not a NumPy array of numbers"),
-        ("PK\x03\x04 cut off", r"m1.t.npy: the file is not a NumPy array of numbers"),
-        (None, r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
-    ],
-)
-def test_bad_arrays_give_one_line_that_names_the_file(content: Any, message: str, tmp_path: Path) -> None:
-    three(tmp_path)
-    (tmp_path / "m1.t.npy").unlink()
-    write(tmp_path, {"m1.t.npy": content})
-    with pytest.raises(DataError, match=message) as raised:
-        load_targets(tmp_path, "file:t")
-    assert len(str(raised.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
+        ("m1.t.npy", np.zeros((41, 2)), r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges"),
+        ("m1.t.npy", np.zeros((80, 2)), r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces"),
+        ("m1.t.npy", np.zeros((42, 3)), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
+        ("m1.t.npy", np.zeros((42, 2, 2)), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
+        ("m1.t.npy", np.zeros((0, 2)), r"m1.t.npy: there are no numbers in the file"),
+        ("m1.t.npy", np.array(["a"] * 42), r"m1.t.npy: targets should be numbers, dtype is <U1"),
+        ("m1.t.npy", WITH_INFINITY, r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
+        ("m1.t.npy", "text", r"m1.t.npy: the file is not a NumPy array of numbers"),
+        ("m1.t.npy", "PK\x03\x04 cut off", r"m1.t.npy: the file is not a NumPy array of numbers"),
+        ("m1.t.npy", None, r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
         ("m1.t.txt", "1 2\n3 x\n", r"m1.t.txt, line 2: 'x' is not a number"),
         ("m1.t.txt", "1 2\n3\n", r"m1.t.txt, line 2: 1 column, but the lines before have 2"),
         ("m1.t.txt", "1 2\n1_0 2\n", r"m1.t.txt, line 2: '1_0' is not a number"),
@@ -176,20 +170,19 @@ def test_bad_arrays_give_one_line_that_names_the_file(content: Any, message: str
         ("targets.csv", "file,a,b\nm0.ply,1,\nm1.ply,1,nan", r"the column 'b' is missing \(NaN\) in all training mes"),
     ],
 )
-def test_bad_text_gives_one_line_that_names_the_line(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_bad_files_give_one_line_that_names_the_place(name: str, content: Any, message: str, tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
-    write(tmp_path, {name: text})
-    with pytest.raises(DataError, match=message):
+    write(tmp_path, {name: content})
+    with pytest.raises(DataError, match=message) as raised:
         load_targets(tmp_path, None if name == "targets.csv" else "file:t")
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     three(tmp_path)
-    with pytest.raises(DataError, match=r"no targets. Expected a table targets.csv .* or --targets file:NAME"):
-        load_targets(tmp_path)
-    with pytest.raises(DataError, match=r"none: no such folder or table"):
-        load_targets(tmp_path / "none")
+    refused(DataError, r"no targets. Expected a table targets.csv .* or --targets file:NAME", load_targets, tmp_path)
+    refused(DataError, r"none: no such folder or table", load_targets, tmp_path / "none")
     with pytest.raises(DataError, match=r"m0.ply: a folder is needed for the targets file:t, and this is a file"):
         load_targets(tmp_path / "m0.ply", "file:t")
     for wrong in ("t", "xyz", "file:t+xyz", "file:"):
@@ -215,9 +208,152 @@ def test_statistics_leave_missing_targets_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a: targets should have shape \(N, 1\), got \(3,\)"):
         target_statistics([LabeledMesh("a", mesh, np.zeros(3))], ["u"])
     for wrong in (None, {"mean": [0.0], "std": [0.0]}, {"mean": [0.0, 1.0], "std": [1.0, 1.0]}):
-        with pytest.raises(OptionError, match="the statistics of the targets should be"):
-            check_target_statistics(wrong, 1)
+        refused(OptionError, "the statistics of the targets should be", check_target_statistics, wrong, 1)
     data = with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["w", "u"])
     np.testing.assert_array_equal(data.test[0].labels, columns[:, [2, 0]])
     with pytest.raises(DataError, match=r"the set has no column 'x'; its columns are u, v, w"):
         with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["x"])
+
+
+def place(path: Path, suffix: str = ".obj") -> Path:
+    put(path.with_suffix(suffix), trimesh.creation.icosphere(0))
+    return path
+
+
+def labels(items: Sequence[LabeledMesh]) -> list[int]:
+    assert all(item.labels.shape == () and item.labels.dtype == np.int64 for item in items)
+    return [int(item.labels) for item in items]
+
+
+@pytest.mark.parametrize("form", ["{label}/{part}/{i}", "{part}/{label}/{i}"])
+def test_folders_with_parts(tmp_path: Path, form: str) -> None:
+    for label in ("cat", "dog"):
+        for part, count in (("train", 3), ("test", 2)):
+            for i in range(count):
+                place(tmp_path / form.format(label=label, part=part, i=i), ".ply" if i else ".off")
+    data = load_classes(tmp_path)
+    assert (data.label_names, data.labels_at) == (["cat", "dog"], "meshes")
+    assert sorted(names(data.train)) == [f"{label}/{i}" for label in ("cat", "dog") for i in range(3)]
+    assert (labels(data.train), labels(data.test)) == ([0, 0, 0, 1, 1, 1], [0, 0, 1, 1])
+    scored = load_classes(tmp_path, needs_train=False)
+    assert (scored.train, names(scored.test)) == ([], names(data.test))
+    for folder in ("train", "cat/train", "dog/train"):
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
+    scored = load_classes(tmp_path, needs_train=False)
+    assert (scored.train, names(scored.test)) == ([], names(data.test))
+    refused(DataError, "class 'cat' has no train mesh", load_classes, tmp_path)
+
+
+def test_names_of_folders_that_are_not_text(tmp_path: Path) -> None:
+    """Files and charts can't hold such names, so classes have text instead."""
+    for label in (b"cat", b"dog\xff"):
+        for i in range(2):
+            place(tmp_path / os.fsdecode(label) / f"m{i}")
+    assert load_classes(tmp_path).label_names == ["cat", "dog\\udcff"]
+
+
+def test_a_random_part_of_each_class_is_for_testing(tmp_path: Path) -> None:
+    for label, count in (("a", 10), ("b", 3)):
+        for i in range(count):
+            place(tmp_path / label / f"m{i}")
+    data = load_classes(tmp_path, seed=1)
+    assert (labels(data.test), len(data.train)) == ([0, 0, 1], 10)
+    assert names(load_classes(tmp_path, seed=1).test) == names(data.test)
+    assert len({tuple(names(load_classes(tmp_path, seed=seed).test)) for seed in range(5)}) > 1
+    assert len(load_classes(tmp_path, needs_train=False).test) == 13
+
+
+@pytest.mark.parametrize("header", ["", "file,label\n"])
+def test_tables(tmp_path: Path, header: str) -> None:
+    for i in range(4):
+        place(tmp_path / "meshes" / f"m{i}")
+    table = tmp_path / "labels.csv"
+    table.write_text(header + "\n\n".join(f'meshes/m{i}.obj,"{"yx"[i % 2]}"' for i in range(4)))
+    for source in (tmp_path, table):
+        data = load_classes(source)
+        assert data.label_names == ["x", "y"]
+        assert sorted(names(data.train + data.test)) == [f"meshes/m{i}.obj" for i in range(4)]
+    rows = [f"meshes/m{i}.obj,{i % 2},{'train' if i < 2 else 'test'}\n" for i in range(4)]
+    table.write_text("file,label,split\n" + "".join(rows))
+    data = load_classes(table)
+    assert (labels(data.train), labels(data.test)) == ([0, 1], [0, 1])
+    assert names(load_classes(table, needs_train=False).test) == ["meshes/m2.obj", "meshes/m3.obj"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("a.obj", r"labels.csv, line 1: expected file,label or file,label,split; got 'a.obj'"),
+        ("file,label\na.obj,1\nb.obj,2,3,4", r"labels.csv, line 3: expected"),
+        ("a.obj,1,eval", r"line 1: the split should be train, val or test, got 'eval'"),
+        ("none.obj,1", r"line 1: .*none.obj: no such file"),
+        ("labels.csv,1", r"line 1: labels.csv is no mesh"),
+        ("a.obj,1\na.obj,2", r"line 2: a.obj is in line 1, too"),
+        ("a.obj,1\nb.obj,2,train", r"line 2: either all lines or none should have a split"),
+        ("file,label", r"labels.csv: there are no meshes in the table"),
+        ("a.obj,1\nb.obj,1", r"'1' is the only class"),
+        ("a.obj,1\nb.obj,2", r"class '1' has no test mesh: it has 1 mesh$"),
+        ("a.obj,1,train\nb.obj,2,test", r"class '1' has no test mesh"),
+        ('a.obj,"1', r"labels.csv: not a table"),
+    ],
+)
+def test_faults_of_tables(tmp_path: Path, lines: str, message: str) -> None:
+    for name in "ab":
+        place(tmp_path / name)
+    (tmp_path / "labels.csv").write_text(lines)
+    refused(DataError, message, load_classes, tmp_path)
+
+
+def test_faults_of_folders(tmp_path: Path) -> None:
+    refused(DataError, "none: no such folder or table", load_classes, tmp_path / "none")
+    refused(DataError, "no classes found", load_classes, tmp_path)
+    place(tmp_path / "a" / "train" / "m")
+    place(tmp_path / "a" / "test" / "m2")
+    refused(DataError, "'a' is the only class", load_classes, tmp_path)
+    (tmp_path / "b").mkdir()
+    refused(DataError, r"b: no meshes .* in this class", load_classes, tmp_path)
+    place(tmp_path / "b" / "m")
+    refused(DataError, r"a has train/ or test/, and .*b has none", load_classes, tmp_path)
+    (tmp_path / "b" / "m.obj").unlink()
+    place(tmp_path / "b" / "train" / "m")
+    refused(DataError, "class 'b' has no test mesh", load_classes, tmp_path)
+
+
+def test_meshes_beside_folders_are_named(tmp_path: Path) -> None:
+    for name in ("cat/1", "cat/2", "dog/1", "dog/2"):
+        place(tmp_path / "flat" / name)
+        place(tmp_path / "parted" / name[:3] / "train" / "m")
+        place(tmp_path / "parted" / name[:3] / "test" / "n")
+        place(tmp_path / "above" / "train" / name)
+        place(tmp_path / "above" / "test" / name)
+    for kind in ("flat", "parted", "above"):
+        assert not load_classes(tmp_path / kind).left_out
+    for folder, kind in (("flat", "flat"), ("parted", "parted"), ("parted/dog", "parted"), ("above/test", "above")):
+        stray = place(tmp_path / folder / "stray").with_suffix(".obj")
+        data = load_classes(tmp_path / kind)
+        assert data.left_out == (f"meshes in {stray.parent}, whose subfolders have the meshes of the set: stray.obj",)
+        assert not any("stray" in name for name in names(data.train + data.test))
+        stray.unlink()
+
+
+def test_the_generated_classes() -> None:
+    data = shapes(classes=4, train=2, test=1, seed=5)
+    assert data.label_names == [f"plain+club+bead+{kind}" for kind in ("fork", "thick", "cone", "twin")]
+    assert (labels(data.train), labels(data.test)) == ([0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3])
+    holes = []
+    for item in data.train:
+        surface = trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False)
+        assert 600 < len(item.mesh.verts) < 2000
+        assert surface.body_count == 1
+        assert surface.is_winding_consistent
+        holes.append(2 - surface.euler_number)
+        assert surface.is_watertight == (not holes[-1])
+        assert holes[-1] or surface.volume > 0
+    assert set(holes) == {0, 1, 2}
+    again = shapes(classes=2, train=1, test=1, seed=5).train[1]
+    np.testing.assert_array_equal(again.mesh.verts, data.train[2].mesh.verts)
+    other = shapes(classes=2, train=1, test=1, seed=6).train[1]
+    assert other.mesh.verts.shape != again.mesh.verts.shape or not np.array_equal(other.mesh.verts, again.mesh.verts)
+    assert len(shapes(35, 1, 1).label_names) == len(set(combinations(LIMBS, 4)))
+    for wrong in ({"classes": 1}, {"classes": 36}, {"train": 0}, {"seed": -1}):
+        refused(ValueError, f"{next(iter(wrong))} should be", shapes, **wrong)
