@@ -27,7 +27,7 @@ from diffnet.data import (
 )
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
-from diffnet.data.pairs.shapes import Pair, with_stretched
+from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
@@ -107,8 +107,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             cache_dir=how.cache,
             needs_train=how.needs_train,
         )
-        if options.stretch and how.needs_train:
-            pairs = with_stretched(pairs, options.stretch)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
     def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
