@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -53,7 +53,6 @@ def run_training(
     memory: float = MEMORY,
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
-    notes: Sequence[str] = (),
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -64,7 +63,6 @@ def run_training(
     memory: GiB of the host for samples, see `on_device`
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
-    notes: lines for the summary of the set, which is printed before preprocessing
 
     The folder is locked until the run ends, see `locked`.
 
@@ -81,11 +79,12 @@ def run_training(
     if ranks.place.world_size * options.accumulate > 1:
         task.loss_weight(options)  # raises OptionError for a loss that can't be divided
     data, held_out = with_held_out(data, options)
+    notes: list[str] = []
     if not resume:
         task.check(data, options)
         check_own_arrays(data.train, options)
         warn_of_rotations(data.train, options)
-        notes = [*notes, *ranks.shared(lambda: start_note(options, data.label_names))]
+        notes = ranks.shared(lambda: start_note(options, data.label_names))
     parts = part_names(data, held_out)
     for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
         console.print(line, soft_wrap=True)

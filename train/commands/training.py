@@ -116,7 +116,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
             start_network(options)  # raises
         ranks.shared(lambda: check_folder(out, resume))
         make_folder(arguments["cache"])
-        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
+        dataset, options = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
         return run_training(
             dataset,
             options,
@@ -129,7 +129,6 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
             memory=arguments["memory"],
             checkpoint_every=arguments["checkpoint_every"],
             ranks=ranks,
-            notes=notes,
             console=console,
         )
 
@@ -153,8 +152,8 @@ def _loaded(
     arguments: Mapping[str, Any],
     choices: Set[str],
     before: Checkpoint | None,
-) -> tuple[LabeledMeshes, TrainOptions, list[str]]:
-    """The data set, the options, which may depend on it, and lines that say so.
+) -> tuple[LabeledMeshes, TrainOptions]:
+    """The data set, and the options, which may depend on it.
 
     choices: the options on the command line
     before: checkpoint of the run to resume, or None
@@ -173,12 +172,7 @@ def _loaded(
     dataset = task.load(data, how, options)
     if before is None:
         options = task.adapted(dataset, options, choices)
-    notes: list[str] = []
-    counts = getattr(dataset.train, "vertex_counts", None)  # the generated set has none, and few classes
-    if counts is not None and len(counts):
-        hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
-        notes = [] if hint is None else [hint]
-    return dataset, options, notes
+    return dataset, options
 
 
 def _hint(out: Path, arguments: Mapping[str, Any]) -> str:

@@ -128,24 +128,6 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
     return entries
 
 
-# On RNA, with 260 classes and 15,000 vertices, the default of dropout costs 0.9 points, see docs/recipe.md.
-MANY_CLASSES = 100
-FINE = 5_000  # vertices of a mesh
-LESS_DROPOUT = 0.2
-
-
-def _advice(options: SharedOptions, classes: int, vertices: float) -> str | None:
-    """Advise less dropout for many classes on fine meshes.
-
-    >>> _advice(SharedOptions(), 260, 15_000)
-    '260 classes on meshes of 15,000 vertices: --dropout 0.2 may be more accurate'
-    >>> _advice(SharedOptions(), 8, 15_000)
-    """
-    if classes < MANY_CLASSES or vertices < FINE or options.dropout <= LESS_DROPOUT:
-        return None
-    return f"{classes} classes on meshes of {vertices:,.0f} vertices: --dropout {LESS_DROPOUT} may be more accurate"
-
-
 SEGMENTATION = TaskOptions(
     help="""Train a segmentation network, and report its results on the test meshes.
 
@@ -166,7 +148,6 @@ SEGMENTATION = TaskOptions(
     prediction=("ignore",),
     original={"label_smoothing": 0.0},
     adapted=_adapted,
-    advice=_advice,
 )
 CLASSIFICATION = replace(
     SEGMENTATION,
@@ -183,5 +164,4 @@ CLASSIFICATION = replace(
     folder=None,
     recipe={"width": 128, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
     original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
-    advice=lambda options, classes, vertices: None,
 )
