@@ -25,7 +25,7 @@ from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, s
 from diffnet.train.epoch import Epoch
 from diffnet.train.evaluate import evaluate
 from diffnet.train.event_file import EventFile
-from diffnet.train.fine_tuning import copy_weights, start_network
+from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import DeviceSamples, counts_of, taken
@@ -51,6 +51,7 @@ class RunData:
     target_statistics: of the targets of a regression, which are standardized in the samples
     variants: of each training sample, see `make_variants`, or none. An epoch trains on one of a group.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
+    start: the network that a new run starts from, in rank 0
     """
 
     task: Task[Any, Any]
@@ -61,6 +62,7 @@ class RunData:
     target_statistics: ArrayStatistics | None = None
     variants: Sequence[Sequence[Sample]] = ()
     held_out: Sequence[int] = ()
+    start: DiffusionNet | None = None
 
 
 def train(
@@ -104,7 +106,7 @@ def train(
     held_out = taken(samples, data.held_out)
     check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
-    model, hashes = _first_network(data, options, resume, ranks)
+    model, hashes = _first_network(data, options, ranks)
     model = model.to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
@@ -225,20 +227,16 @@ def train(
     return judged
 
 
-def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ranks) -> tuple[DiffusionNet, list[str]]:
-    """The network before the first step, on the CPU, and hashes of the meshes that it was trained on before.
-
-    Only rank 0 reads the network that a new run starts from.
-    """
+def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[DiffusionNet, list[str]]:
+    """The network before the first step, on the CPU, and hashes of the meshes that it was trained on before."""
     names = data.meshes.label_names
     model = build_model(options, names, data.meshes.labels_at, data.statistics)
 
     def started() -> dict[str, Any] | None:
-        network = None if resume else start_network(options)
-        if network is None:
+        if data.start is None:
             return None
-        copy_weights(network, model, options, names, data.statistics, data.target_statistics)
-        return {"weights": model.state_dict(), "meshes": network.metadata.get("train_meshes") or []}
+        copy_weights(data.start, model, options, names, data.statistics, data.target_statistics)
+        return {"weights": model.state_dict(), "meshes": data.start.metadata.get("train_meshes") or []}
 
     start = ranks.shared(started) or {"weights": model.state_dict(), "meshes": []}
     model.load_state_dict(start["weights"])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from diffnet import __version__
+from diffnet import DiffusionNet, __version__
 from diffnet.data import LabeledMeshes, available_cores
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
@@ -26,7 +26,7 @@ from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.console import progress_bar
 from diffnet.train.evaluate import evaluate
-from diffnet.train.fine_tuning import start_note
+from diffnet.train.fine_tuning import start_network
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
 from diffnet.train.options import TrainOptions
@@ -53,6 +53,7 @@ def run_training(
     memory: float = MEMORY,
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
+    start: DiffusionNet | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -63,6 +64,7 @@ def run_training(
     memory: GiB of the host for samples, see `on_device`
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
+    start: the network of `options.start`, if rank 0 has read it already
 
     The folder is locked until the run ends, see `locked`.
 
@@ -79,14 +81,14 @@ def run_training(
     if ranks.place.world_size * options.accumulate > 1:
         task.loss_weight(options)  # raises OptionError for a loss that can't be divided
     data, held_out = with_held_out(data, options)
-    notes: list[str] = []
     if not resume:
         task.check(data, options)
         check_own_arrays(data.train, options)
         warn_of_rotations(data.train, options)
-        notes = ranks.shared(lambda: start_note(options, data.label_names))
+        if ranks.is_first:
+            start = start_network(options, start)
     parts = part_names(data, held_out)
-    for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
+    for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, start)):
         console.print(line, soft_wrap=True)
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
@@ -97,7 +99,8 @@ def run_training(
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
-        run = replace(run_data(task, data, options, stored, out, memory, ranks, **where), held_out=held_out)
+        run = run_data(task, data, options, stored, out, memory, ranks, **where)
+        run = replace(run, held_out=held_out, start=start)
         if stored is None and not options.upright:
             options = replace(options, upright=ranks.shared(lambda: upright_axes(data.train, options)))
         if ranks.is_first:

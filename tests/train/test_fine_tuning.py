@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import trimesh
 from command import complaint, output
 
 from diffnet import DiffusionNet, pretrained
-from diffnet.train import predict_values
+from diffnet.train import fine_tuning, predict_values
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -67,12 +68,17 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("task", "source"), PAIRS)
-def test_blocks_serve_all_tasks(room: Path, tmp_path: Path, task: str, source: str) -> None:
+def test_blocks_serve_all_tasks(
+    room: Path, tmp_path: Path, task: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Frozen blocks keep their bits, also in an average. Only a network of the same task brings its last layer."""
+    read = Mock(wraps=fine_tuning.load_any_network)
+    monkeypatch.setattr(fine_tuning, "load_any_network", read)
     more = ["--map-k", 6] if task == "correspondence" else []
     out = run(
         room, task, tmp_path, *QUICK, *more, "--from", room / source, "--freeze", "blocks", "--average-weights", 0.9
     )
+    read.assert_called_once()
     last = "all layers" if task == source else "all layers but the last"
     assert f"note: starts with {last} of {room / source}" in out.replace("\n", "")
     before, after = weights(room / source), weights(tmp_path)
