@@ -61,7 +61,7 @@ def run_training(
     Returns the content of results.json. Numbers in it are null if no test element is labeled.
 
     data: labeled meshes, or those of a correspondence, see `paired_meshes`
-    memory: GiB of the host for samples, see `on_device`
+    memory: GiB of the host for samples, see `DeviceSamples`
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
     start: the network of `options.start`, if rank 0 has read it already

@@ -31,7 +31,7 @@ from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
-from diffnet.train.resident import on_device
+from diffnet.train.resident import DeviceSamples
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.segmentation import TASK
 from diffnet.train.tasks.task import task_named
@@ -45,7 +45,7 @@ def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = 
     samples = [make_sample(item, options.preprocessing) for item in data.train]
     if device == CPU:
         return [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
-    return on_device(samples, device, matmul_dtype(options.precision, device))
+    return DeviceSamples(samples, device, matmul_dtype(options.precision, device))
 
 
 def chosen(**given: Any) -> TrainOptions:
@@ -264,8 +264,7 @@ def test_frozen_blocks_keep_their_bits(
     data, options = spheres("vertices", (2, 3, 2, 3)), chosen(**given, dropout=0.5)
     torch.manual_seed(1)
     network = build_model(options, data.label_names, "vertices")
-    network.save(tmp_path / "a.safetensors", features="xyz", k=6, normalize=True)
-    options = replace(options, start=str(tmp_path / "a.safetensors"), freeze="blocks", epochs=3)
+    options = replace(options, start="the network", freeze="blocks", epochs=3)
     samples = prepared(data, options, device)
 
     def captured(*arguments: Any) -> TrainingStep:
@@ -278,7 +277,7 @@ def test_frozen_blocks_keep_their_bits(
         if capture and device == CPU:
             monkeypatch.setattr("diffnet.train.loop.TrainingStep", captured)
         (tmp_path / str(capture)).mkdir()
-        run_data, before = RunData(TASK, data, samples, samples[:2]), EmulatedGraph.replays
+        run_data, before = RunData(TASK, data, samples, samples[:2], start=network), EmulatedGraph.replays
         runs[capture] = train(run_data, options, tmp_path / str(capture), device=device, capture=capture)["model"]
         assert (EmulatedGraph.replays > before) == (capture and device == CPU)
     for name, weight in network.state_dict().items():

@@ -45,7 +45,7 @@ from diffnet.train.checkpoint import Checkpoint, CheckpointError, load_checkpoin
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.preprocessing import preprocess, with_max_faces
-from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
+from diffnet.train.resident import DeviceSamples, first_that_fit, read_ahead
 from diffnet.train.run import run_training
 from diffnet.train.tasks.task import task_named
 
@@ -360,28 +360,27 @@ def numbered(count: int) -> DeviceSamples:
     """Samples that are never kept, with a list of what was read."""
     operators = tiny_operators()[0]
     samples = [Sample((str(i),), torch.zeros(1, 3), torch.zeros(1), operators) for i in range(count)]
-    found = on_device(samples, CPU)
-    found._store.stays[:] = False  # as if they didn't fit
+    found = DeviceSamples(samples, CPU)
+    found._stays[:] = False  # as if they didn't fit
     return found
 
 
 def test_reading_ahead_is_bounded_and_in_order() -> None:
     samples = numbered(100)
-    store = samples._store
     most = 0
     seen = []
     for batch in read_ahead(samples, [[i] for i in range(100)]):
-        most = max(most, len(store._reading))  # nothing public tells how many are read
+        most = max(most, len(samples._reading))  # nothing public tells how many are read
         seen.append(samples[batch[0]].names[0])
     assert seen == [str(i) for i in range(100)]
     assert 2 <= most <= 2 * resident.READERS
-    store._most_ahead = 1
+    samples._most_ahead = 1
     for batch in read_ahead(samples, [[i] for i in range(10)]):
-        assert len(store._reading) == 1
+        assert len(samples._reading) == 1
         _ = samples[batch[0]]
     for _ in read_ahead(samples, [[i] for i in range(10)]):
         break
-    assert not store._reading
+    assert not samples._reading
 
 
 @pytest.mark.gpu

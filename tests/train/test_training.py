@@ -33,7 +33,7 @@ from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import of_stored_run
-from diffnet.train.resident import on_device
+from diffnet.train.resident import DeviceSamples
 from diffnet.train.run import run_training
 from diffnet.train.run_folder import columns
 from diffnet.train.set_parts import held_out
@@ -641,7 +641,7 @@ def test_a_bad_mesh_is_named_before_training(data: LabeledMeshes, tmp_path: Path
 def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backend: str, fused: bool) -> None:
     device = torch.device("cuda")
     chosen = options(backend=backend, precision="bf16", epochs=1)
-    samples = on_device(samples_of(data.train, chosen), device)
+    samples = DeviceSamples(samples_of(data.train, chosen), device)
     _ = [samples[i] for i in range(len(samples))]  # moved to the GPU, where a kernel computes gradients of the basis
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device)
