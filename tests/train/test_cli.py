@@ -138,6 +138,8 @@ def test_prediction_with_a_checkpoint_of_the_original(room: Path, tmp_path: Path
     assert found[str(mesh)].shape == (320, 5)
     line = complaint("predict", mesh, "--checkpoint", checkpoint, *files, "--class-names", "a,b")
     assert "--class-names should have a name for each of the 5 classes, got a, b" in line
+    line = complaint("evaluate", "--checkpoint", checkpoint, "--data", room / "data", "--out", tmp_path / "scores")
+    assert "a checkpoint of the original implementation; write DiffusionNet.from_original_checkpoint(path)" in line
     line = complaint("predict", mesh, "--checkpoint", room / "run" / "best.pt", *files, "--labels-at", "faces")
     assert "leave out --labels-at" in line
 

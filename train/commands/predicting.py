@@ -362,8 +362,9 @@ def evaluate(
     the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
+        from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.network_input import load_scored_network
+        from diffnet.train.fine_tuning import load_any_network
         from diffnet.train.inference.scoring import check_empty, run_evaluation
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named
@@ -372,7 +373,9 @@ def evaluate(
     with connected() as ranks:
         device = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
-        network = load_scored_network(checkpoint)
+        network = load_any_network(checkpoint)
+        if network.metadata.get("kind") == "original":
+            network = DiffusionNet.load(checkpoint)  # a file of the original itself, without classes, is refused
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
