@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 import warnings
 from dataclasses import replace
@@ -14,6 +12,7 @@ import pytest
 import torch
 import trimesh
 from command import complaint, diffnet, output
+from runs import results_of, table_of
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, without_classes
@@ -58,7 +57,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
 
 
 def test_a_run_learns_and_reports(room: Path) -> None:
-    results = json.loads((room / "run" / "results.json").read_text())
+    results = results_of(room / "run")
     assert results["task"] == "classification"
     assert results["test_accuracy"] == results["balanced_accuracy"] == 1
     assert results["options"]["label_smoothing"] == 0.2
@@ -79,8 +78,7 @@ def test_predict_writes_a_table(room: Path, tmp_path: Path) -> None:
     arguments = ["predict", *meshes, "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
     table, page, picture = tmp_path / "table.csv", tmp_path / "page.html", tmp_path / "picture.png"
     output(*arguments, "--out", table, "--html", page, "--png", picture)
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_of(table)
     assert [row["label"] for row in rows] == ["ball", "rod"]
     assert [row["file"] for row in rows] == [str(mesh) for mesh in meshes]
     network = DiffusionNet.load(room / "run" / "last.pt")
@@ -99,7 +97,7 @@ def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path) -> None:
     table.write_text("".join(f"{file},rod\n" for file in files))
     arguments = ["evaluate", "--checkpoint", room / "run" / "last.pt", "--device", "cpu", "--cache", tmp_path / "cache"]
     output(*arguments, "--data", table, "--out", tmp_path / "report")
-    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    results = results_of(tmp_path / "report")
     assert results["test_accuracy"] == 1
     assert [(row["name"], row["count"]) for row in results["classes"]] == [("rod", 2)]
     assert (tmp_path / "report" / "predictions.html").is_file()
@@ -136,7 +134,7 @@ def test_evaluate_scores_a_segmentation(tmp_path: Path) -> None:
     assert status == 0
     assert "scored meshes in the training part: 0 of 1" in said
     assert "test accuracy" in said
-    run, report = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report"))
+    run, report = (results_of(tmp_path / name) for name in ("run", "report"))
     for name in ("test_accuracy", "balanced_accuracy", "mean_iou", "classes"):
         assert run[name] == report[name]
     assert report["scored_training_meshes"] == 0
@@ -147,7 +145,7 @@ def test_evaluate_scores_a_segmentation(tmp_path: Path) -> None:
     assert "scored meshes in the training part: 2 of 3" in said
     assert "accuracy" in said
     assert "test accuracy" not in said
-    assert json.loads((tmp_path / "whole" / "results.json").read_text())["scored_training_meshes"] == 2
+    assert results_of(tmp_path / "whole")["scored_training_meshes"] == 2
     page = (tmp_path / "whole" / "predictions.html").read_text()
     assert "<dt>In the training part</dt><dd>2</dd>" in page
     assert "<h1>Segmentation of the scored meshes</h1>" in page
@@ -164,11 +162,11 @@ def test_evaluate_scores_a_segmentation(tmp_path: Path) -> None:
     assert status == 0
     assert "doesn't say which meshes it was trained on" in said
     assert "test accuracy" not in said
-    assert json.loads((tmp_path / "again" / "results.json").read_text())["classes"] == run["classes"]
+    assert results_of(tmp_path / "again")["classes"] == run["classes"]
     # Only one of the two labels occurs. It keeps the number that the network has for it.
     np.savetxt(tmp_path / "m2.txt", np.full(42, 7), fmt="%d")
     output("evaluate", *shared, *network, "--out", tmp_path / "one")
-    one = json.loads((tmp_path / "one" / "results.json").read_text())
+    one = results_of(tmp_path / "one")
     assert [row["name"] for row in one["classes"]] == ["7"]
     # Probabilities on request.
     files = ["--out", tmp_path / "p.ply", "--probabilities", tmp_path / "p.npz"]
@@ -334,7 +332,7 @@ def test_ignored_classes_count_nowhere(tmp_path: Path) -> None:
     where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache"]
     arguments = ["--ignore", 20, "--class-weights", "balanced", "--outputs-at", "faces"]
     output("train", "segmentation", *where, *SHORT, *arguments, "--out", tmp_path / "run")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = results_of(tmp_path / "run")
     assert [row["name"] for row in results["classes"]] == ["0", "10"]
     assert sum(row["count"] for row in results["classes"]) < len(BALL.faces)
     assert results["options"]["ignore"] == ["20"]
@@ -346,7 +344,7 @@ def test_ignored_classes_count_nowhere(tmp_path: Path) -> None:
     report = [*where, "--checkpoint", tmp_path / "run" / "last.pt", "--device", "cpu", "--jobs", 1]
     (tmp_path / "data" / "train" / "0.off").write_text("broken")  # an evaluation doesn't read it
     output("evaluate", *report, "--out", tmp_path / "report")
-    again = json.loads((tmp_path / "report" / "results.json").read_text())
+    again = results_of(tmp_path / "report")
     assert again["classes"] == results["classes"]
     assert (again["labels_at"], again["test_meshes"]) == ("faces", 1)
     status, _, err = diffnet("train", "segmentation", *where, *SHORT, "--ignore", "7", "--out", tmp_path / "x")
@@ -370,7 +368,7 @@ def test_the_score_by_soft_labels(tmp_path: Path) -> None:
             (root / name).write_text(content)
     where = ["--data", root, "--cache", tmp_path / "cache", "--out", tmp_path / "run"]
     out = output("train", "segmentation", *where, *SHORT, "--class-weights", "1,0")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = results_of(tmp_path / "run")
     assert results["soft_accuracy"] == 1  # the network learns only the first class, which is right everywhere
     assert results["test_accuracy"] == pytest.approx(0.5, abs=0.01)
     assert "accuracy by soft labels 100.00 %" in " ".join(out.split())

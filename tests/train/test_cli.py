@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import json
 import os
 import re
 import runpy
@@ -25,6 +24,7 @@ from command import complaint, diffnet, output
 from conftest import ROOT
 from copies import ends_of_copies
 from PIL import Image
+from runs import results_of, write_balls
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import BODIES, DataError, LabeledMeshes, Preprocessing, load_dataset, prepare, shapes
@@ -58,17 +58,6 @@ def start(
         env=environment,
         start_new_session=True,
     )
-
-
-def write_balls(folder: Path, count: int = 5) -> Path:
-    """Write a data set in the layout "folder". Labels are the lower and the upper half."""
-    for i in range(count):
-        ball = trimesh.creation.icosphere(1)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        folder.mkdir(parents=True, exist_ok=True)
-        ball.export(folder / f"m{i}.obj")
-        np.savetxt(folder / f"m{i}.txt", (ball.vertices[:, 2] > 0).astype(int), fmt="%d")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -667,7 +656,7 @@ def test_the_built_in_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
     text = output("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", "scores")
     assert "8 meshes to score" in text
-    first, second = (json.loads((folder / "results.json").read_text()) for folder in (out, tmp_path / "scores"))
+    first, second = (results_of(folder) for folder in (out, tmp_path / "scores"))
     assert first["test_accuracy"] == pytest.approx(second["test_accuracy"], abs=0.002)
     line = complaint("evaluate", "--checkpoint", out / "last.pt", "--data", "shapes", "--out", "b")
     assert "shapes: no such file or folder; bodies is the built-in set of segmentation" in line
@@ -771,7 +760,7 @@ def test_sigterm_stops_a_run_that_can_be_resumed(room: Path, train: list[object]
     output(*train, "--epochs", done + 2, "--resume")
     assert not leftover.exists()
     assert len((out / "metrics.csv").read_text().splitlines()) == done + 3
-    assert json.loads((out / "results.json").read_text())["judged_epoch"] == done + 2
+    assert results_of(out)["judged_epoch"] == done + 2
 
 
 def workers(group: int) -> list[int]:

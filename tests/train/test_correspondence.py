@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 import trimesh
 from command import complaint, output
 from graph_emulator import EmulatedGraph
+from runs import results_of, table_of
 from scipy.integrate import trapezoid
 from scipy.spatial import cKDTree
 
@@ -273,10 +272,6 @@ def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str) -> None:
     assert found[0][-1] < found[0][0]
 
 
-def results_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "results.json").read_text())
-
-
 def test_a_supervised_run(room: Path) -> None:
     run = room / "run"
     results = results_of(run)
@@ -285,10 +280,10 @@ def test_a_supervised_run(room: Path) -> None:
     assert results["mean_error_x100"] == pytest.approx(100 * results["mean_error"])
     assert results["mean_error"] < 0.01  # about 0.5 for a random map
     assert (results["floor"], results["flipped_pairs"], len(results["pairs"])) == (0, None, 3)
-    history = list(csv.DictReader((run / "metrics.csv").open()))
+    history = table_of(run / "metrics.csv")
     assert float(history[-1]["train_loss"]) < 0.5 * float(history[0]["train_loss"])
     assert float(history[-1]["test_r2"]) > float(history[0]["test_r2"])
-    errors = list(csv.DictReader((run / "errors.csv").open()))
+    errors = table_of(run / "errors.csv")
     shares = [float(row["share"]) for row in errors]
     assert shares == sorted(shares)
     assert results["auc"] == pytest.approx(trapezoid(shares) / (len(shares) - 1), abs=1e-4)
@@ -331,7 +326,7 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
     results = results_of(tmp_path / "b")
     assert results["mean_error"] is None
     assert results["options"]["features"] == "wks"
-    history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
+    history = table_of(tmp_path / "b" / "metrics.csv")
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
     # Positions that are asked for are given, and with --no-rotate, meshes with another orientation are named.
@@ -435,8 +430,7 @@ def test_match_of_pairs_in_a_file(room: Path, tmp_path: Path, jobs: int | None) 
     assert {str(path.relative_to(out)) for path in out.rglob("*.txt")} == names
     output("match", scans / "a.ply", scans / "x" / "m.off", *checkpoint, "--out", tmp_path / "map.txt")
     assert (out / "x" / "m.off" / "a.ply.txt").read_text() == (tmp_path / "map.txt").read_text()
-    with (out / "report.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_of(out / "report.csv")
     assert [row["status"] for row in rows] == ["ok", "ok", "failed", "ok"]
     assert (rows[1]["first"], rows[1]["second"]) == (str(scans / "y" / "m.off"), str(scans / "a.ply"))
     body(7, 0.0).export(scans / "bad.off")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 import trimesh
 from command import complaint, diffnet, output
 from jaws import jaw, write_bodies
+from runs import table_of
 from shapes import ellipsoid
 
 from diffnet import DiffusionNet
@@ -282,7 +282,6 @@ def test_the_logged_loss_is_the_mean_over_what_has_labels(tmp_path: Path, given:
         # Nothing is learned, so both see the network at its start.
         train = ["train", "segmentation", "--data", root, *SHORT, "--features", "wks", "--lr", 1e-30, *given.split()]
         output(*train, "--dropout", 0, "--out", tmp_path / f"run {name}", "--cache", tmp_path / "cache")
-        with (tmp_path / f"run {name}" / "metrics.csv").open() as file:
-            found += [float(row["train_loss"]) for row in csv.DictReader(file)]
+        found += [float(row["train_loss"]) for row in table_of(tmp_path / f"run {name}" / "metrics.csv")]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert 0.1 < found[0] < 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 import trimesh
 from command import complaint, output
+from runs import results_of
 
 from diffnet import DiffusionNet
 from diffnet.benchmarks.tables import robustness_table
@@ -199,7 +199,7 @@ def test_the_command(folder: Path, checkpoint: Callable[..., Path], monkeypatch:
     monkeypatch.setattr("diffnet.train.inference.robustness.CHANGES", measured)
     out = folder / "out"
     shown = output("robustness", "--checkpoint", checkpoint(), "--data", folder, "--out", out, "--device", "cpu")
-    results = json.loads((out / "results.json").read_text())
+    results = results_of(out)
     rows = {row["change"]: row for row in results["rows"]}
     assert list(rows) == [*chosen, "one point"]
     for name in ("scaled by 100", "renumbered"):

@@ -18,6 +18,7 @@ import torch
 import trimesh
 from operator_checks import assert_same, tiny_operators
 from rich.console import Console
+from runs import ball, write_ball
 from shapes import arrays, ellipsoid, soup
 
 from diffnet.data import (
@@ -57,19 +58,16 @@ SMALL = {"k": 6, "width": 8, "blocks": 1, "epochs": 2, "eval_every": 1, "schedul
 
 
 def write_set(root: Path, kind: str) -> Path:
-    """Six ellipsoids with labels or targets of one kind, and an own array `shade`."""
+    """Six balls with labels or targets of one kind, and an own array `shade`."""
     for seed in range(6):
-        mesh = ellipsoid(seed, 1 + seed % 2)
-        part, name = root / ("train" if seed < 4 else "test"), f"m{seed}"
-        if kind == "classes":
-            part = root / ("cat", "dog")[seed % 2] / ("train" if seed < 4 else "test")
-        part.mkdir(parents=True, exist_ok=True)
-        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(part / f"{name}.ply")
-        np.save(part / f"{name}.shade.npy", mesh.verts[:, :2])
+        part, verts = "train" if seed < 4 else "test", ball(seed, 1 + seed % 2).vertices
+        folder = root / ("cat", "dog")[seed % 2] / part if kind == "classes" else root / part
+        write_ball(folder / f"m{seed}.ply", seed, 1 + seed % 2)
+        np.save(folder / f"m{seed}.shade.npy", verts[:, :2])
         if kind == "labels":
-            np.savetxt(part / f"{name}.txt", mesh.verts[:, 0] > 0, fmt="%d")
+            np.savetxt(folder / f"m{seed}.txt", verts[:, 0] > 0, fmt="%d")
         if kind == "targets":
-            np.save(part / f"{name}.height.npy", 100 + mesh.verts[:, 2])
+            np.save(folder / f"m{seed}.height.npy", 100 + verts[:, 2])
     return root
 
 

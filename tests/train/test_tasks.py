@@ -5,9 +5,7 @@ The first test copies a task under another name. The second one adds a task with
 
 from __future__ import annotations
 
-import csv
 import importlib
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,14 +16,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pytest
 import torch
-import trimesh
 from copies import ends_of_copies, forget
 from rich.console import Console
 from rooms import ROOT
+from runs import ball, results_of, table_of, write_ball
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairedMeshes, PairShape, paired_meshes
-from diffnet.geometry import Mesh, SurfacePoints, make_mesh
+from diffnet.geometry import Mesh, SurfacePoints, load_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import TrainOptions, predict_values, run_evaluation, run_training
 from diffnet.train.options import TASK_OPTIONS
@@ -54,8 +52,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def body(seed: int) -> Mesh:
-    ball = trimesh.creation.icosphere(1)
-    return make_mesh(ball.vertices * np.random.default_rng(seed).uniform(0.5, 1.5, 3), ball.faces)
+    return load_mesh(ball(seed))
 
 
 def regression() -> LabeledMeshes:
@@ -208,11 +205,9 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
         assert listed.count(old) == 1
         (room / "options" / f"{file}.py").write_text(listed.replace(old, new))
     data, run = tmp_path / "data", tmp_path / "run"
-    data.mkdir()
     for i in range(4):
-        mesh = body(i)
-        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(data / f"m{i}.ply")
-        np.save(data / f"m{i}.height.npy", mesh.verts[:, 2])
+        write_ball(data / f"m{i}.ply", i)
+        np.save(data / f"m{i}.height.npy", ball(i).vertices[:, 2])
     where = ["--data", data, "--cache", tmp_path / "cache", "--jobs", 1, "--device", "cpu"]
     small = ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--schedule", "step"]
     train = ["train", "heights", *where, *small, "--out", run, "--remark", "a"]
@@ -228,12 +223,11 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
     printed = capfd.readouterr().out
     assert "Errors up to this don't count." in printed
     assert "a set for tolerance 0.25 False" in printed
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     assert (results["task"], results["judged_epoch"]) == ("heights", 3)
     assert (results["options"]["tolerance"], results["options"]["remarks"]) == (0.25, ["a"])
-    assert json.loads((tmp_path / "scores" / "results.json").read_text())["task"] == "heights"
-    with (run / "metrics.csv").open() as file:
-        scores = [float(row["test_near"]) for row in csv.DictReader(file) if row["test_near"]]
+    assert results_of(tmp_path / "scores")["task"] == "heights"
+    scores = [float(row["test_near"]) for row in table_of(run / "metrics.csv") if row["test_near"]]
     assert scores
     assert all(0 <= score <= 1 for score in scores)
     assert np.load(tmp_path / "m0.npy").shape == (42, 1)
