@@ -15,7 +15,7 @@ from command import complaint, output
 from graph_emulator import EmulatedGraph
 from jaws import jaw, write_jaws
 from rich.console import Console
-from runs import labeled_balls
+from runs import TINY, labeled_balls
 
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, labels_at, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
@@ -266,9 +266,8 @@ def test_mirrored_jaws_are_jaws(at: TargetsAt, text: str) -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     write_jaws(tmp_path / "data", 4)
-    small = ["--k", 8, "--width", 8, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu", "--schedule", "step"]
-    run = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *small]
-    run += ["--features", "xyz", "--no-rotate", "--mirror", "--out"]
+    run = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *TINY]
+    run += ["--schedule", "step", "--features", "xyz", "--no-rotate", "--mirror", "--out"]
     assert "--mirror leaves labels as they are" in complaint(*run, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     output(*run, tmp_path / "run", "--mirror-labels", "fdi")

@@ -22,7 +22,7 @@ import torch
 import trimesh
 from command import complaint, diffnet, output
 from copies import ends_of_copies
-from runs import table_of, write_ball
+from runs import TINY, table_of, write_ball
 
 from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_classes, load_dataset
@@ -153,9 +153,8 @@ def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:
         np.savetxt(mesh.with_suffix(".txt"), np.where(height > 0.3, 47, np.where(height > -0.3, 21, 11)), fmt="%d")
     (tmp_path / "data" / "label_names.txt").write_text("gum\nZähne\nmolar\n")
     run = tmp_path / "run"
-    train = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", "--epochs", 1]
-    train += ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
-    output(*train, "--out", run, "--ignore", "gum")
+    where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--out", run]
+    output("train", "segmentation", *where, *TINY, "--features", "xyz", "--ignore", "gum")
     stored = load_checkpoint(run / "last.pt")
     assert (stored["label_names"], stored["label_numbers"]) == (["Zähne", "molar"], [21, 47])
     ply = predicted_ply(tmp_path, run / "last.pt")

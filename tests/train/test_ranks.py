@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trimesh
 from command import complaint, diffnet
 from copies import ends_of_copies
 from runs import ball, results_of, table_of, write_ball, write_balls
-from shapes import ellipsoid
 from two_ranks import command_under_torchrun, commands_of_ranks, ended, run_ranks, torchrun, two_machines, wait_for
 
 from diffnet import DiffusionNet
@@ -104,6 +102,8 @@ def test_a_killed_rank_is_named_and_the_next_run_computes_the_rest(tmp_path: Pat
     after = entries(cache)
     assert len(after) == 12
     assert after.items() >= before.items()
+    assert diffnet("precompute", data, "--cache", tmp_path / "whole", "--k", 16, "--jobs", 2)[0] == 0
+    assert arrays_of(cache) == arrays_of(tmp_path / "whole")  # no entry is damaged
 
 
 # ---- what ranks tell another ----
@@ -453,9 +453,7 @@ def test_predictions(tmp_path: Path) -> None:
     metadata = {"features": "xyz", "k": 8, "normalize": True, "label_names": list("abc")}
     DiffusionNet(3, 3, width=8, blocks=1).save(labels, **metadata)
     DiffusionNet(3, 3, width=8, blocks=1, outputs_at="global_mean").save(classes, **metadata)
-    meshes.mkdir()
-    for i in range(5):
-        trimesh.Trimesh(ellipsoid(i).verts, ellipsoid(i).faces, process=False).export(meshes / f"{i}.off")
+    write_balls(meshes, 5, ".off", labeled=False)
     (meshes / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
 
     def commands(out: Path) -> list[list[object]]:

@@ -93,12 +93,6 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     assert "volume" in (tmp_path / "page.html").read_text()
 
 
-def test_a_run_keeps_its_loss(room: Path) -> None:
-    where = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--out", room / "whole"]
-    line = complaint("train", "regression", *where, "--epochs", 3, "--resume", "--loss", "l1")
-    assert "--loss is l1, and the run in" in line
-
-
 def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, draw = [], viz.picture
     monkeypatch.setattr(viz, "picture", lambda meshes, **given: drawn.append(given["scalars"]) or draw(meshes, **given))

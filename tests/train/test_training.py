@@ -18,9 +18,8 @@ from runs import labeled_balls, table_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from diffnet import WeightAverage
-from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
 from diffnet.data.stored import names_of
-from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, epoch, evaluate as evaluate_module
@@ -485,16 +484,6 @@ def test_order_and_dropout_differ_between_epochs_and_seeds(
     assert seeds == [(1, epoch) for epoch in range(4)]
 
 
-def test_a_run_without_a_newer_option_is_resumed(data: LabeledMeshes, tmp_path: Path) -> None:
-    fit(data, tmp_path, epochs=2)
-    stored = load_checkpoint(tmp_path / "last.pt")
-    del stored["options"]["diffusion"]
-    save_checkpoint(tmp_path / "last.pt", stored)
-    assert len(fit(data, tmp_path, epochs=3, resume=True)["history"]) == 3
-    with pytest.raises(OptionError, match=r"diffusion is implicit, .* with spectral"):
-        fit(data, tmp_path, epochs=4, resume=True, diffusion="implicit")
-
-
 def test_a_cosine_run_keeps_its_length(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path, epochs=2, schedule="cosine")
     with pytest.raises(OptionError, match=r"epochs is 3, .* with 2; the cosine"):
@@ -605,14 +594,6 @@ def test_runs_do_not_overwrite_each_other(data: LabeledMeshes, tmp_path: Path) -
     (out / "results.json").unlink()
     whole_run(data, out, tmp_path, epochs=1)
     assert whole_run(data, out, tmp_path, epochs=2, resume=True)["judged_epoch"] == 2
-
-
-def test_a_bad_mesh_is_named_before_training(data: LabeledMeshes, tmp_path: Path) -> None:
-    bad = LabeledMesh("bad one", make_mesh(np.zeros((3, 3)), [[0, 1, 2]], name="bad.off"), np.zeros(3, np.int64))
-    out = tmp_path / "run"
-    with pytest.raises(DataError, match=r"1 of 7 meshes.*bad one: bad.off"):
-        whole_run(replace(data, train=[*data.train, bad]), out, tmp_path)
-    assert list(out.iterdir()) == []
 
 
 @pytest.mark.gpu
