@@ -184,6 +184,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"
 
 
+def number(value: float | None) -> str:
+    """A number with four digits. A dash for None and NaN."""
+    return "–" if value is None or math.isnan(value) else f"{value:.4g}"
+
+
 T = TypeVar("T")
 
 

@@ -85,7 +85,7 @@ class DeviceSamples(ReadAhead[Sample]):
         self._samples, self._device, self._dtype, self._numbers = samples, device, basis_dtype, np.arange(len(samples))
         in_memory, most = not isinstance(samples, PreparedSamples), int(memory * 2**30)
         self._counts = np.asarray(counts_of(samples), np.int64)
-        k = k_of(samples)
+        k = samples.k if isinstance(samples, PreparedSamples) else samples[0].operators.k if len(samples) else 0
         self._bytes = (4 * k + REST) * self._counts  # of each sample on the host
         if device.type == "cuda":
             # The basis and its two gradients in float32. Everything else is small.
@@ -236,13 +236,6 @@ def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator
         yield from waiting
     finally:
         samples.forget()
-
-
-def k_of(samples: Sequence[Sample]) -> int:
-    """The number of eigenpairs of the samples."""
-    if isinstance(samples, PreparedSamples):
-        return samples.k
-    return samples[0].operators.k if len(samples) else 0
 
 
 def counts_of(samples: Sequence[Any]) -> Sequence[int] | NDArray[np.int64]:

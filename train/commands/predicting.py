@@ -406,17 +406,8 @@ def evaluate(
         console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)
-        results = run_evaluation(
-            dataset,
-            network,
-            out,
-            zoomout=zoomout,
-            device=device,
-            cache_dir=cache,
-            jobs=jobs,
-            ranks=ranks,
-            console=console,
-        )
+        where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
+        results = run_evaluation(dataset, network, out, zoomout=zoomout, **where)
     if ranks.is_first:
         print_results(task, results, out)
 

@@ -120,21 +120,9 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         ranks.shared(lambda: check_folder(out, resume))
         make_folder(arguments["cache"])
         dataset, options = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
-        return run_training(
-            dataset,
-            options,
-            out,
-            device=device,
-            cache_dir=arguments["cache"],
-            jobs=arguments["jobs"],
-            resume=resume,
-            capture=arguments["capture"],
-            memory=arguments["memory"],
-            checkpoint_every=arguments["checkpoint_every"],
-            ranks=ranks,
-            start=network,
-            console=console,
-        )
+        how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
+        where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
+        return run_training(dataset, options, out, ranks=ranks, start=network, **where, **how)
 
     try:
         with connected() as ranks:

@@ -21,7 +21,6 @@ from diffnet.data import (
     PairSample,
     PairShape,
     Sample,
-    TargetsAt,
     load_pairs,
     paired_meshes,
 )
@@ -109,8 +108,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         )
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
-    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
-        if "epochs" in chosen:
+    def adapted(self, data: PairedMeshes, options: TrainOptions, choices: Set[str]) -> TrainOptions:
+        if "epochs" in choices:
             return options
         return replace(options, epochs=max(1, round(TRAINED_PAIRS / len(data.pairs.train_pairs))))
 
@@ -204,9 +203,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
         """Functional maps need full precision."""
         return torch.float32
-
-    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
-        return {}
 
     def on_meshes(self) -> MeshTask:
         raise OptionError(

@@ -205,8 +205,8 @@ class Task(ABC, Generic[D, S]):
         data: the arguments of --data. Only some tasks take several, see `TaskOptions`.
         """
 
-    def adapted(self, data: D, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
-        """The options of a new run on a set. chosen: the names of the options that the user chose, which stay"""
+    def adapted(self, data: D, options: TrainOptions, choices: Set[str]) -> TrainOptions:
+        """The options of a new run on a set. choices: the names of the options that the user chose, which stay"""
         return options
 
     @abstractmethod
@@ -290,10 +290,6 @@ class Task(ABC, Generic[D, S]):
     @abstractmethod
     def results(self, scored: S) -> dict[str, Any]:
         """The entries of results.json about the test meshes. Numbers are null if no element is labeled."""
-
-    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
-        """The entries of results.json about the elements that `diffnet evaluate` scored."""
-        return {"labels_at": at}
 
     @abstractmethod
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
