@@ -77,7 +77,7 @@ def train(
     ranks: Ranks = ALONE,
     after_epoch: Callable[[Row], Any] = lambda row: None,
     after_step: Callable[[float], Any] = lambda epochs: None,
-    predictions: list[Tensor] | Spool | None = None,
+    predictions: Spool | None = None,
 ) -> Checkpoint:
     """Train a network and write last.pt, best.pt, metrics.csv and the files of TensorBoard into the folder `out`.
 
@@ -92,7 +92,7 @@ def train(
     checkpoint_every: write last.pt also after every so many steps of an epoch
     ranks: those that train together, with a `process_group`. Each has all data. Rank 0 writes all files.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
-    predictions: an empty list or `Spool` that gets `Task.predict` of each test sample, on the CPU, if this call trains
+    predictions: an empty `Spool` that gets `Task.predict` of each test sample, on the CPU, if this call trains
         the last epoch and that epoch is the one to judge
 
     Raises TrainingError if a loss or a weight is not finite, CheckpointError if a run can't be resumed, and OptionError

@@ -57,12 +57,10 @@ class ClassScores(NamedTuple):
 def class_scores(matrix: Any) -> ClassScores:
     """The scores of each class from a confusion matrix (C, C) of counts. Rows are the truth, columns the prediction.
 
-    Raises ValueError if the matrix is not square.
-
     >>> class_scores([[3, 1], [0, 4]]).iou.tolist()
     [0.75, 0.8]
     """
-    counts = square_counts(matrix)
+    counts = np.asarray(matrix, np.int64)
     right, truth, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     union = truth + predicted - right
     with np.errstate(invalid="ignore"):
@@ -112,14 +110,6 @@ def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
     weights = np.asarray(areas, np.float64)
     total = weights.sum()
     return float(weights[right].sum() / total) if total > 0 else math.nan
-
-
-def square_counts(matrix: Any) -> NDArray[np.int64]:
-    """A confusion matrix as an array (C, C) int64. Raises ValueError if it is not square."""
-    counts = np.asarray(matrix, np.int64)
-    if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
-        raise ValueError(f"a confusion matrix should have shape (C, C), shape is {counts.shape}")
-    return counts
 
 
 def column_scores(tally: Any) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.fine_tuning import start_network
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.orientation import check_own_arrays, upright_axes, warn_of_rotations, warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, run_data
 from diffnet.train.ranks import ALONE, Ranks, process_group
@@ -37,7 +37,7 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.task import report_files, task_named
+from diffnet.train.tasks.task import task_named
 
 
 def run_training(
@@ -211,7 +211,8 @@ def check_folder(out: Path, resume: bool) -> None:
 
 def _written() -> tuple[str, ...]:
     """The files that a run writes, except those of TensorBoard."""
-    return "last.pt", "best.pt", "metrics.csv", "results.json", *report_files(), "curves.png", "predictions.html"
+    reports = {file for name in TASK_OPTIONS for file in task_named(name).report_files}
+    return "last.pt", "best.pt", "metrics.csv", "results.json", *sorted(reports), "curves.png", "predictions.html"
 
 
 def _check_content(out: Path, resume: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class NetworkInput:
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
     target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
-    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
+    train_meshes: a hash of each mesh of the training part, see `contents_of`, or None if they aren't known
     label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
         else 0, 1, …
     """
@@ -404,8 +404,3 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 def task_named(name: TaskName) -> Task[Any, Any]:
     """The task of this name, which is `TASK` in its file."""
     return import_module(f"diffnet.train.tasks.{name}").TASK
-
-
-def report_files() -> tuple[str, ...]:
-    """The files of the reports of all tasks, besides predictions.html."""
-    return tuple(dict.fromkeys(file for name in get_args(TaskName) for file in task_named(name).report_files))
