@@ -248,7 +248,9 @@ def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[
 
 def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
     """All training samples and then their variants, and the numbers of each sample and its variants among these."""
-    variants = data.variants or [()] * len(data.train)
+    variants = data.variants
+    if not variants:
+        return data.train, [[i] for i in range(len(data.train))]
     if isinstance(data.train, DeviceSamples):
         samples: Sequence[Any] = data.train.joined(group for group in variants if isinstance(group, DeviceSamples))
     else:

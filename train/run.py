@@ -93,8 +93,7 @@ def run_training(
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
-            upright = stored["options"].get("upright", options.upright)  # older runs have none
-            options = replace(options, upright=upright)  # what the data have decided
+            options = replace(options, upright=stored["options"]["upright"])  # what the data have decided
             check_same_options(stored, options, out)  # before preprocessing, which takes long
         score, _ = task.scoring(options)
         started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,8 @@ def test_scaling_rotation_and_mirroring_keep_the_shape(rng: np.random.Generator)
     def distances(x: Mesh) -> np.ndarray:
         return np.linalg.norm(x.verts[pairs[0]] - x.verts[pairs[1]], axis=1)
 
-    moved = {100.0: changes.scaled(mesh, 100), 1.0: changes.rotated(mesh, rng), -1.0: changes.mirrored(mesh)}
+    names = {100.0: "scaled by 100", 0.01: "scaled by 0.01", 1.0: "rotated", -1.0: "mirrored"}
+    moved = {factor: CHANGES[name](mesh, rng) for factor, name in names.items()}
     for factor, (changed, stand_ins) in moved.items():
         np.testing.assert_allclose(distances(changed), abs(factor) * distances(mesh))
         assert volume(changed) == pytest.approx(abs(factor) ** 3 * volume(mesh))
@@ -109,7 +111,7 @@ def test_decimation(share: float) -> None:
 
 def test_point_clouds(rng: np.random.Generator) -> None:
     mesh = egg()
-    vertices, same = changes.without_faces(mesh)
+    vertices, same = CHANGES["point cloud of the vertices"](mesh, rng)
     assert vertices.is_point_cloud
     np.testing.assert_array_equal(vertices.verts[same], mesh.verts)
     points, nearest = changes.sampled(mesh, rng)
@@ -195,7 +197,9 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 def test_the_command(folder: Path, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["scaled by 100", "renumbered", "mirrored", "decimated to 50 % of the faces"]
     chosen += ["30 % of the vertices cut off"]
-    measured = {name: CHANGES[name] for name in chosen} | {"one point": lambda mesh, rng: changes.scaled(mesh, 0)}
+    measured = {name: CHANGES[name] for name in chosen} | {
+        "one point": lambda mesh, rng: (replace(mesh, verts=0 * mesh.verts), None)
+    }
     monkeypatch.setattr("diffnet.train.inference.robustness.CHANGES", measured)
     out = folder / "out"
     shown = output("robustness", "--checkpoint", checkpoint(), "--data", folder, "--out", out, "--device", "cpu")
