@@ -1,18 +1,23 @@
-"""Small balls, sets of them in folders, and what a run writes."""
+"""Small balls, sets of them in folders, the checkpoint of a run, and what a run writes."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import trimesh
 
 from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.train.checkpoint import build_model
+from diffnet.train.options import TrainOptions
+from diffnet.train.steps.step import make_optimizer
 
 TINY = ("--k", 8, "--width", 8, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu")
 
@@ -55,6 +60,15 @@ def labeled_balls(train: int = 4, test: int = 2, at: str = "vertices", sizes: Se
     """A set of such balls. sizes: how often they are divided, in turn"""
     items = [labeled_ball(i, at, sizes[i % len(sizes)]) for i in range(train + test)]
     return LabeledMeshes(items[:train], items[train:], ["low", "high"], "vertices" if at == "cloud" else at)
+
+
+def untrained(options: TrainOptions, names: Sequence[str] = ("a", "b"), at: Any = "vertices") -> dict[str, Any]:
+    """The content of the checkpoint of a run before its first step."""
+    torch.manual_seed(0)
+    model = build_model(options, list(names), at)
+    optimizer = make_optimizer(model, options, torch.device("cpu")).state_dict()
+    content = {"model": model.state_dict(), "optimizer": optimizer, "history": [], "options": options.as_dict()}
+    return {**content, "best": -math.inf, "label_names": list(names), "labels_at": at, "data": "0"}
 
 
 def results_of(out: Path) -> dict[str, Any]:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import trimesh
 from command import complaint, output
-from runs import results_of
+from runs import results_of, untrained
 
 from diffnet import DiffusionNet
 from diffnet.benchmarks.tables import robustness_table
 from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
-from diffnet.train.checkpoint import build_model, save_checkpoint
+from diffnet.train.checkpoint import save_checkpoint
 from diffnet.train.inference import mesh_changes as changes
 from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -183,12 +180,7 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*, at: str = "vertices", names: tuple[str, ...] = ("0", "1")) -> Path:
         options = TrainOptions(features="hks", k=8, width=8, blocks=1)
-        torch.manual_seed(0)
-        model = build_model(options, list(names), at)  # type: ignore[arg-type]
-        optimizer = make_optimizer(model, options, torch.device("cpu")).state_dict()
-        content = {"model": model.state_dict(), "optimizer": optimizer, "options": options.as_dict(), "history": []}
-        content |= {"best": -math.inf, "label_names": list(names), "labels_at": at, "data": "0"}
-        save_checkpoint(tmp_path / "last.pt", content)
+        save_checkpoint(tmp_path / "last.pt", untrained(options, names, at))
         return tmp_path / "last.pt"
 
     return write
