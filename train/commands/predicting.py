@@ -173,20 +173,15 @@ def predict(
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()
         earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
-        table = GrowingTable(files[0], header) if one_table and ranks.is_first else None
+        numbers = {as_text(str(source)): i for i, source in enumerate(sources)}
+        rows = {numbers[name]: row for name, row in earlier.items() if name in numbers}
+        table = GrowingTable(files[0], header, rows) if one_table else None
         predicted_of = predictor(
             network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind
         )
         predictions: dict[int, Predicted] = {}
         tilted: list[str] = []
         written: list[Path] = []
-
-        def has_result(item: Item) -> bool:
-            return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
-
-        def again(i: int) -> None:
-            if table is not None:
-                table.rows[i] = earlier[as_text(str(sources[i]))]
 
         def work(i: int) -> Any:
             predicted = predicted_of(sources[i])
@@ -231,13 +226,12 @@ def predict(
                 background=background,
             ),
             resume=resume,
-            has_result=has_result,
+            table=table,
             keep=keep,
-            again=again,
             ahead=ahead,
         )
         warn_of_tilted(tilted)
-        if table is not None and table.rows:
+        if table is not None and table.rows and ranks.is_first:
             table.write()
             written.append(table.path)
         if predictions:
