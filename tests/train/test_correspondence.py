@@ -13,6 +13,7 @@ import torch
 import trimesh
 from command import complaint, output
 from graph_emulator import EmulatedGraph
+from refusals import refused
 from runs import results_of, table_of
 from scipy.integrate import trapezoid
 from scipy.spatial import cKDTree
@@ -252,8 +253,7 @@ def test_clipped_gradients() -> None:
     assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
     assert norms[0.0] == pytest.approx(norms[1e6], rel=1e-3)
     assert norms[0.0] > 2e-3
-    with pytest.raises(OptionError, match="clip should be a finite number of at least 0, got -1"):
-        TrainOptions(clip=-1)
+    refused(OptionError, "clip should be a finite number of at least 0, got -1", TrainOptions, clip=-1)
 
 
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
@@ -355,13 +355,11 @@ def test_networks_that_got_positions_in_principal_axes_are_refused(room: Path, t
     match_meshes(body(4), body(5), DiffusionNet.load(file))
     message = "align is true, so the network gets the vectors in xyz in the principal axes of each mesh. .* 1.0.0 of"
     torch.save({**stored, "options": {**stored["options"], **former, "features": "xyz"}}, file)
-    with pytest.raises(CheckpointError, match=f"last.pt: {message}"):
-        load_checkpoint(file)
+    refused(CheckpointError, f"last.pt: {message}", load_checkpoint, file)
     network = DiffusionNet(3, 16, width=16, blocks=1)
     network.metadata = {"task": "correspondence", "features": "xyz", "k": 20, "map_k": 8}
     network.metadata |= {"normalize": "area", "align": True}
-    with pytest.raises(MetadataError, match=message):
-        match_meshes(body(4), body(5), network)
+    refused(MetadataError, message, match_meshes, body(4), body(5), network)
 
 
 def test_a_run_with_stretched_copies_of_an_earlier_version(room: Path, tmp_path: Path) -> None:
@@ -372,8 +370,7 @@ def test_a_run_with_stretched_copies_of_an_earlier_version(room: Path, tmp_path:
         match_meshes(body(4), body(5), DiffusionNet.load(file))
         if stretch == 0:
             assert load_checkpoint(file)["options"] == load_checkpoint(room / "run" / "last.pt")["options"]
-    with pytest.raises(CheckpointError, match=r"last.pt: stretch is 0.3. .* 1\.0\.0 of .* was the last version"):
-        load_checkpoint(file)
+    refused(CheckpointError, r"last.pt: stretch is 0.3. .* 1\.0\.0 of .* was the last version", load_checkpoint, file)
 
 
 def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
@@ -503,16 +500,14 @@ def test_partial_shapes_and_point_clouds_are_refused(room: Path, tmp_path: Path)
     part.remove_unreferenced_vertices()
     part.export(tmp_path / "part.ply")
     for pair in ((whole, tmp_path / "part.ply"), (tmp_path / "part.ply", whole)):
-        with pytest.raises(MeshError, match=r"part.ply: partial shapes are not supported; its boundary is"):
-            match_meshes(*pair, network)
+        refused(MeshError, r"part.ply: partial shapes are not supported; its boundary is", match_meshes, *pair, network)
     match_meshes(tmp_path / "part.ply", tmp_path / "part.ply", network)  # both are open
     with pytest.raises(MeshError, match="a point cloud has no faces; matching needs triangle meshes"):
         match_meshes(whole, whole.vertices, network)
     write_set(tmp_path / "set", supervised=False)
     assert len(load_pairs(tmp_path / "set").test_pairs) == 3
     shutil.copy(tmp_path / "part.ply", tmp_path / "set" / "test")
-    with pytest.raises(MeshError, match=r"part.ply: partial shapes are not supported; its boundary is"):
-        load_pairs(tmp_path / "set")
+    refused(MeshError, r"part.ply: partial shapes are not supported; its boundary is", load_pairs, tmp_path / "set")
 
 
 def test_point_clouds_are_trained_on_at_radius_1(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from copies import ends_of_copies, forget
+from refusals import refused
 from rich.console import Console
 from rooms import ROOT
 from runs import ball, results_of, table_of, write_ball
@@ -50,13 +51,11 @@ def test_a_task_refuses_data_of_the_other_kind(
 ) -> None:
     message = "correspondence needs pairs of meshes|segmentation does not take pairs of meshes"
     where: dict[str, Any] = {"device": CPU, "cache_dir": tmp_path / "cache", "console": QUIET}
-    with pytest.raises(OptionError, match=f"^({message})$"):
-        run_training(data_set(), TrainOptions(task=task), tmp_path / "run", **where)
+    refused(OptionError, f"^({message})$", run_training, data_set(), TrainOptions(task=task), tmp_path / "run", **where)
     at = "the network is for segmentation; pairs need one|computes features for correspondence; `diffnet match` uses"
     network = DiffusionNet(16, 3, width=8, blocks=1)
     network.metadata = {"task": task, "features": "hks", "k": 30, "normalize": True}
-    with pytest.raises(ValueError, match=at):
-        run_evaluation(data_set(), network, tmp_path / "scores", **where)
+    refused(ValueError, at, run_evaluation, data_set(), network, tmp_path / "scores", **where)
 
 
 def test_meshes_in_pairs_have_no_labels() -> None:
@@ -134,8 +133,7 @@ def run_with_new_task(room: Path, commands: list[list[object]]) -> None:
     for arguments in commands:
         print(command.output(*arguments))
     options = importlib.import_module("diffnet.train").TrainOptions
-    with pytest.raises(ValueError, match="tolerance is for heights, and the task is segmentation"):
-        options(tolerance=0.5)
+    refused(ValueError, "tolerance is for heights, and the task is segmentation", options, tolerance=0.5)
 
 
 def test_a_new_task_is_files_in_the_folder_of_tasks(

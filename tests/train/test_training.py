@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 from rich.console import Console
 from runs import labeled_balls, table_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -136,8 +137,7 @@ def test_bad_options_are_named() -> None:
         ({"decimate": -1.0}, "decimate should be at least 0 and below 1"),
         ({"variants": 0}, "variants should be at least 1, got 0"),
     ):
-        with pytest.raises(ValueError, match=message):
-            TrainOptions(**given)
+        refused(ValueError, message, TrainOptions, **given)
     assert TrainOptions(features="xyz").rotates
     assert not TrainOptions(features="hks").rotates
     assert not TrainOptions(features="xyz", rotate=False).rotates
@@ -235,10 +235,8 @@ def test_held_out_meshes_depend_on_the_seed_only() -> None:
     assert chosen(validation=0.0) == []
     assert chosen(validation=0.3) == chosen(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
     assert len({tuple(chosen(validation=0.3, seed=seed)) for seed in range(6)}) > 1
-    with pytest.raises(ValueError, match=r"validation should leave .* got 0.9 of 4"):
-        held_out(names[:4], options(validation=0.9))
-    with pytest.raises(ValueError, match="0 training meshes"):
-        held_out([], options())
+    refused(ValueError, r"validation should leave .* got 0.9 of 4", held_out, names[:4], options(validation=0.9))
+    refused(ValueError, "0 training meshes", held_out, [], options())
 
 
 def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:
@@ -431,8 +429,7 @@ def test_a_run_is_resumed_within_an_epoch(
     assert load_checkpoint(parted / "last.pt")["position"] is None
     for name, value in (("steps", 2), ("losses", None), ("random", [1])):
         save_checkpoint(parted / "last.pt", {**stored, "position": {**stored["position"], name: value}})
-        with pytest.raises(CheckpointError, match="position should be one in an epoch"):
-            load_checkpoint(parted / "last.pt")
+        refused(CheckpointError, "position should be one in an epoch", load_checkpoint, parted / "last.pt")
 
 
 def test_passes_give_the_step_of_the_batch(data: LabeledMeshes, tmp_path: Path) -> None:
@@ -493,8 +490,7 @@ def test_a_cosine_run_keeps_its_length(data: LabeledMeshes, tmp_path: Path) -> N
     swapped = replace(data, train=[*data.train[:-1], data.test[0]], test=[data.train[-1], *data.test[1:]])
     relabeled = replace(data, test=[replace(data.test[0], labels=1 - data.test[0].labels), *data.test[1:]])
     for other in (labeled_balls(train=5), swapped, relabeled):
-        with pytest.raises(CheckpointError, match="other meshes"):
-            fit(other, tmp_path, epochs=2, schedule="cosine", resume=True)
+        refused(CheckpointError, "other meshes", fit, other, tmp_path, epochs=2, schedule="cosine", resume=True)
 
 
 def test_a_run_is_not_resumed_with_other_statistics() -> None:
@@ -586,10 +582,8 @@ def test_runs_do_not_overwrite_each_other(data: LabeledMeshes, tmp_path: Path) -
     out = tmp_path / "run"
     out.mkdir()
     (out / "results.json").write_text("mine")
-    with pytest.raises(ValueError, match=r"results.json"):
-        whole_run(data, out, tmp_path)
-    with pytest.raises(ValueError, match="no run in this folder to resume"):
-        whole_run(data, out, tmp_path, resume=True)
+    refused(ValueError, r"results.json", whole_run, data, out, tmp_path)
+    refused(ValueError, "no run in this folder to resume", whole_run, data, out, tmp_path, resume=True)
     assert [(p.name, p.read_text()) for p in out.iterdir()] == [("results.json", "mine")]
 
 
