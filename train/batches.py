@@ -27,7 +27,7 @@ def packed(
     While a GPU works on a batch, the next AHEAD ones are packed and moved. A batch may be used until the next one is
     asked for. The GPU may still work on it then.
 
-    samples: of `on_device`, or in memory. The latter are packed first and then moved, which may round differently.
+    samples: `DeviceSamples`, or in memory. The latter are packed first and then moved, which may round differently.
     """
     batches = read_ahead(samples, batches)
 
@@ -54,7 +54,7 @@ def packed(
             # The memory of this batch is used again. This also bounds the memory of waiting batches.
             steps.popleft()[0].synchronize()
         with torch.cuda.stream(copies):
-            members, sample = pack(batch)  # samples of `on_device` are moved when they are taken
+            members, sample = pack(batch)  # those of `DeviceSamples` are moved when they are taken
         stream.wait_stream(copies)
         yield sample
         steps.append((stream.record_event(), members, sample))

@@ -22,7 +22,7 @@ from diffnet.checkpoints.files import (
     read_checkpoint_file,
     shown,
 )
-from diffnet.checkpoints.training import FORMAT, metadata_of, options_in, outputs_at_of
+from diffnet.checkpoints.training import FORMAT, REMOVED, metadata_of, options_in, outputs_at_of
 from diffnet.data import Statistics, TargetsAt, check_statistics, check_target_statistics, feature_channels
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -115,8 +115,8 @@ def _checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
     hints = get_type_hints(TrainOptions)
-    rest = {name: value for name, value in options.items() if name != "align"}  # which earlier versions had
-    for name, value in rest.items():
+    present = {name: value for name, value in options.items() if name not in REMOVED}
+    for name, value in present.items():
         if name not in hints:
             raise CheckpointError(
                 f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
@@ -124,10 +124,15 @@ def _checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= MAX_INTEGER):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
-        trained = TrainOptions(**options_in({**checkpoint, "options": rest}))
+        trained = TrainOptions(**options_in({**checkpoint, "options": present}))
         check_not_aligned(options.get("align"), trained.features)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
+    if options.get("stretch"):  # of a correspondence, whose checkpoints are only read to resume the run
+        raise CheckpointError(
+            f"{path}: stretch is {shown(options['stretch'])}. diffnet 1.0.0 of 2026-11-26 was the last version that "
+            "trains on stretched copies; use it, or start a new run, for example with --from"
+        )
     return trained
 
 

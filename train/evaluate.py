@@ -26,13 +26,12 @@ def evaluate(
     samples: Sequence[Sample | PairSample],
     options: TrainOptions,
     device: torch.device,
-    predictions: list[Tensor] | Spool | None = None,
+    predictions: Spool | None = None,
     ranks: Ranks = ALONE,
 ) -> Tensor:
     """The tally of a network on samples, on the CPU. For labels, that is the confusion matrix (C, C) int64.
 
-    predictions: a list to which the predictions of each sample are appended, on the CPU, see `Task.predict`. If there
-        are several ranks, an empty `Spool`, which is filled in rank 0.
+    predictions: an empty `Spool`, which gets the predictions of each sample in rank 0, see `Task.predict`
     ranks: those that share the samples. All get the tally of all samples.
     """
     channels = model.last.out_features
@@ -43,11 +42,8 @@ def evaluate(
         numbers = balanced_shares([int(n) for n in counts_of(samples)], place.world_size)[place.rank]
 
     def keep(received: Sequence[Any]) -> None:
-        number, tensor = received
-        if isinstance(predictions, Spool):
-            predictions.put(number, tensor)
-        elif predictions is not None:
-            predictions.append(tensor)
+        if predictions is not None:
+            predictions.put(*received)
 
     post = ranks.mailbox(keep)
     for number, sample in zip(numbers, packed(samples, [[i] for i in numbers], device), strict=True):

@@ -38,15 +38,15 @@ def load_any_network(path: str | os.PathLike[str], labels_at: TargetsAt | None =
     return DiffusionNet.load(path)
 
 
-def start_network(options: TrainOptions) -> DiffusionNet | None:
-    """The network that a run starts from, or None.
+def start_network(options: TrainOptions, network: DiffusionNet | None = None) -> DiffusionNet | None:
+    """The network that a run starts from, or None. network: the one in the file, if it has been read
 
     Raises CheckpointError for a file that can't be read, and OptionError, which names an option, if its weights don't
     fit the options.
     """
     if options.start is None:
         return None
-    network = load_any_network(network_path(options.start))
+    network = network or load_any_network(network_path(options.start))
     with torch.device("meta"):
         built = DiffusionNet(network.in_channels, network.out_channels, **options.network)
     features = canonical_features(network.metadata.get("features", options.features))
@@ -57,14 +57,11 @@ def start_network(options: TrainOptions) -> DiffusionNet | None:
     return network
 
 
-def start_note(options: TrainOptions, label_names: list[str]) -> list[str]:
-    """What the summary of the set says of the network that a run starts from, if there is one. See `start_network`."""
-    network = start_network(options)
-    if network is None:
-        return []
+def start_note(network: DiffusionNet, options: TrainOptions, label_names: list[str]) -> str:
+    """What the summary of the set says of the network that a run starts from, see `start_network`."""
     is_same = sorted(_output_names(network, options)) == sorted(label_names)
     last = "all layers" if is_same else "all layers but the last"
-    return [f"starts with {last} of {options.start}"]
+    return f"starts with {last} of {options.start}"
 
 
 def _output_names(network: DiffusionNet, options: TrainOptions) -> list[str]:

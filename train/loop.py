@@ -25,7 +25,7 @@ from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, s
 from diffnet.train.epoch import Epoch
 from diffnet.train.evaluate import evaluate
 from diffnet.train.event_file import EventFile
-from diffnet.train.fine_tuning import copy_weights, start_network
+from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.resident import DeviceSamples, counts_of, taken
@@ -51,6 +51,7 @@ class RunData:
     target_statistics: of the targets of a regression, which are standardized in the samples
     variants: of each training sample, see `make_variants`, or none. An epoch trains on one of a group.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
+    start: the network that a new run starts from, in rank 0
     """
 
     task: Task[Any, Any]
@@ -61,6 +62,7 @@ class RunData:
     target_statistics: ArrayStatistics | None = None
     variants: Sequence[Sequence[Sample]] = ()
     held_out: Sequence[int] = ()
+    start: DiffusionNet | None = None
 
 
 def train(
@@ -75,7 +77,7 @@ def train(
     ranks: Ranks = ALONE,
     after_epoch: Callable[[Row], Any] = lambda row: None,
     after_step: Callable[[float], Any] = lambda epochs: None,
-    predictions: list[Tensor] | Spool | None = None,
+    predictions: Spool | None = None,
 ) -> Checkpoint:
     """Train a network and write last.pt, best.pt, metrics.csv and the files of TensorBoard into the folder `out`.
 
@@ -90,7 +92,7 @@ def train(
     checkpoint_every: write last.pt also after every so many steps of an epoch
     ranks: those that train together, with a `process_group`. Each has all data. Rank 0 writes all files.
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
-    predictions: an empty list or `Spool` that gets `Task.predict` of each test sample, on the CPU, if this call trains
+    predictions: an empty `Spool` that gets `Task.predict` of each test sample, on the CPU, if this call trains
         the last epoch and that epoch is the one to judge
 
     Raises TrainingError if a loss or a weight is not finite, CheckpointError if a run can't be resumed, and OptionError
@@ -104,7 +106,7 @@ def train(
     held_out = taken(samples, data.held_out)
     check_divided(options, ranks, len(fitted))
     torch.manual_seed(options.seed)
-    model, hashes = _first_network(data, options, resume, ranks)
+    model, hashes = _first_network(data, options, ranks)
     model = model.to(device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
@@ -225,20 +227,16 @@ def train(
     return judged
 
 
-def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ranks) -> tuple[DiffusionNet, list[str]]:
-    """The network before the first step, on the CPU, and hashes of the meshes that it was trained on before.
-
-    Only rank 0 reads the network that a new run starts from.
-    """
+def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[DiffusionNet, list[str]]:
+    """The network before the first step, on the CPU, and hashes of the meshes that it was trained on before."""
     names = data.meshes.label_names
     model = build_model(options, names, data.meshes.labels_at, data.statistics)
 
     def started() -> dict[str, Any] | None:
-        network = None if resume else start_network(options)
-        if network is None:
+        if data.start is None:
             return None
-        copy_weights(network, model, options, names, data.statistics, data.target_statistics)
-        return {"weights": model.state_dict(), "meshes": network.metadata.get("train_meshes") or []}
+        copy_weights(data.start, model, options, names, data.statistics, data.target_statistics)
+        return {"weights": model.state_dict(), "meshes": data.start.metadata.get("train_meshes") or []}
 
     start = ranks.shared(started) or {"weights": model.state_dict(), "meshes": []}
     model.load_state_dict(start["weights"])
@@ -250,7 +248,9 @@ def _first_network(data: RunData, options: TrainOptions, resume: bool, ranks: Ra
 
 def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
     """All training samples and then their variants, and the numbers of each sample and its variants among these."""
-    variants = data.variants or [()] * len(data.train)
+    variants = data.variants
+    if not variants:
+        return data.train, [[i] for i in range(len(data.train))]
     if isinstance(data.train, DeviceSamples):
         samples: Sequence[Any] = data.train.joined(group for group in variants if isinstance(group, DeviceSamples))
     else:

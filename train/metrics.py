@@ -57,12 +57,10 @@ class ClassScores(NamedTuple):
 def class_scores(matrix: Any) -> ClassScores:
     """The scores of each class from a confusion matrix (C, C) of counts. Rows are the truth, columns the prediction.
 
-    Raises ValueError if the matrix is not square.
-
     >>> class_scores([[3, 1], [0, 4]]).iou.tolist()
     [0.75, 0.8]
     """
-    counts = square_counts(matrix)
+    counts = np.asarray(matrix, np.int64)
     right, truth, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     union = truth + predicted - right
     with np.errstate(invalid="ignore"):
@@ -112,14 +110,6 @@ def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
     weights = np.asarray(areas, np.float64)
     total = weights.sum()
     return float(weights[right].sum() / total) if total > 0 else math.nan
-
-
-def square_counts(matrix: Any) -> NDArray[np.int64]:
-    """A confusion matrix as an array (C, C) int64. Raises ValueError if it is not square."""
-    counts = np.asarray(matrix, np.int64)
-    if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
-        raise ValueError(f"a confusion matrix should have shape (C, C), shape is {counts.shape}")
-    return counts
 
 
 def column_scores(tally: Any) -> list[dict[str, Any]]:
@@ -182,6 +172,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     ('87.5 %', '–')
     """
     return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"
+
+
+def number(value: float | None) -> str:
+    """A number with four digits. A dash for None and NaN."""
+    return "–" if value is None or math.isnan(value) else f"{value:.4g}"
 
 
 T = TypeVar("T")

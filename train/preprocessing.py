@@ -38,7 +38,7 @@ from diffnet.train.console import progress_bar
 from diffnet.train.loop import RunData
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
-from diffnet.train.resident import MEMORY, on_device
+from diffnet.train.resident import MEMORY, DeviceSamples
 from diffnet.train.tasks.task import Task
 
 
@@ -81,7 +81,7 @@ def run_data(
     memory /= ranks.place.local_world_size
     # Spectral networks on a GPU read gradients in the eigenbasis, so they differentiate no sparse product.
     prepared.backward = device.type != "cuda" or options.diffusion != "spectral" or options.attention_heads > 0
-    samples = on_device(prepared, device, task.basis_dtype(options, device), memory)
+    samples = DeviceSamples(prepared, device, task.basis_dtype(options, device), memory)
     trained, tests = len(train_items), len(train_items) + len(test_items)
     origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)
     bounds = np.searchsorted(origins, np.arange(trained + 1)) + tests

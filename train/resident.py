@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from threading import Lock
 from typing import Any, TypeVar
@@ -62,14 +63,8 @@ class ReadAhead(LazySequence[S]):
         """Drop samples that have been read ahead and not been asked for."""
 
 
-def on_device(
-    samples: Sequence[Sample],
-    device: torch.device,
-    basis_dtype: torch.dtype = torch.float32,
-    memory: float = MEMORY,
-    gpu_share: float = 0.5,
-) -> DeviceSamples:
-    """Samples on a device, each with its gradients on the basis if this is a GPU.
+class DeviceSamples(ReadAhead[Sample]):
+    """Samples on a device, or some of them, each with its gradients on the basis if this is a GPU.
 
     The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
     others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever fits.
@@ -78,52 +73,99 @@ def on_device(
     basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
     memory: GiB of the host for samples that are read
     """
-    store = _Store(samples, device, basis_dtype, int(memory * 2**30), gpu_share)
-    return DeviceSamples(store, np.arange(len(samples)))
 
-
-class DeviceSamples(ReadAhead[Sample]):
-    """Samples on a device, or some of them, see `on_device`."""
-
-    def __init__(self, store: _Store, numbers: NDArray[np.int64]) -> None:
-        self._store, self._numbers = store, numbers
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        device: torch.device,
+        basis_dtype: torch.dtype = torch.float32,
+        memory: float = MEMORY,
+        gpu_share: float = 0.5,
+    ) -> None:
+        self._samples, self._device, self._dtype, self._numbers = samples, device, basis_dtype, np.arange(len(samples))
+        in_memory, most = not isinstance(samples, PreparedSamples), int(memory * 2**30)
+        self._counts = np.asarray(counts_of(samples), np.int64)
+        k = samples.k if isinstance(samples, PreparedSamples) else samples[0].operators.k if len(samples) else 0
+        self._bytes = (4 * k + REST) * self._counts  # of each sample on the host
+        if device.type == "cuda":
+            # The basis and its two gradients in float32. Everything else is small.
+            free = int(gpu_share * torch.cuda.mem_get_info(device)[0])
+            self._stays = first_that_fit(12 * k * self._counts, free)
+            # Half of the memory keeps samples that wait for the GPU, and half is for reading ahead. PyTorch rounds
+            # pinned memory up to powers of two.
+            self._pinned = first_that_fit(np.where(self._stays, 2**62, 2 * self._bytes), most // 2)
+        else:
+            self._stays = np.full(len(samples), True) if in_memory else first_that_fit(self._bytes, most)
+            self._pinned = np.full(len(samples), False)
+        self._most_ahead = most // 4
+        self._residents: dict[int, Sample] = {}
+        self._waiting: dict[int, Sample | PinnedSample] = {}  # in pinned memory
+        self._reading: dict[int, Future[Sample | PinnedSample]] = {}
+        self._lock = Lock()
+        self._readers, self._copiers = (ThreadPoolExecutor(min(n, available_cores())) for n in (READERS, COPIERS))
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
-        return self._store.vertex_counts[self._numbers]
+        return self._counts[self._numbers]
 
     @property
     def is_resident(self) -> bool:
-        return self._store.holds(self._numbers.tolist())
+        return all(map(self._residents.__contains__, self._numbers.tolist()))
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            return DeviceSamples(self._store, self._numbers[key])
-        return self._store.get(int(self._numbers[key]))
+            return self._part(self._numbers[key])
+        number = int(self._numbers[key])
+        resident = self._residents.get(number)
+        if resident is not None:
+            return resident
+        with self._lock:
+            reading = self._reading.pop(number, None)
+        sample = self._moved(self._read(number) if reading is None else reading.result())
+        if self._stays[number]:
+            self._residents[number] = sample
+        return sample
 
     def take(self, numbers: Sequence[int]) -> DeviceSamples:
-        return DeviceSamples(self._store, self._numbers[np.asarray(numbers, np.int64)])
+        return self._part(self._numbers[np.asarray(numbers, np.int64)])
 
     def joined(self, others: Iterable[DeviceSamples]) -> DeviceSamples:
         """These samples and then others that share their memory."""
-        return DeviceSamples(self._store, np.concatenate([self._numbers, *(other._numbers for other in others)]))
+        return self._part(np.concatenate([self._numbers, *(other._numbers for other in others)]))
+
+    def _part(self, numbers: NDArray[np.int64]) -> DeviceSamples:
+        """The samples of these numbers among all, which share the memory of all."""
+        part = copy(self)
+        part._numbers = numbers
+        return part
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        self._store.prefetch(self._numbers[np.asarray(numbers, np.int64)].tolist())
+        with self._lock:
+            for number in self._numbers[np.asarray(numbers, np.int64)].tolist():
+                if not any(number in group for group in (self._residents, self._waiting, self._reading)):
+                    # The bytes of whole samples are copied without further work.
+                    is_whole = isinstance(self._samples, PreparedSamples) and number in self._samples.whole
+                    threads = self._copiers if is_whole else self._readers
+                    self._reading[number] = threads.submit(self._read, number)
 
     @property
     def is_busy(self) -> bool:
-        return self._store.is_busy
+        with self._lock:
+            ahead = list(self._reading)
+        return not ahead or len(ahead) >= 2 * READERS or int(self._bytes[ahead].sum()) >= self._most_ahead
 
     def forget(self) -> None:
-        self._store.forget()
+        with self._lock:
+            for reading in self._reading.values():
+                reading.cancel()
+            self._reading.clear()
 
     def sizes(self) -> MeshSizes:
         """The sizes of the meshes, for buffers that hold any of them."""
-        source = self._store.samples
+        source = self._samples
         if not isinstance(source, PreparedSamples):
             k = self[0].operators.k
             return MeshSizes(lambda counted: [size_of(sample.operators, counted) for sample in self], k)
@@ -139,82 +181,15 @@ class DeviceSamples(ReadAhead[Sample]):
 
         return MeshSizes(counted, source.k)
 
-
-class _Store:
-    """The samples of a run, those that stay on the device, and those that are being read."""
-
-    def __init__(
-        self, samples: Sequence[Sample], device: torch.device, basis_dtype: torch.dtype, memory: int, gpu_share: float
-    ) -> None:
-        self.samples, self._device, self._dtype = samples, device, basis_dtype
-        in_memory = not isinstance(samples, PreparedSamples)
-        self.vertex_counts = np.asarray(counts_of(samples), np.int64)
-        k = k_of(samples)
-        self._bytes = (4 * k + REST) * self.vertex_counts  # of each sample on the host
-        if device.type == "cuda":
-            # The basis and its two gradients in float32. Everything else is small.
-            free = int(gpu_share * torch.cuda.mem_get_info(device)[0])
-            self.stays = first_that_fit(12 * k * self.vertex_counts, free)
-            # Half of the memory keeps samples that wait for the GPU, and half is for reading ahead. PyTorch rounds
-            # pinned memory up to powers of two.
-            self._pinned = first_that_fit(np.where(self.stays, 2**62, 2 * self._bytes), memory // 2)
-        else:
-            self.stays = np.full(len(samples), True) if in_memory else first_that_fit(self._bytes, memory)
-            self._pinned = np.full(len(samples), False)
-        self._most_ahead = memory // 4
-        self._kept: dict[int, Sample] = {}
-        self._waiting: dict[int, Sample | PinnedSample] = {}  # in pinned memory
-        self._reading: dict[int, Future[Sample | PinnedSample]] = {}
-        self._lock = Lock()
-        self._readers, self._copiers = (ThreadPoolExecutor(min(n, available_cores())) for n in (READERS, COPIERS))
-
-    def get(self, number: int) -> Sample:
-        resident = self._kept.get(number)
-        if resident is not None:
-            return resident
-        with self._lock:
-            reading = self._reading.pop(number, None)
-        sample = self._moved(self._read(number) if reading is None else reading.result())
-        if self.stays[number]:
-            self._kept[number] = sample
-        return sample
-
-    def holds(self, numbers: Sequence[int]) -> bool:
-        """Whether all of these samples are kept on the device."""
-        return all(map(self._kept.__contains__, numbers))
-
-    def prefetch(self, numbers: Sequence[int]) -> None:
-        with self._lock:
-            for number in numbers:
-                if not any(number in group for group in (self._kept, self._waiting, self._reading)):
-                    threads = self._copiers if self._is_copied(number) else self._readers
-                    self._reading[number] = threads.submit(self._read, number)
-
-    @property
-    def is_busy(self) -> bool:
-        with self._lock:
-            ahead = list(self._reading)
-        return not ahead or len(ahead) >= 2 * READERS or int(self._bytes[ahead].sum()) >= self._most_ahead
-
-    def forget(self) -> None:
-        with self._lock:
-            for reading in self._reading.values():
-                reading.cancel()
-            self._reading.clear()
-
-    def _is_copied(self, number: int) -> bool:
-        """Whether the bytes of a sample are copied without further work."""
-        return isinstance(self.samples, PreparedSamples) and number in self.samples.whole
-
     def _read(self, number: int) -> Sample | PinnedSample:
         """The sample on the CPU, for a GPU in pinned memory."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             return waiting
-        if isinstance(self.samples, PreparedSamples) and self._device.type == "cuda":
-            sample = self.samples.pinned(number)  # PyTorch reuses the memory of earlier samples
+        if isinstance(self._samples, PreparedSamples) and self._device.type == "cuda":
+            sample = self._samples.pinned(number)  # PyTorch reuses the memory of earlier samples
         else:
-            sample = self.samples[number]
+            sample = self._samples[number]
             if self._device.type != "cuda" or sample.operators.device.type != "cpu":
                 return sample
             sample = sample.pin_memory()
@@ -261,13 +236,6 @@ def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator
         yield from waiting
     finally:
         samples.forget()
-
-
-def k_of(samples: Sequence[Sample]) -> int:
-    """The number of eigenpairs of the samples."""
-    if isinstance(samples, PreparedSamples):
-        return samples.k
-    return samples[0].operators.k if len(samples) else 0
 
 
 def counts_of(samples: Sequence[Any]) -> Sequence[int] | NDArray[np.int64]:

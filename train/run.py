@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from diffnet import __version__
+from diffnet import DiffusionNet, __version__
 from diffnet.data import LabeledMeshes, available_cores
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
@@ -26,10 +26,10 @@ from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.console import progress_bar
 from diffnet.train.evaluate import evaluate
-from diffnet.train.fine_tuning import start_note
+from diffnet.train.fine_tuning import start_network
 from diffnet.train.loop import train
 from diffnet.train.metrics import SCORE_NAMES, score_text
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.orientation import check_own_arrays, upright_axes, warn_of_rotations, warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, run_data
 from diffnet.train.ranks import ALONE, Ranks, process_group
@@ -37,7 +37,7 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.task import report_files, task_named
+from diffnet.train.tasks.task import task_named
 
 
 def run_training(
@@ -53,7 +53,7 @@ def run_training(
     memory: float = MEMORY,
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
-    notes: Sequence[str] = (),
+    start: DiffusionNet | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -61,10 +61,10 @@ def run_training(
     Returns the content of results.json. Numbers in it are null if no test element is labeled.
 
     data: labeled meshes, or those of a correspondence, see `paired_meshes`
-    memory: GiB of the host for samples, see `on_device`
+    memory: GiB of the host for samples, see `DeviceSamples`
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
-    notes: lines for the summary of the set, which is printed before preprocessing
+    start: the network of `options.start`, if rank 0 has read it already
 
     The folder is locked until the run ends, see `locked`.
 
@@ -85,20 +85,21 @@ def run_training(
         task.check(data, options)
         check_own_arrays(data.train, options)
         warn_of_rotations(data.train, options)
-        notes = [*notes, *ranks.shared(lambda: start_note(options, data.label_names))]
+        if ranks.is_first:
+            start = start_network(options, start)
     parts = part_names(data, held_out)
-    for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, notes)):
+    for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, start)):
         console.print(line, soft_wrap=True)
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:
-            upright = stored["options"].get("upright", options.upright)  # older runs have none
-            options = replace(options, upright=upright)  # what the data have decided
+            options = replace(options, upright=stored["options"]["upright"])  # what the data have decided
             check_same_options(stored, options, out)  # before preprocessing, which takes long
         score, _ = task.scoring(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
-        run = replace(run_data(task, data, options, stored, out, memory, ranks, **where), held_out=held_out)
+        run = run_data(task, data, options, stored, out, memory, ranks, **where)
+        run = replace(run, held_out=held_out, start=start)
         if stored is None and not options.upright:
             options = replace(options, upright=ranks.shared(lambda: upright_axes(data.train, options)))
         if ranks.is_first:
@@ -209,7 +210,8 @@ def check_folder(out: Path, resume: bool) -> None:
 
 def _written() -> tuple[str, ...]:
     """The files that a run writes, except those of TensorBoard."""
-    return "last.pt", "best.pt", "metrics.csv", "results.json", *report_files(), "curves.png", "predictions.html"
+    reports = {file for name in TASK_OPTIONS for file in task_named(name).report_files}
+    return "last.pt", "best.pt", "metrics.csv", "results.json", *sorted(reports), "curves.png", "predictions.html"
 
 
 def _check_content(out: Path, resume: bool) -> None:

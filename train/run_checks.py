@@ -14,7 +14,6 @@ from diffnet import __version__
 from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.data.labeled import counted
 from diffnet.data.stored import StoredMeshes, content_hash, names_of, remembered
-from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import Checkpoint, CheckpointError
 from diffnet.train.options import TrainOptions
@@ -105,22 +104,11 @@ def fingerprint_of(data: LabeledMeshes, content: Sequence[Sequence[Sequence[str]
     return FINGERPRINT + digest.hexdigest()
 
 
-DIGITS = 16  # of a `mesh_hash`
-
-
-def mesh_hash(mesh: Mesh) -> str:
-    """A hash of the positions and the faces of a mesh: 16 hexadecimal digits. Checkpoints store it.
-
-    >>> from diffnet.geometry import make_mesh
-    >>> corners, faces = [[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]
-    >>> mesh_hash(make_mesh(corners, faces, name="a")) == mesh_hash(make_mesh(corners, faces, name="b"))
-    True
-    """
-    return content_hash(mesh.verts, mesh.faces)[:DIGITS]
+DIGITS = 16  # hexadecimal, of the hash of the positions and the faces of a mesh in a checkpoint
 
 
 def contents_of(items: Sequence[LabeledMesh], jobs: int | None = None) -> list[list[str]]:
-    """For each mesh, a hash of which its `mesh_hash` is the beginning, and hashes of its labels.
+    """For each mesh, a hash of its positions and faces, whose first DIGITS checkpoints store, and one of its labels.
 
     They are known of indexed sets. Others are read, see `remembered`.
     """

@@ -24,12 +24,11 @@ class Spool(Sequence[Tensor]):
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as this object exists
         self._places: dict[int, int] = {}
 
-    def append(self, tensor: Tensor) -> None:
-        """Write a tensor. Raises OSError if the disk is full."""
-        self.put(len(self), tensor)
-
     def put(self, number: int, tensor: Tensor) -> None:
-        """Write the tensor that gets a number. In the end, there should be one for each number from 0."""
+        """Write the tensor that gets a number. In the end, there should be one for each number from 0.
+
+        Raises OSError if the disk is full.
+        """
         self._places[number] = self._file.seek(0, os.SEEK_END)
         self._file.write(npy_bytes(tensor.numpy()))  # `np.save` would hide why a write fails
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
 from diffnet.data.folders.files import listing
@@ -18,6 +19,7 @@ from diffnet.geometry import is_inside_out
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.options import JoinRule
+from diffnet.train.fine_tuning import start_note
 from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import rotations_of
@@ -87,9 +89,9 @@ def set_summary(
     parts: dict[str, list[str]],
     options: TrainOptions,
     jobs: int | None,
-    notes: Sequence[str] = (),
+    start: DiffusionNet | None = None,
 ) -> list[str]:
-    """The lines about a set: its parts, labels or targets, features, what is left out, and notes."""
+    """The lines about a set: its parts, labels or targets, features, what is left out, and how the network starts."""
     held, variants, rotated = options.validation, options.mesh_variants.count, rotations_of(options)
     by = "" if options.group_by is None else f" by groups of {options.group_by!r}"
     rows = [
@@ -102,7 +104,7 @@ def set_summary(
         ("variants", f"{variants} of each training mesh" if variants else ""),
         ("inside out", inside_out_text(data, options, jobs)),
         *(("left out", text) for text in data.left_out),
-        *(("note", text) for text in notes),
+        ("note", "" if start is None else start_note(start, options, data.label_names)),
     ]
     return [f"{name}: {text}" for name, text in rows if text]
 

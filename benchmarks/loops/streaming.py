@@ -23,7 +23,7 @@ from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import preprocess
-from diffnet.train.resident import MEMORY, on_device
+from diffnet.train.resident import MEMORY, DeviceSamples
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.segmentation import TASK
 
@@ -87,7 +87,7 @@ def _train(
     device = options.device
     memory = 2**10 if resident else MEMORY if device.type == "cuda" else 1e-9
     share = 0.9 if resident else 0.0
-    placed = on_device(samples, device, matmul_dtype(chosen.precision, device), memory, share)
+    placed = DeviceSamples(samples, device, matmul_dtype(chosen.precision, device), memory, share)
     if resident:
         _ = [placed[i] for i in range(len(placed))]
         if not placed.is_resident:

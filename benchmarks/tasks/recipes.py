@@ -61,7 +61,7 @@ from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import fill_cache_with_bar
-from diffnet.train.resident import on_device
+from diffnet.train.resident import DeviceSamples
 from diffnet.train.run import surroundings
 from diffnet.train.tasks.task import task_named
 
@@ -273,7 +273,7 @@ def _variants(name: str, options: Preprocessing, wanted: Variants, basis: torch.
 
 
 def _in_memory(items: Sequence[LabeledMesh], options: Preprocessing, basis: torch.dtype) -> list[Sample]:
-    return list(on_device([make_sample(item, options, _Worker.cache) for item in items], _Worker.device, basis))
+    return list(DeviceSamples([make_sample(item, options, _Worker.cache) for item in items], _Worker.device, basis))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""A set of meshes in pairs, the true correspondences of a pair, and copies with other proportions."""
+"""A set of meshes in pairs, and the true correspondences of a pair."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.derived import generator_of
 from diffnet.data.labeled import counted
 from diffnet.geometry import Mesh, MeshError, SurfacePoints, closest_points, make_mesh
 from diffnet.geometry.discretize.coincident import first_at_position, open_edges
 from diffnet.geometry.elements.elements import face_areas
-from diffnet.geometry.mesh.objects import unit_normals
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -153,43 +151,6 @@ class MeshPairs:
             template = make_mesh(self._template_positions(shape), self._faces())
             self._memo[key] = closest_points(template, shape.mesh.verts)
         return self._memo[key]
-
-
-def with_stretched(data: MeshPairs, stretch: float) -> MeshPairs:
-    """The set with a stretched copy of each training mesh. The copies take part in the pairs of their meshes.
-
-    stretch: S > 0. A copy is scaled along three random orthogonal axes, by factors from exp(−S) to exp(S).
-
-    A pair of meshes becomes four. A copy has the faces and the correspondences of its mesh. It depends on the mesh and
-    S alone, so another run finds its operators in the cache.
-    """
-    count = len(data.train)
-    pairs = [(i + a, j + b) for i, j in data.train_pairs for a in (0, count) for b in (0, count)]
-    copies = [_copy_of(shape, stretch) for shape in data.train]
-    names = {shape.name: copy.name for shape, copy in zip(data.train, copies, strict=True)}
-    return replace(
-        data, train=data.train + copies, train_pairs=pairs, maps={**data.maps, **dict(_rename(data.maps, names))}
-    )
-
-
-def _copy_of(shape: PairShape, stretch: float) -> PairShape:
-    mesh = shape.mesh
-    rng = generator_of(mesh)
-    axes, _ = np.linalg.qr(rng.normal(size=(3, 3)))
-    factors = np.exp(rng.uniform(-stretch, stretch, 3))
-    normals = None if mesh.normals is None else unit_normals(mesh.normals @ (axes / factors) @ axes.T)
-    name = f"{shape.name}, stretched"
-    verts = mesh.verts @ (axes * factors) @ axes.T
-    return replace(shape, name=name, mesh=replace(mesh, verts=verts, normals=normals, name=f"{mesh.name}, stretched"))
-
-
-def _rename(maps: Mapping[tuple[str, str], Ints], names: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ints]]:
-    """The maps of pairs in which one or both meshes are copies."""
-    for (first, second), vertices in maps.items():
-        if first in names and second in names:
-            yield (names[first], second), vertices
-            yield (first, names[second]), vertices
-            yield (names[first], names[second]), vertices
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:

@@ -24,6 +24,7 @@ OLDER_DEFAULTS: dict[str, Any] = {
     "label_smoothing": 0.0,
     "average_weights": 0.0,
 }
+REMOVED = ("align", "stretch")  # options that only older versions have
 
 
 def network_in_checkpoint(

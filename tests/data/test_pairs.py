@@ -1,18 +1,15 @@
-"""Sets of pairs: template vertices, points in faces, maps, choices of pairs, faults of files, stretched copies."""
+"""Sets of pairs: template vertices, points in faces, maps, choices of pairs, faults of files."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trimesh
 from refusals import refused
-from shapes import ellipsoid
 
 from diffnet.data import DataError, MeshPairs, PairShape, load_pairs, pair_errors
-from diffnet.data.pairs.shapes import with_stretched
 from diffnet.geometry import closest_points, load_mesh, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -258,50 +255,3 @@ def test_point_clouds(four: Path) -> None:
     right = np.empty(VERTICES, np.int64)
     right[order(2)] = order(3)
     assert pair_errors(data, [(first, second)], [right])[0].errors.max() == 0
-
-
-def two_shapes(stretch: float) -> tuple[MeshPairs, MeshPairs]:
-    """Two ellipsoids with normals that differ from those of their triangles, and the set with their copies."""
-    shapes = []
-    for seed in range(2):
-        mesh = ellipsoid(seed, 1)
-        normals = mesh.verts / np.linalg.norm(mesh.verts, axis=1, keepdims=True)
-        normals[0] = 0  # not known
-        shapes.append(PairShape("ab"[seed], replace(mesh, normals=normals), closest_points(mesh, mesh.verts)))
-    maps = {("a", "b"): np.arange(42), ("c", "d"): np.arange(3)}
-    data = MeshPairs(shapes, [PairShape("c", ellipsoid(2, 1))], [(0, 1)], [], maps=maps)
-    return data, with_stretched(data, stretch)
-
-
-def test_copies_are_linear_images() -> None:
-    data, found = two_shapes(0.3)
-    assert [shape.name for shape in found.train] == ["a", "b", "a, stretched", "b, stretched"]
-    assert found.train[:2] == data.train
-    assert found.test == data.test
-    every = []
-    for shape, copy in zip(data.train, found.train[2:], strict=True):
-        np.testing.assert_array_equal(copy.mesh.faces, shape.mesh.faces)
-        assert copy.template is shape.template  # points stay in their faces
-        linear, *_ = np.linalg.lstsq(shape.mesh.verts, copy.mesh.verts, rcond=None)
-        np.testing.assert_allclose(shape.mesh.verts @ linear, copy.mesh.verts, atol=1e-12)
-        np.testing.assert_allclose(linear, linear.T, atol=1e-12)  # it scales along orthogonal axes
-        every.append(np.linalg.eigvalsh(linear))
-        # Edges orthogonal to a normal stay so.
-        edges = np.cross(shape.mesh.verts[1:], [0.3, -0.2, 0.5])
-        assert np.abs(np.sum(edges @ linear * copy.mesh.normals[1:], axis=1)).max() < 1e-12
-        np.testing.assert_allclose(np.linalg.norm(copy.mesh.normals, axis=1), [0] + [1] * 41)
-    factors = np.log(np.concatenate(every))
-    assert np.abs(factors).max() <= 0.3
-    assert np.abs(factors).max() > 0.15
-    assert not np.allclose(every[0], every[1])
-    again = two_shapes(0.3)[1]
-    np.testing.assert_array_equal(again.train[3].mesh.verts, found.train[3].mesh.verts)
-
-
-def test_copies_take_part_in_pairs_and_correspondences() -> None:
-    data, found = two_shapes(0.3)
-    assert found.train_pairs == [(0, 1), (0, 3), (2, 1), (2, 3)]
-    stretched = ("a", "b, stretched"), ("a, stretched", "b"), ("a, stretched", "b, stretched")
-    assert found.maps.keys() == {*data.maps, *stretched}
-    for i, j in found.train_pairs:
-        np.testing.assert_array_equal(found.truth(found.train[i], found.train[j]).points, np.arange(42))

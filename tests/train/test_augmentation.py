@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trimesh
 from command import complaint, output
 from graph_emulator import EmulatedGraph
 from jaws import jaw, write_jaws
 from rich.console import Console
+from runs import TINY, labeled_balls
 
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, labels_at, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
@@ -32,19 +32,9 @@ from diffnet.train.tasks.task import task_named
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 CPU = torch.device("cpu")
+BALLS = labeled_balls(3, 1, sizes=(1, 2))
 ALL: dict[str, Any] = {"rotate_about": "z", "scale_range": 1.5, "jitter": 0.01, "cut": 0.5, "variants": 2}
 ALL |= {"mirror": True, "mirror_labels": "1,0"}
-
-
-def balls(train: int = 3, test: int = 1) -> LabeledMeshes:
-    """Stretched spheres whose lower and upper halves have different labels."""
-    items = []
-    for seed in range(train + test):
-        ball = trimesh.creation.icosphere(1 + seed % 2)
-        verts = np.array(ball.vertices) * np.random.default_rng(seed).uniform(0.6, 1.4, 3)
-        mesh = make_mesh(verts, ball.faces, name=f"ball {seed}")
-        items.append(LabeledMesh(mesh.name, mesh, (verts[:, 2] > 0).astype(np.int64)))
-    return LabeledMeshes(items[:train], items[train:], ["low", "high"], "vertices")
 
 
 def options(**given: Any) -> TrainOptions:
@@ -53,7 +43,7 @@ def options(**given: Any) -> TrainOptions:
 
 
 def test_nothing_is_changed_by_default() -> None:
-    sample = make_sample(balls().train[0], options().preprocessing)
+    sample = make_sample(BALLS.train[0], options().preprocessing)
     changes = draw_changes(5, options(rotate=False), CPU)
     assert changes.made(sample, 0) is sample
     assert changes.rotations_of(0, 2) is None
@@ -78,7 +68,7 @@ def test_what_is_drawn() -> None:
 
 
 def test_each_mesh_of_a_batch_has_its_own_changes() -> None:
-    samples = [make_sample(item, options().preprocessing) for item in balls().train]
+    samples = [make_sample(item, options().preprocessing) for item in BALLS.train]
     changes = draw_changes(6, options(scale_range=2.0, mirror=True), CPU)
     batch = changes.made(collate_samples(samples), 2)
     for i, sample in enumerate(samples):
@@ -92,7 +82,7 @@ def run(out: Path, epochs: int, resume: bool = False, **given: Any) -> tuple[Che
     """The last checkpoint, and what the run prints."""
     shown = io.StringIO()
     how: dict[str, Any] = {"device": CPU, "jobs": 1, "resume": resume, "console": Console(file=shown, width=200)}
-    run_training(balls(), options(epochs=epochs, **given), out, cache_dir=out.parent / "cache", **how)
+    run_training(BALLS, options(epochs=epochs, **given), out, cache_dir=out.parent / "cache", **how)
     return load_checkpoint(out / "last.pt"), shown.getvalue()
 
 
@@ -123,7 +113,7 @@ def losses(samples: list[Sample], chosen: TrainOptions, capture: bool) -> Any:
 
 def test_captured_steps_see_the_changes() -> None:
     chosen = options(scale_range=2.0, mirror=True, mirror_labels="1,0", jitter=0.01)
-    samples = [make_sample(item, chosen.preprocessing) for item in balls().train] * 3
+    samples = [make_sample(item, chosen.preprocessing) for item in BALLS.train] * 3
     samples = [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
     before = EmulatedGraph.replays
     captured = losses(samples, chosen, True)
@@ -135,7 +125,7 @@ def test_captured_steps_see_the_changes() -> None:
 @pytest.mark.gpu
 def test_changes_wait_for_nothing() -> None:
     chosen = options(scale_range=2.0, mirror=True, mirror_labels="1,0", jitter=0.01, features="xyz+hks+wks")
-    samples = [make_sample(item, chosen.preprocessing).to("cuda") for item in balls().train]
+    samples = [make_sample(item, chosen.preprocessing).to("cuda") for item in BALLS.train]
     batches = [collate_samples(samples), samples[0]]
     changes = draw_changes(3, chosen, torch.device("cuda"))
     for batch in batches:
@@ -276,9 +266,8 @@ def test_mirrored_jaws_are_jaws(at: TargetsAt, text: str) -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     write_jaws(tmp_path / "data", 4)
-    small = ["--k", 8, "--width", 8, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu", "--schedule", "step"]
-    run = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *small]
-    run += ["--features", "xyz", "--no-rotate", "--mirror", "--out"]
+    run = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *TINY]
+    run += ["--schedule", "step", "--features", "xyz", "--no-rotate", "--mirror", "--out"]
     assert "--mirror leaves labels as they are" in complaint(*run, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     output(*run, tmp_path / "run", "--mirror-labels", "fdi")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from operator_checks import tiny_operators
-from rooms import ROOT
 from safetensors.numpy import load_file, save_file
 from shapes import ellipsoid
 from torch.utils.data import DataLoader
@@ -45,7 +43,6 @@ from diffnet.train.tasks.segmentation import TASK
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-RESULTS = ROOT / "benchmarks" / "results" / "loops-h200" / "steps" / "train-step.csv"
 
 
 def numbered(count: int) -> list[Sample]:
@@ -137,12 +134,7 @@ def test_each_mesh_is_in_one_part(world: int, passes: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 8])
 def test_ranks_wait_little_for_another(world: int) -> None:
-    """8 meshes a rank, a new order in each epoch. A step of a rank takes what was measured for as many vertices."""
-    with RESULTS.open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if (r["dtype"], r["peer"]) == ("bf16", "diffnet-command")]
-    points = sorted((int(row["vertices"]), float(row["median_ms"])) for row in rows)
-    (v0, t0), (v1, t1) = points[-2:]
-    vertices, times = zip(*points, (1_000_000, t1 + (t1 - t0) * (1_000_000 - v1) / (v1 - v0)), strict=True)
+    """8 meshes a rank, a new order in each epoch. A step takes at most as long as its vertices say."""
     rng, lost = np.random.default_rng(0), []
     lengths = [int(n) for n in rng.integers(2_000, 60_000, 8 * world * 20)]
     epochs = MeshBatches(lengths, meshes=8 * world, shuffle=True)
@@ -152,9 +144,8 @@ def test_ranks_wait_little_for_another(world: int) -> None:
         shares = [own_parts(every, lengths, Place(rank, world), 1) for rank in range(world)]
         for step in zip(*shares, strict=True):
             loads = [sum(lengths[order[i]] for i in part) for (part,) in step]
-            taken = np.interp(loads, vertices, times)
-            lost.append(1 - taken.mean() / taken.max())
-    assert np.mean(lost) < 0.01  # 0.5 % with 2 ranks and 0.7 % with 8
+            lost.append(1 - np.mean(loads) / max(loads))
+    assert np.mean(lost) < 0.01  # 0.5 % with 2 ranks and 0.8 % with 8
 
 
 # ---- addresses: tensors begin at 64 bytes when a step, an evaluation or a prediction gets them ----

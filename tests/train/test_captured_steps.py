@@ -16,22 +16,21 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-import trimesh
 from graph_emulator import EmulatedGraph
+from runs import ball
 from shapes import spheres
 
-from diffnet import DiffusionNet, WeightAverage
-from diffnet.cuda_graphs import lane, sizes as graph_sizes
+from diffnet import DiffusionNet
+from diffnet.cuda_graphs import lane
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, TargetsAt, collate_samples, make_sample
-from diffnet.geometry import random_rotations
-from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
+from diffnet.geometry import element_areas, load_mesh, random_rotations
 from diffnet.ops.common.cuda_graph import capturable_stream, record
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
-from diffnet.train.resident import on_device
+from diffnet.train.resident import DeviceSamples
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.segmentation import TASK
 from diffnet.train.tasks.task import task_named
@@ -45,7 +44,7 @@ def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = 
     samples = [make_sample(item, options.preprocessing) for item in data.train]
     if device == CPU:
         return [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
-    return on_device(samples, device, matmul_dtype(options.precision, device))
+    return DeviceSamples(samples, device, matmul_dtype(options.precision, device))
 
 
 def chosen(**given: Any) -> TrainOptions:
@@ -58,14 +57,12 @@ def others(task: str, at: TargetsAt) -> LabeledMeshes:
     """Meshes of two sizes with classes at whole meshes, or with two columns of targets, some of them missing."""
     items = []
     for i in range(7):
-        ball = trimesh.creation.icosphere(1 + i % 2)
-        verts, faces = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3), np.asarray(ball.faces)
-        labels = np.array(i % 2)
+        mesh, labels = load_mesh(ball(i, 1 + i % 2)), np.array(i % 2)
         if task == "regression":
-            counts = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces)), "meshes": 1}
-            labels = np.random.default_rng(i).normal(size=(counts[at], 2)).astype(np.float32)
+            count = 1 if at == "meshes" else len(element_areas(mesh, at))
+            labels = np.random.default_rng(i).normal(size=(count, 2)).astype(np.float32)
             labels[::3, i % 2] = np.nan
-        items.append(LabeledMesh(str(i), make_mesh(verts, faces), labels))
+        items.append(LabeledMesh(str(i), mesh, labels))
     return LabeledMeshes(items, items[:2], ["u", "v"], at)
 
 
@@ -166,28 +163,6 @@ def test_captured_steps_of_each_task(task: Any, at: Any, given: dict[str, Any], 
     assert plain[-3:].sum() < plain[:3].sum()
 
 
-def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
-    data = spheres("vertices", (0, 1))
-    options = chosen(diffusion="implicit")
-    batches = prepared(data, options) * 2
-    with pytest.warns(RuntimeWarning, match="training runs without CUDA graphs: implicit diffusion") as caught:
-        captured, _ = losses(data, options, batches, True)
-    assert len(caught) == 1
-    torch.testing.assert_close(captured, losses(data, options, batches, False)[0])
-
-
-@pytest.mark.parametrize(("largest", "captured"), [(642, 3), (641, 2), (300, 1), (80, 0)])
-def test_large_batches_train_without_graphs(largest: int, captured: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there are some, the graphs serve batches of half the size, because they keep their memory meanwhile."""
-    monkeypatch.setattr(graph_sizes, "MAX_BYTES", largest * 6 * 4)
-    data, options = spheres("vertices", (3, 2, 1)), chosen()
-    batches = prepared(data, options) * 2
-    before = EmulatedGraph.replays
-    found, _ = losses(data, options, batches, True)
-    assert EmulatedGraph.replays - before == captured
-    torch.testing.assert_close(found, losses(data, options, batches, False)[0])
-
-
 @pytest.mark.parametrize("sizes", [(3, 2, 1), (1, 2, 3)], ids=["largest first", "smallest first"])
 def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
     sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -226,33 +201,23 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
     torch.testing.assert_close(found, losses(data, options, batches * 2, False)[0])
 
 
-def test_steps_that_cannot_be_recorded_still_train() -> None:
-    data = spheres("vertices", (0, 1))
-    options = chosen()
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"diffusion": "implicit"}, "training runs without CUDA graphs: implicit diffusion"),
+        ({}, "not permitted when stream is capturing"),
+    ],
+)
+def test_steps_that_cannot_be_recorded_train_and_say_so(given: dict[str, Any], message: str) -> None:
+    data, options = spheres("vertices", (0, 1)), chosen(**given)
     batches = prepared(data, options) * 3
     step = step_of(data, options)
     refusal = RuntimeError("operation not permitted when stream is capturing")
     step.capture([s.operators for s in batches], Mock(side_effect=refusal))
-    with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
+    with pytest.warns(RuntimeWarning, match=message) as caught:
         found = torch.stack([step(batch) for batch in batches])
+    assert len(caught) == 1
     torch.testing.assert_close(found, losses(data, options, batches, False)[0])
-
-
-def test_captured_steps_average_weights() -> None:
-    data = spheres("vertices", (1, 2, 1))
-    options = chosen(average_weights=0.5)
-    samples = prepared(data, options)
-    found = []
-    for capture in (False, True):
-        average = WeightAverage(model := model_of(data, options), options.average_weights)
-        step = TrainingStep(TASK, model, options, CPU, average)
-        if capture:
-            step.capture([s.operators for s in samples], EmulatedGraph)
-        for sample in samples * 2:
-            step(sample)
-        average.write()
-        found.append(torch.cat([p.flatten() for p in average.network.parameters()]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=str)
@@ -264,8 +229,7 @@ def test_frozen_blocks_keep_their_bits(
     data, options = spheres("vertices", (2, 3, 2, 3)), chosen(**given, dropout=0.5)
     torch.manual_seed(1)
     network = build_model(options, data.label_names, "vertices")
-    network.save(tmp_path / "a.safetensors", features="xyz", k=6, normalize=True)
-    options = replace(options, start=str(tmp_path / "a.safetensors"), freeze="blocks", epochs=3)
+    options = replace(options, start="the network", freeze="blocks", epochs=3)
     samples = prepared(data, options, device)
 
     def captured(*arguments: Any) -> TrainingStep:
@@ -278,7 +242,7 @@ def test_frozen_blocks_keep_their_bits(
         if capture and device == CPU:
             monkeypatch.setattr("diffnet.train.loop.TrainingStep", captured)
         (tmp_path / str(capture)).mkdir()
-        run_data, before = RunData(TASK, data, samples, samples[:2]), EmulatedGraph.replays
+        run_data, before = RunData(TASK, data, samples, samples[:2], start=network), EmulatedGraph.replays
         runs[capture] = train(run_data, options, tmp_path / str(capture), device=device, capture=capture)["model"]
         assert (EmulatedGraph.replays > before) == (capture and device == CPU)
     for name, weight in network.state_dict().items():

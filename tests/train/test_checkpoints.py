@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import untrained
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, WeightAverage
 from diffnet.checkpoints.files import CheckpointError
@@ -40,23 +41,14 @@ ROW = dict.fromkeys(columns("accuracy"), 1)
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of a checkpoint after one step, as a dictionary."""
-    model = build_model(OPTIONS, ["a", "b"], "vertices")
+    path, checkpoint = tmp_path_factory.mktemp("stored") / "a.pt", untrained(OPTIONS)
+    model, _ = restore_model({**checkpoint, "format": 2, "statistics": {}})
     optimizer = make_optimizer(model, OPTIONS, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    path = tmp_path_factory.mktemp("stored") / "a.pt"
-    checkpoint = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "history": [{**dict.fromkeys(ROW, 0.5), "epoch": 1, "test_accuracy": None}],
-        "best": -math.inf,
-        "options": OPTIONS.as_dict(),
-        "label_names": ["a", "b"],
-        "labels_at": "vertices",
-        "data": "0",
-    }
-    save_checkpoint(path, checkpoint)
+    history = [{**dict.fromkeys(ROW, 0.5), "epoch": 1, "test_accuracy": None}]
+    save_checkpoint(path, {**checkpoint, "optimizer": optimizer.state_dict(), "history": history})
     return load_checkpoint(path)
 
 

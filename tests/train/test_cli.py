@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import json
 import os
 import re
 import runpy
@@ -11,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 from unittest.mock import Mock
@@ -25,9 +23,11 @@ from command import complaint, diffnet, output
 from conftest import ROOT
 from copies import ends_of_copies
 from PIL import Image
+from runs import results_of, write_balls
+from two_ranks import environment, wait_for
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
-from diffnet.data import BODIES, DataError, LabeledMeshes, Preprocessing, load_dataset, prepare, shapes
+from diffnet.data import BODIES, DataError, LabeledMeshes, load_dataset, shapes
 from diffnet.geometry import load_mesh
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.geometry.folder_lock import locked
@@ -49,26 +49,14 @@ def start(
     *arguments: object, options: Sequence[str] = (), stderr: int | TextIO = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     """Start a command in a process and a process group of its own, with options of the interpreter."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, *options, "-m", "diffnet", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env=environment,
+        env=environment(),
         start_new_session=True,
     )
-
-
-def write_balls(folder: Path, count: int = 5) -> Path:
-    """Write a data set in the layout "folder". Labels are the lower and the upper half."""
-    for i in range(count):
-        ball = trimesh.creation.icosphere(1)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        folder.mkdir(parents=True, exist_ok=True)
-        ball.export(folder / f"m{i}.obj")
-        np.savetxt(folder / f"m{i}.txt", (ball.vertices[:, 2] > 0).astype(int), fmt="%d")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +126,8 @@ def test_prediction_with_a_checkpoint_of_the_original(room: Path, tmp_path: Path
     assert found[str(mesh)].shape == (320, 5)
     line = complaint("predict", mesh, "--checkpoint", checkpoint, *files, "--class-names", "a,b")
     assert "--class-names should have a name for each of the 5 classes, got a, b" in line
+    line = complaint("evaluate", "--checkpoint", checkpoint, "--data", room / "data", "--out", tmp_path / "scores")
+    assert "a checkpoint of the original implementation; write DiffusionNet.from_original_checkpoint(path)" in line
     line = complaint("predict", mesh, "--checkpoint", room / "run" / "best.pt", *files, "--labels-at", "faces")
     assert "leave out --labels-at" in line
 
@@ -225,9 +215,8 @@ run("info", "ball.off")
 
 def test_help_and_info_load_little_and_a_bug_shows_its_traceback(tmp_path: Path) -> None:
     trimesh.creation.icosphere(1).export(tmp_path / "ball.off")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", QUICK]
-    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.stdout.count("Usage:") == 7
     assert "loaded for help: []" in ran.stdout
     assert "no faults found" in ran.stdout
@@ -335,7 +324,8 @@ def test_a_bad_mesh_of_a_data_set_is_named(tmp_path: Path) -> None:
     (data / "m1.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
     (data / "m1.txt").write_text("0\n0\n1\n")
     train = ["train", "segmentation", "--data", data, "--out", tmp_path / "out", "--cache", tmp_path / "c", *SMALL]
-    assert "m1.obj" in complaint(*train)
+    assert re.search(r"1 of 3 meshes.*m1: .*m1\.obj", complaint(*train))
+    assert list((tmp_path / "out").iterdir()) == []  # it is named before training
     (data / "m1.obj").write_text("v 0 zero 0\nf 1 2 3\n")
     assert "m1.obj" in complaint(*train)
     (data / "m1.txt").write_text("0\n0\nred\n")
@@ -665,7 +655,7 @@ def test_the_built_in_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
     text = output("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", "scores")
     assert "8 meshes to score" in text
-    first, second = (json.loads((folder / "results.json").read_text()) for folder in (out, tmp_path / "scores"))
+    first, second = (results_of(folder) for folder in (out, tmp_path / "scores"))
     assert first["test_accuracy"] == pytest.approx(second["test_accuracy"], abs=0.002)
     line = complaint("evaluate", "--checkpoint", out / "last.pt", "--data", "shapes", "--out", "b")
     assert "shapes: no such file or folder; bodies is the built-in set of segmentation" in line
@@ -715,14 +705,6 @@ def test_the_seed_decides_the_split(tmp_path: Path) -> None:
 posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_ctrl_c_stops_a_run(train: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(history: list[Row], score: str) -> str:
         if len(history) == 2:
@@ -744,7 +726,7 @@ def test_sigterm_stops_a_run_that_can_be_resumed(room: Path, train: list[object]
     with (tmp_path / "err").open("w") as stderr:
         process = start(*train, "--epochs", 1_000_000, options=["-Ximporttime"], stderr=stderr)
     try:
-        wait_for((out / "metrics.csv").exists, process)
+        wait_for((out / "metrics.csv").exists)
         os.killpg(process.pid, signal.SIGTERM)
         text, _ = process.communicate(timeout=30)
     finally:
@@ -769,7 +751,7 @@ def test_sigterm_stops_a_run_that_can_be_resumed(room: Path, train: list[object]
     output(*train, "--epochs", done + 2, "--resume")
     assert not leftover.exists()
     assert len((out / "metrics.csv").read_text().splitlines()) == done + 3
-    assert json.loads((out / "results.json").read_text())["judged_epoch"] == done + 2
+    assert results_of(out)["judged_epoch"] == done + 2
 
 
 def workers(group: int) -> list[int]:
@@ -797,9 +779,9 @@ def test_signals_while_preprocessing(tmp_path: Path, moment: str, ending: signal
     cache = tmp_path / "cache"
     process = start("precompute", tmp_path, "--cache", cache, "--jobs", 2)
     try:
-        wait_for(lambda: len(workers(process.pid)) == (1 if moment == "starting" else 3), process)
+        wait_for(lambda: len(workers(process.pid)) == (1 if moment == "starting" else 3))
         if moment == "working":
-            wait_for(lambda: list(cache.rglob("*.operators.*")), process)
+            wait_for(lambda: list(cache.rglob("*.operators.*")))
         # A terminal signals all processes. Workers ignore the signal, because the parent stops them.
         before = workers(process.pid)
         for worker in before:
@@ -817,49 +799,6 @@ def test_signals_while_preprocessing(tmp_path: Path, moment: str, ending: signal
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-@posix
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
-def test_killed_while_preprocessing(tmp_path: Path) -> None:
-    """A run killed at random moments leaves no wrong entry, and the next run completes the cache."""
-    rng = np.random.default_rng(0)
-    cache, files = tmp_path / "cache", []
-    for i in range(24):
-        ball = trimesh.creation.icosphere(4)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        files.append(tmp_path / f"{i}.off")
-        ball.export(files[-1])
-
-    def entries() -> list[Path]:
-        return list(cache.rglob("*.operators.*"))
-
-    found = []
-    for _ in range(2):
-        process = start("precompute", *files, "--cache", cache, "--jobs", 2)
-        try:
-            enough = len(found) + rng.integers(1, 5)  # most entries are missing after both runs
-            wait_for(lambda enough=enough: len(entries()) >= enough, process)
-            time.sleep(rng.uniform(0, 0.05))
-            process.kill()
-            process.communicate(timeout=30)
-            wait_for(lambda process=process: not workers(process.pid), None)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        found = entries()
-    assert 0 < len(found) < len(files)
-    out = output("precompute", *files, "--cache", cache, "--jobs", 1)
-    assert "24 of 24 meshes are in" in out.replace("\n", " ")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for file in files:
-            _, operators = prepare(file, Preprocessing(), cache)
-            _, fresh = prepare(file, Preprocessing())
-            torch.testing.assert_close(operators.evals, fresh.evals)
-            torch.testing.assert_close(operators.laplacian.values, fresh.laplacian.values, rtol=0, atol=0)
-            torch.testing.assert_close(operators.gradient.values, fresh.gradient.values, rtol=0, atol=0)
 
 
 def group_lives(group: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import trimesh
 from command import output
 from plyfile import PlyData
+from runs import results_of
 
 from diffnet import DiffusionNet
 from diffnet.data import (
@@ -128,7 +128,7 @@ def test_a_run_on_decimated_meshes(tmp_path: Path) -> None:
     small = ["--features", "file:height", "--k", 8, "--width", 8, "--blocks", 1, "--dropout", 0, "--lr", 0.02]
     run = ["train", "segmentation", *where, *small, "--epochs", 12, "--max-faces", 200, "--out", tmp_path / "run"]
     output(*run)
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = results_of(tmp_path / "run")
     assert sum(row["count"] for row in results["classes"]) == len(EGG.faces)  # of the full mesh
     assert results["test_accuracy"] > 0.9
     assert results["options"]["max_faces"] == 200
@@ -142,7 +142,7 @@ def test_a_run_on_decimated_meshes(tmp_path: Path) -> None:
 
     checkpoint = ["--checkpoint", tmp_path / "run" / "last.pt"]
     output("evaluate", *where, *checkpoint, "--out", tmp_path / "report")
-    report = json.loads((tmp_path / "report" / "results.json").read_text())
+    report = results_of(tmp_path / "report")
     assert report["test_accuracy"] == results["test_accuracy"]
     out = tmp_path / "smooth.ply"
     output("predict", test, *checkpoint, "--device", "cpu", "--out", out, "--smooth", 2)

@@ -25,7 +25,7 @@ from diffnet.train.checkpoint import Checkpoint
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import RunData, train
 from diffnet.train.options import TrainOptions
-from diffnet.train.resident import on_device
+from diffnet.train.resident import DeviceSamples
 from diffnet.train.tasks.segmentation import TASK
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -46,7 +46,7 @@ def ellipsoids(at: LabelsAt) -> Labeled:
 
 def train_once(labeled: Labeled, out: Path, device: torch.device, **given: Any) -> Checkpoint:
     data, samples = labeled
-    kept = on_device(samples, device, matmul_dtype(OPTIONS.precision, device))
+    kept = DeviceSamples(samples, device, matmul_dtype(OPTIONS.precision, device))
     return train(RunData(TASK, data, kept, kept[:1]), OPTIONS, out, device=device, **given)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-import trimesh
 from command import complaint, output
+from runs import ball, results_of, write_ball
 
 from diffnet import DiffusionNet, pretrained
-from diffnet.train import predict_values
+from diffnet.train import fine_tuning, predict_values
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -31,15 +31,12 @@ def write_set(root: Path, names: str = "low\nhigh\n", factor: float = 1.0) -> Pa
     """Stretched balls with labels, targets and correspondences, and a table of their classes."""
     rows = ["file,label,split"]
     for i in range(6):
-        part = root / ("train" if i < 4 else "test")
-        part.mkdir(parents=True, exist_ok=True)
-        ball = trimesh.creation.icosphere(1)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        ball.export(part / f"m{i}.obj")
-        np.savetxt(part / f"m{i}.txt", ball.vertices[:, 2] > 0, fmt="%d")
+        part, verts = root / ("train" if i < 4 else "test"), ball(i).vertices
+        write_ball(part / f"m{i}.obj", i)
+        np.savetxt(part / f"m{i}.txt", verts[:, 2] > 0, fmt="%d")
         np.savetxt(part / f"m{i}.vts", np.arange(42), fmt="%d")
-        np.save(part / f"m{i}.x.npy", factor * ball.vertices[:, 0] + 100 * (factor - 1))
-        np.save(part / f"m{i}.own.npy", factor * ball.vertices[:, :2] + factor)
+        np.save(part / f"m{i}.x.npy", factor * verts[:, 0] + 100 * (factor - 1))
+        np.save(part / f"m{i}.own.npy", factor * verts[:, :2] + factor)
         rows.append(f"{part.name}/m{i}.obj,{names.split()[i % 2]},{part.name}")
     (root / "label_names.txt").write_text(names)
     (root / "classes.csv").write_text("\n".join(rows))
@@ -67,18 +64,23 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("task", "source"), PAIRS)
-def test_blocks_serve_all_tasks(room: Path, tmp_path: Path, task: str, source: str) -> None:
+def test_blocks_serve_all_tasks(
+    room: Path, tmp_path: Path, task: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Frozen blocks keep their bits, also in an average. Only a network of the same task brings its last layer."""
+    read = Mock(wraps=fine_tuning.load_any_network)
+    monkeypatch.setattr(fine_tuning, "load_any_network", read)
     more = ["--map-k", 6] if task == "correspondence" else []
     out = run(
         room, task, tmp_path, *QUICK, *more, "--from", room / source, "--freeze", "blocks", "--average-weights", 0.9
     )
+    read.assert_called_once()
     last = "all layers" if task == source else "all layers but the last"
     assert f"note: starts with {last} of {room / source}" in out.replace("\n", "")
     before, after = weights(room / source), weights(tmp_path)
     for name in after:
         assert torch.equal(before[name], after[name]) == (not name.startswith("last.")), name
-    results = json.loads((tmp_path / "results.json").read_text())["options"]
+    results = results_of(tmp_path)["options"]
     assert (results["start"], results["freeze"], results["learning_rate"]) == (str(room / source), "blocks", 5e-4)
     assert [results[name] for name in ("features", "k", "width", "blocks")] == ["xyz", 8, 8, 2]
     assert DiffusionNet.from_pretrained(tmp_path).metadata["start"] == str(room / source)
@@ -121,7 +123,7 @@ def test_options_of_the_user_win_or_name_what_does_not_fit(room: Path, tmp_path:
     start = room / "segmentation"
     network = DiffusionNet.from_pretrained(start)
     run(room, "segmentation", tmp_path / "a", *QUICK, "--from", start, "--k", 6, "--dropout", 0, "--lr", 0.01)
-    results = json.loads((tmp_path / "a" / "results.json").read_text())["options"]
+    results = results_of(tmp_path / "a")["options"]
     assert [results[name] for name in ("k", "dropout", "learning_rate")] == [6, 0, 0.01]
     network.save(tmp_path / "a.safetensors")
     small = DiffusionNet(3, 2, width=8, blocks=2, mlp_hidden=[4])

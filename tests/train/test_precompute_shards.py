@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 import trimesh
 from command import complaint, diffnet, output
+from runs import ball, results_of, write_ball
 from shapes import ellipsoid
 
 from diffnet.data import DataError, load_classes, load_dataset, load_shards, load_targets
@@ -24,15 +24,14 @@ TRAINING = ("--features", "hks", "--k", 6, "--epochs", 2, "--width", 8, "--block
 
 
 def write_set(root: Path, task: str) -> Path:
-    """Six ellipsoids, of which a and d are for testing."""
+    """Six balls, of which a and d are for testing."""
     rows = ["file,size,split"]
     for seed, name in enumerate("abcdef"):
-        mesh, part = ellipsoid(seed, 1), "test" if name in "ad" else "train"
+        part = "test" if name in "ad" else "train"
         folder = root / ("cat", "dog")[seed // 3] / part if task == "classification" else root / part
-        folder.mkdir(parents=True, exist_ok=True)
-        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(folder / f"{name}.ply")
+        write_ball(folder / f"{name}.ply", seed)
         if task == "segmentation":
-            np.savetxt(folder / f"{name}.txt", (mesh.verts[:, 0] > 0) * 5, fmt="%d")
+            np.savetxt(folder / f"{name}.txt", (ball(seed).vertices[:, 0] > 0) * 5, fmt="%d")
         rows.append(f"{part}/{name}.ply,{seed / 7},{part}")
     if task == "regression":
         (root / "targets.csv").write_text("\n".join(rows))
@@ -128,7 +127,7 @@ def test_training_and_evaluation_read_shards(tmp_path: Path, task: str, monkeypa
     call = ("evaluate", "--checkpoint", tmp_path / "run" / "last.pt", "--data", shards, "--cache", cache, "--jobs", 1)
     printed = output(*call, "--out", tmp_path / "report", "--device", "cpu")
     assert "scored meshes in the training part: 0 of 2" in printed
-    scores = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report")]
+    scores = [results_of(tmp_path / name) for name in ("run", "report")]
     key = "columns" if task == "regression" else "classes"
     assert scores[0][key] == scores[1][key]
     refused = complaint("train", task, "--data", shards, "--out", tmp_path / "bad", *TRAINING, "--k", 7)

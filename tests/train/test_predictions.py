@@ -22,6 +22,7 @@ import torch
 import trimesh
 from command import complaint, diffnet, output
 from copies import ends_of_copies
+from runs import TINY, table_of, write_ball
 
 from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_classes, load_dataset
@@ -37,14 +38,6 @@ from diffnet.viz.palette import colorize
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 NUMBERS = [11, 21, 47]
-
-
-def write_ball(path: Path, seed: int = 0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ball = trimesh.creation.icosphere(1)
-    ball.vertices *= np.random.default_rng(seed).uniform(0.6, 1.4, 3)
-    ball.export(path)
-    return path
 
 
 def write_balls(folder: Path, count: int) -> list[Path]:
@@ -118,7 +111,7 @@ def test_instances(tmp_path: Path, at: LabelsAt, form: str) -> None:
         elif form == "npy":
             np.testing.assert_array_equal(np.load(file), np.stack([labels, numbers], axis=1))
         elif form == "csv":
-            rows = [(row["label"], row["name"], row["instance"]) for row in report_rows(file)]
+            rows = [(row["label"], row["name"], row["instance"]) for row in table_of(file)]
             expected = zip(labels, classes, numbers, strict=True)
             assert rows == [(str(label), "abc"[i], str(number)) for label, i, number in expected]
         else:
@@ -160,9 +153,8 @@ def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:
         np.savetxt(mesh.with_suffix(".txt"), np.where(height > 0.3, 47, np.where(height > -0.3, 21, 11)), fmt="%d")
     (tmp_path / "data" / "label_names.txt").write_text("gum\nZähne\nmolar\n")
     run = tmp_path / "run"
-    train = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", "--epochs", 1]
-    train += ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
-    output(*train, "--out", run, "--ignore", "gum")
+    where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--out", run]
+    output("train", "segmentation", *where, *TINY, "--features", "xyz", "--ignore", "gum")
     stored = load_checkpoint(run / "last.pt")
     assert (stored["label_names"], stored["label_numbers"]) == (["Zähne", "molar"], [21, 47])
     ply = predicted_ply(tmp_path, run / "last.pt")
@@ -206,7 +198,7 @@ def test_folders_keep_their_tree(tmp_path: Path) -> None:
     written = {"a/m.npy", "b/c/m.npy", "b/m.obj.npy", "b/m.ply.npy", "top.npy", "report.csv"}
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == written | {"m.off"}
     assert text.count("wrote") == len(written)
-    rows = report_rows(out / "report.csv")
+    rows = table_of(out / "report.csv")
     assert [row["file"] for row in rows if row["status"] == "ok"] == [str(mesh) for mesh in sorted(good)]
     failed = {Path(row["file"]).name: row["reason"] for row in rows if row["status"] == "failed"}
     assert failed.keys() == {"broken.off", "gone.obj"}
@@ -232,7 +224,7 @@ def test_a_table_of_meshes_in_folders(tmp_path: Path) -> None:
     (tmp_path / "in" / "b" / "n.off").write_text("OFF")
     out = ["--out", tmp_path / "t.csv", "--probabilities", tmp_path / "p.npz"]
     assert diffnet("predict", tmp_path / "in", "--checkpoint", checkpoint, *out)[0] == 1
-    assert [row["file"] for row in report_rows(tmp_path / "t.csv")] == [str(mesh) for mesh in meshes]
+    assert [row["file"] for row in table_of(tmp_path / "t.csv")] == [str(mesh) for mesh in meshes]
     with np.load(tmp_path / "p.npz") as found:
         assert set(found.files) == {*map(str, meshes), "label_names"}
     report = (tmp_path / "t.report.csv").read_text().splitlines()
@@ -297,12 +289,12 @@ def test_a_killed_call_is_resumed(tmp_path: Path, at: str) -> None:
     whole = tmp_path / f"whole{out.suffix}"
     output(*predict, whole)
     assert kill_at(3, *predict, out) == -signal.SIGKILL
-    assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes[:2]]
+    assert [row["file"] for row in table_of(report)] == [str(mesh) for mesh in meshes[:2]]
     with report.open("a") as file:
         file.write(f'{meshes[2]},ok,"half a')  # of a row
     assert computed(*predict, out, "--resume") == ["m2.off", "m3.off"]
     assert files_in(out) == files_in(whole)
-    assert [row["file"] for row in report_rows(report)] == [str(mesh) for mesh in meshes]
+    assert [row["file"] for row in table_of(report)] == [str(mesh) for mesh in meshes]
     assert computed(*predict, out, "--resume") == []
     array = meshes[1].with_suffix(".q.npy")
     times = array.stat()
@@ -379,7 +371,7 @@ def test_workers_preprocess_meanwhile(tmp_path: Path) -> None:
     ahead = diffnet(*predict, tmp_path / "ahead", "--cache", tmp_path / "cache", "--jobs", 2)
     assert (code, alone) == (ahead[0], ahead[2]) == (1, alone)
     assert files_in(tmp_path / "alone") == files_in(tmp_path / "ahead")
-    reports = (report_rows(tmp_path / name / "report.csv") for name in ("alone", "ahead"))
+    reports = (table_of(tmp_path / name / "report.csv") for name in ("alone", "ahead"))
     first, second = ([(row["file"], row["reason"]) for row in rows] for rows in reports)
     assert first == second
 
@@ -391,11 +383,6 @@ def files_in(out: Path) -> dict[str, bytes]:
     """The content of a table, or of the files in a folder except the report."""
     files = [out] if out.is_file() else out.rglob("*.ply")
     return {file.suffix if file == out else file.name: file.read_bytes() for file in files}
-
-
-def report_rows(report: Path) -> list[dict[str, str]]:
-    with report.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def computed(*arguments: object) -> list[str]:
@@ -470,7 +457,7 @@ def test_text_that_spreadsheets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     meshes = [write_ball(Path(name), i).name for i, name in enumerate(("=m.off", "@n.off"))]
     predict = ["predict", *meshes, "--checkpoint", checkpoint, "--device", "cpu", "--out", "t.csv"]
     output(*predict)
-    assert [row["file"] for row in report_rows(tmp_path / "t.report.csv")] == [f"'{name}" for name in meshes]
+    assert [row["file"] for row in table_of(tmp_path / "t.report.csv")] == [f"'{name}" for name in meshes]
     assert (tmp_path / "t.csv").read_text().startswith("file,label,'=cat,'-dog,-1\n'=m.off,")
     assert computed(*predict, "--resume") == []
     (tmp_path / "labels.csv").write_text(csv_text([(meshes[0], "=cat", "test"), (meshes[1], "-dog", "test")]))

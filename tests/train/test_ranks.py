@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import json
 import os
 import pickle
@@ -19,10 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trimesh
 from command import complaint, diffnet
 from copies import ends_of_copies
-from shapes import ellipsoid
+from runs import ball, results_of, table_of, write_ball, write_balls
 from two_ranks import command_under_torchrun, commands_of_ranks, ended, run_ranks, torchrun, two_machines, wait_for
 
 from diffnet import DiffusionNet
@@ -44,15 +42,6 @@ BAD = "OFF\n1 1 0\n0 0 0\n3 0 1 2\n"
 SHORT = "from diffnet.train import ranks\nranks.TIMEOUT, ranks.BEAT = 8.0, 0.2\n"
 
 
-def write_balls(folder: Path, count: int, subdivisions: int = 1) -> Path:
-    folder.mkdir(exist_ok=True)
-    for i in range(count):
-        ball = trimesh.creation.icosphere(subdivisions)
-        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
-        ball.export(folder / f"{i:02}.off")
-    return folder
-
-
 def entries(cache: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in cache.rglob("*.operators.*")}
 
@@ -69,7 +58,7 @@ def arrays_of(cache: Path) -> dict[str, dict[str, bytes]]:
 
 
 def test_ranks_share_meshes_and_list_failures_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    data = write_balls(tmp_path / "data", 6)
+    data = write_balls(tmp_path / "data", 6, ".off", labeled=False)
     for name in ("0-a.off", "0-b.off", "03c.off"):  # each rank takes one of the first two
         (data / name).write_text(BAD)
     options = ["--k", 8, "--verbose"]
@@ -89,7 +78,7 @@ def test_ranks_share_meshes_and_list_failures_once(tmp_path: Path, capfd: pytest
 
 @pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_next_run_computes_the_rest(tmp_path: Path) -> None:
-    data, cache = write_balls(tmp_path / "data", 12, 4), tmp_path / "cache"
+    data, cache = write_balls(tmp_path / "data", 12, ".off", 4, labeled=False), tmp_path / "cache"
     script = tmp_path / "command.py"
     script.write_text(f"{SHORT}from diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n")
     command = ["precompute", data, "--cache", cache, "--k", 16]
@@ -113,6 +102,8 @@ def test_a_killed_rank_is_named_and_the_next_run_computes_the_rest(tmp_path: Pat
     after = entries(cache)
     assert len(after) == 12
     assert after.items() >= before.items()
+    assert diffnet("precompute", data, "--cache", tmp_path / "whole", "--k", 16, "--jobs", 2)[0] == 0
+    assert arrays_of(cache) == arrays_of(tmp_path / "whole")  # no entry is damaged
 
 
 # ---- what ranks tell another ----
@@ -299,8 +290,7 @@ def files_of(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(folder.iterdir()):
         if path.name.endswith("report.csv"):
-            with path.open(newline="") as file:
-                found[path.name] = [(row["file"], row["status"], row["reason"]) for row in csv.DictReader(file)]
+            found[path.name] = [(row["file"], row["status"], row["reason"]) for row in table_of(path)]
         else:
             found[path.name] = path.read_bytes()
     return found
@@ -311,30 +301,25 @@ SMALL = (*SMALL, "--schedule", "step")
 
 
 def write_set(root: Path) -> Path:
-    """Seven ellipsoids to train on and two to test on: with labels of vertices, in folders of classes, and as pairs."""
+    """Seven balls to train on and two to test on: with labels of vertices, in folders of classes, and as pairs."""
     for seed in range(9):
-        mesh = ellipsoid(seed, 1 + seed % 2)
-        part = root / ("cat", "dog")[seed % 2] / ("train" if seed < 7 else "test")
-        for folder in (part, root / "labels" / part.name):
-            folder.mkdir(parents=True, exist_ok=True)
-            trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(folder / f"m{seed}.ply")
+        size, part, verts = 1 + seed % 2, "train" if seed < 7 else "test", ball(seed, 1 + seed % 2).vertices
+        write_ball(root / ("cat", "dog")[seed % 2] / part / f"m{seed}.ply", seed, size)
+        labeled = write_ball(root / "labels" / part / f"m{seed}.ply", seed, size)
+        np.savetxt(labeled.with_suffix(".txt"), np.where(verts[:, 1] > 0.4, -1, verts[:, 0] > 0), fmt="%d")
         if seed % 2 == 0:
-            pairs = root / "pairs" / ("train" if seed < 6 else "test")
-            pairs.mkdir(parents=True, exist_ok=True)
-            trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(pairs / f"m{seed}.ply")
-            np.savetxt(pairs / f"m{seed}.vts", np.arange(len(mesh.verts)), fmt="%d")
-        labels = np.where(mesh.verts[:, 1] > 0.4, -1, mesh.verts[:, 0] > 0)
-        np.savetxt(root / "labels" / part.name / f"m{seed}.txt", labels, fmt="%d")
+            paired = write_ball(root / "pairs" / ("train" if seed < 6 else "test") / f"m{seed}.ply", seed, size)
+            np.savetxt(paired.with_suffix(".vts"), np.arange(len(verts)), fmt="%d")
     return root
 
 
 def metrics(out: Path) -> list[list[float]]:
-    with (out / "metrics.csv").open(newline="") as file:
-        return [[float(value or 0) for name, value in row.items() if name != "seconds"] for row in csv.DictReader(file)]
+    rows = table_of(out / "metrics.csv")
+    return [[float(value or 0) for name, value in row.items() if name != "seconds"] for row in rows]
 
 
 def results(out: Path) -> Any:
-    found = json.loads((out / "results.json").read_text())
+    found = results_of(out)
     return {name: value for name, value in found.items() if name not in ("date", "cores")}
 
 
@@ -468,9 +453,7 @@ def test_predictions(tmp_path: Path) -> None:
     metadata = {"features": "xyz", "k": 8, "normalize": True, "label_names": list("abc")}
     DiffusionNet(3, 3, width=8, blocks=1).save(labels, **metadata)
     DiffusionNet(3, 3, width=8, blocks=1, outputs_at="global_mean").save(classes, **metadata)
-    meshes.mkdir()
-    for i in range(5):
-        trimesh.Trimesh(ellipsoid(i).verts, ellipsoid(i).faces, process=False).export(meshes / f"{i}.off")
+    write_balls(meshes, 5, ".off", labeled=False)
     (meshes / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
 
     def commands(out: Path) -> list[list[object]]:

@@ -3,12 +3,11 @@
 import inspect
 from typing import get_args
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from diffnet.checkpoints.training import OLDER_DEFAULTS
-from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairShape
+from diffnet.data import LabeledMeshes, MeshPairs, PairShape
 from diffnet.geometry import make_mesh
 from diffnet.train.cli import train_app
 from diffnet.train.commands.training import train_command
@@ -95,26 +94,6 @@ def test_a_limit_of_vertices_replaces_that_of_meshes(monkeypatch: pytest.MonkeyP
     assert (options.batch_meshes, options.batch_vertices) == (None, 5000)
     options = chosen(monkeypatch, "segmentation", "--batch-vertices", "5000", "--batch-meshes", "3")
     assert (options.batch_meshes, options.batch_vertices) == (3, 5000)
-
-
-def test_many_classes_on_fine_meshes_are_told_of_less_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Meshes(list[LabeledMesh]):
-        vertex_counts = np.array([14_000, 16_000])
-
-    def stop(*_: object, notes: tuple[str, ...], **__: object) -> None:
-        print(*notes)
-        raise Stop
-
-    def shown(classes: int, *arguments: str) -> str:
-        data = LabeledMeshes(Meshes(), [], [str(i) for i in range(classes)], "vertices")
-        monkeypatch.setattr("diffnet.train.tasks.segmentation.index_dataset", lambda *_, **__: data)
-        command = ["segmentation", "--data", "bodies", "--out", "nowhere", "--cache", ".", *arguments]
-        return CliRunner().invoke(train_app, command).output
-
-    monkeypatch.setattr("diffnet.train.run.run_training", stop)
-    assert "260 classes on meshes of 15,000 vertices: --dropout 0.2 may be more accurate" in shown(260)
-    assert "--dropout" not in shown(260, "--dropout", "0.2")
-    assert "--dropout" not in shown(8)
 
 
 def test_older_checkpoints_do_not_follow_the_recipe() -> None:

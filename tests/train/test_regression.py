@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import trimesh
 from command import complaint, output
+from runs import ball, results_of, table_of
 from shapes import ellipsoid
 
 from diffnet import DiffusionNet, viz
@@ -28,13 +26,6 @@ pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
 CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu", "--lr", 0.02, "--no-rotate"]
-
-
-def ball(seed: int) -> trimesh.Trimesh:
-    """A stretched ball of 42 vertices."""
-    mesh = trimesh.creation.icosphere(1)
-    stretch = np.random.default_rng(seed).uniform(0.5, 1.5, 3)
-    return trimesh.Trimesh(mesh.vertices * stretch, mesh.faces, process=False)
 
 
 def heights(verts: np.ndarray) -> np.ndarray:
@@ -66,7 +57,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
 
 
 def test_a_run_learns_and_reports(room: Path) -> None:
-    results = json.loads((room / "run" / "results.json").read_text())
+    results = results_of(room / "run")
     assert (results["task"], results["labels_at"]) == ("regression", "vertices")
     first, second = results["columns"]
     assert (first["name"], first["count"], second["name"]) == ("heights_0", 74, "heights_1")
@@ -74,7 +65,7 @@ def test_a_run_learns_and_reports(room: Path) -> None:
     assert results["test_r2"] == pytest.approx((first["r2"] + second["r2"]) / 2)
     # Errors are in the units of each column, of which the second one is 5 times the first.
     assert second["mae"] == pytest.approx(5 * first["mae"], rel=0.5)
-    rows = list(csv.DictReader((room / "run" / "metrics.csv").open()))
+    rows = table_of(room / "run" / "metrics.csv")
     assert {"train_r2", "validation_r2", "test_r2"} < set(rows[0])
     assert float(rows[-1]["test_r2"]) == pytest.approx(results["test_r2"], rel=1e-5)
     page = (room / "run" / "predictions.html").read_text()
@@ -85,7 +76,7 @@ def test_a_run_learns_and_reports(room: Path) -> None:
 
 
 def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
-    results = json.loads((room / "whole" / "results.json").read_text())
+    results = results_of(room / "whole")
     assert [(row["name"], row["count"]) for row in results["columns"]] == [("volume", 2), ("size", 2)]
     assert results["labels_at"] == "meshes"
     page = (room / "whole" / "predictions.html").read_text()
@@ -94,19 +85,12 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     meshes = [room / "data" / f"m{i}.ply" for i in (7, 8)]
     files = ["--out", tmp_path / "table.csv", "--html", tmp_path / "page.html", "--png", tmp_path / "picture.png"]
     output("predict", *meshes, "--checkpoint", room / "whole" / "last.pt", *files, "--device", "cpu")
-    with (tmp_path / "table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_of(tmp_path / "table.csv")
     assert [row["file"] for row in rows] == [str(mesh) for mesh in meshes]
     truth = [ball(i).volume for i in (7, 8)]
     errors = [abs(float(row["volume"]) - volume) for row, volume in zip(rows, truth, strict=True)]
     assert np.mean(errors) == pytest.approx(results["columns"][0]["mae"], rel=1e-5)
     assert "volume" in (tmp_path / "page.html").read_text()
-
-
-def test_a_run_keeps_its_loss(room: Path) -> None:
-    where = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--out", room / "whole"]
-    line = complaint("train", "regression", *where, "--epochs", 3, "--resume", "--loss", "l1")
-    assert "--loss is l1, and the run in" in line
 
 
 def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +120,7 @@ def test_evaluate_gives_the_results_of_the_run(room: Path, tmp_path: Path) -> No
     for name in ("run", "whole"):
         data = ["--data", room / "data", "--checkpoint", room / name / "last.pt"]
         output("evaluate", *data, *shared, "--out", tmp_path / name)
-        run, report = (json.loads((folder / name / "results.json").read_text()) for folder in (room, tmp_path))
+        run, report = (results_of(folder / name) for folder in (room, tmp_path))
         for one, other in zip(run["columns"], report["columns"], strict=True):
             assert (one.pop("name"), one.pop("count")) == (other.pop("name"), other.pop("count"))
             assert one == pytest.approx(other, rel=1e-6)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import trimesh
 from command import complaint, output
+from runs import results_of, untrained
 
 from diffnet import DiffusionNet
 from diffnet.benchmarks.tables import robustness_table
 from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
-from diffnet.train.checkpoint import build_model, save_checkpoint
+from diffnet.train.checkpoint import save_checkpoint
 from diffnet.train.inference import mesh_changes as changes
 from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,7 +63,8 @@ def test_scaling_rotation_and_mirroring_keep_the_shape(rng: np.random.Generator)
     def distances(x: Mesh) -> np.ndarray:
         return np.linalg.norm(x.verts[pairs[0]] - x.verts[pairs[1]], axis=1)
 
-    moved = {100.0: changes.scaled(mesh, 100), 1.0: changes.rotated(mesh, rng), -1.0: changes.mirrored(mesh)}
+    names = {100.0: "scaled by 100", 0.01: "scaled by 0.01", 1.0: "rotated", -1.0: "mirrored"}
+    moved = {factor: CHANGES[name](mesh, rng) for factor, name in names.items()}
     for factor, (changed, stand_ins) in moved.items():
         np.testing.assert_allclose(distances(changed), abs(factor) * distances(mesh))
         assert volume(changed) == pytest.approx(abs(factor) ** 3 * volume(mesh))
@@ -109,7 +108,7 @@ def test_decimation(share: float) -> None:
 
 def test_point_clouds(rng: np.random.Generator) -> None:
     mesh = egg()
-    vertices, same = changes.without_faces(mesh)
+    vertices, same = CHANGES["point cloud of the vertices"](mesh, rng)
     assert vertices.is_point_cloud
     np.testing.assert_array_equal(vertices.verts[same], mesh.verts)
     points, nearest = changes.sampled(mesh, rng)
@@ -181,12 +180,7 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*, at: str = "vertices", names: tuple[str, ...] = ("0", "1")) -> Path:
         options = TrainOptions(features="hks", k=8, width=8, blocks=1)
-        torch.manual_seed(0)
-        model = build_model(options, list(names), at)  # type: ignore[arg-type]
-        optimizer = make_optimizer(model, options, torch.device("cpu")).state_dict()
-        content = {"model": model.state_dict(), "optimizer": optimizer, "options": options.as_dict(), "history": []}
-        content |= {"best": -math.inf, "label_names": list(names), "labels_at": at, "data": "0"}
-        save_checkpoint(tmp_path / "last.pt", content)
+        save_checkpoint(tmp_path / "last.pt", untrained(options, names, at))
         return tmp_path / "last.pt"
 
     return write
@@ -195,11 +189,13 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 def test_the_command(folder: Path, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["scaled by 100", "renumbered", "mirrored", "decimated to 50 % of the faces"]
     chosen += ["30 % of the vertices cut off"]
-    measured = {name: CHANGES[name] for name in chosen} | {"one point": lambda mesh, rng: changes.scaled(mesh, 0)}
+    measured = {name: CHANGES[name] for name in chosen} | {
+        "one point": lambda mesh, rng: (replace(mesh, verts=0 * mesh.verts), None)
+    }
     monkeypatch.setattr("diffnet.train.inference.robustness.CHANGES", measured)
     out = folder / "out"
     shown = output("robustness", "--checkpoint", checkpoint(), "--data", folder, "--out", out, "--device", "cpu")
-    results = json.loads((out / "results.json").read_text())
+    results = results_of(out)
     rows = {row["change"]: row for row in results["rows"]}
     assert list(rows) == [*chosen, "one point"]
     for name in ("scaled by 100", "renumbered"):

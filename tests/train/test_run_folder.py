@@ -18,6 +18,7 @@ from typing import NoReturn
 from unittest.mock import Mock
 
 import pytest
+from two_ranks import environment
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import remove_leftovers, write_atomically
@@ -34,12 +35,9 @@ with locked(Path(sys.argv[1])):
 """
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-
-
 def test_a_lock_names_its_process_and_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process:
         try:
             assert process.stdout.readline() == "locked\n"
             for attempt in (lambda: check_unlocked(tmp_path), locked(tmp_path).__enter__):
@@ -174,7 +172,7 @@ def test_ctrl_c_while_a_command_starts(tmp_path: Path, how: str) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # Python's own start is not the command's: it ends when the package's first module is opened.
     for delay in [0.05, 0.2, 0.5] if how == "script" else [0.1]:
-        process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, **pipes)
+        process = subprocess.Popen(command, env=environment(), start_new_session=True, **pipes)
         try:
             for line in process.stderr:
                 if "import 'diffnet.interrupts'" in line:

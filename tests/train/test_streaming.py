@@ -18,6 +18,7 @@ import torch
 import trimesh
 from operator_checks import assert_same, tiny_operators
 from rich.console import Console
+from runs import ball, write_ball
 from shapes import arrays, ellipsoid, soup
 
 from diffnet.data import (
@@ -45,7 +46,7 @@ from diffnet.train.checkpoint import Checkpoint, CheckpointError, load_checkpoin
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.preprocessing import preprocess, with_max_faces
-from diffnet.train.resident import DeviceSamples, first_that_fit, on_device, read_ahead
+from diffnet.train.resident import DeviceSamples, first_that_fit, read_ahead
 from diffnet.train.run import run_training
 from diffnet.train.tasks.task import task_named
 
@@ -57,19 +58,16 @@ SMALL = {"k": 6, "width": 8, "blocks": 1, "epochs": 2, "eval_every": 1, "schedul
 
 
 def write_set(root: Path, kind: str) -> Path:
-    """Six ellipsoids with labels or targets of one kind, and an own array `shade`."""
+    """Six balls with labels or targets of one kind, and an own array `shade`."""
     for seed in range(6):
-        mesh = ellipsoid(seed, 1 + seed % 2)
-        part, name = root / ("train" if seed < 4 else "test"), f"m{seed}"
-        if kind == "classes":
-            part = root / ("cat", "dog")[seed % 2] / ("train" if seed < 4 else "test")
-        part.mkdir(parents=True, exist_ok=True)
-        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(part / f"{name}.ply")
-        np.save(part / f"{name}.shade.npy", mesh.verts[:, :2])
+        part, verts = "train" if seed < 4 else "test", ball(seed, 1 + seed % 2).vertices
+        folder = root / ("cat", "dog")[seed % 2] / part if kind == "classes" else root / part
+        write_ball(folder / f"m{seed}.ply", seed, 1 + seed % 2)
+        np.save(folder / f"m{seed}.shade.npy", verts[:, :2])
         if kind == "labels":
-            np.savetxt(part / f"{name}.txt", mesh.verts[:, 0] > 0, fmt="%d")
+            np.savetxt(folder / f"m{seed}.txt", verts[:, 0] > 0, fmt="%d")
         if kind == "targets":
-            np.save(part / f"{name}.height.npy", 100 + mesh.verts[:, 2])
+            np.save(folder / f"m{seed}.height.npy", 100 + verts[:, 2])
     return root
 
 
@@ -360,28 +358,27 @@ def numbered(count: int) -> DeviceSamples:
     """Samples that are never kept, with a list of what was read."""
     operators = tiny_operators()[0]
     samples = [Sample((str(i),), torch.zeros(1, 3), torch.zeros(1), operators) for i in range(count)]
-    found = on_device(samples, CPU)
-    found._store.stays[:] = False  # as if they didn't fit
+    found = DeviceSamples(samples, CPU)
+    found._stays[:] = False  # as if they didn't fit
     return found
 
 
 def test_reading_ahead_is_bounded_and_in_order() -> None:
     samples = numbered(100)
-    store = samples._store
     most = 0
     seen = []
     for batch in read_ahead(samples, [[i] for i in range(100)]):
-        most = max(most, len(store._reading))  # nothing public tells how many are read
+        most = max(most, len(samples._reading))  # nothing public tells how many are read
         seen.append(samples[batch[0]].names[0])
     assert seen == [str(i) for i in range(100)]
     assert 2 <= most <= 2 * resident.READERS
-    store._most_ahead = 1
+    samples._most_ahead = 1
     for batch in read_ahead(samples, [[i] for i in range(10)]):
-        assert len(store._reading) == 1
+        assert len(samples._reading) == 1
         _ = samples[batch[0]]
     for _ in read_ahead(samples, [[i] for i in range(10)]):
         break
-    assert not store._reading
+    assert not samples._reading
 
 
 @pytest.mark.gpu

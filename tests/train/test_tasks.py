@@ -1,36 +1,29 @@
-"""A new task needs no change outside `train/tasks/` and `train/options/`.
-
-The first test copies a task under another name. The second one adds a task with its own options, command and score.
-"""
+"""A new task, with its own options, command and score, needs no change outside `train/tasks/` and `train/options/`."""
 
 from __future__ import annotations
 
-import csv
 import importlib
-import json
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import trimesh
 from copies import ends_of_copies, forget
+from refusals import refused
 from rich.console import Console
 from rooms import ROOT
+from runs import ball, results_of, table_of, write_ball
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairedMeshes, PairShape, paired_meshes
-from diffnet.geometry import Mesh, SurfacePoints, make_mesh
+from diffnet.geometry import Mesh, SurfacePoints, load_mesh
 from diffnet.geometry.errors import OptionError
-from diffnet.train import TrainOptions, predict_values, run_evaluation, run_training
-from diffnet.train.options import TASK_OPTIONS
+from diffnet.train import TrainOptions, run_evaluation, run_training
 from diffnet.train.options.shared import TaskName
-from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -38,24 +31,8 @@ CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 SMALL: dict[str, Any] = {"k": 8, "width": 8, "blocks": 1, "epochs": 2, "eval_every": 1}
 
 
-@pytest.fixture
-def other(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Registers a copy of a task under the name "other", and returns the name."""
-
-    def register(name: TaskName) -> str:
-        copy = type(task_named(name))()
-        copy.name = "other"  # type: ignore[assignment]
-        monkeypatch.setitem(sys.modules, "diffnet.train.tasks.other", SimpleNamespace(TASK=copy))
-        monkeypatch.setitem(TASK_OPTIONS, "other", TASK_OPTIONS[name])
-        monkeypatch.setattr("diffnet.train.options.shared.TaskName", Literal[(*get_args(TaskName), "other")])
-        return "other"
-
-    return register
-
-
 def body(seed: int) -> Mesh:
-    ball = trimesh.creation.icosphere(1)
-    return make_mesh(ball.vertices * np.random.default_rng(seed).uniform(0.5, 1.5, 3), ball.faces)
+    return load_mesh(ball(seed))
 
 
 def regression() -> LabeledMeshes:
@@ -68,40 +45,17 @@ def correspondence() -> PairedMeshes:
     return paired_meshes(MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)]), 10)
 
 
-@pytest.mark.parametrize(("original", "data_set"), [("regression", regression), ("correspondence", correspondence)])
-def test_a_copy_of_a_task_behaves_as_the_task(
-    other: str, tmp_path: Path, original: str, data_set: Callable[..., Any]
-) -> None:
-    data = data_set()
-    pairs = isinstance(data, PairedMeshes)
-    own = {"map_k": 6} if pairs else {"targets": "file:x", "loss": "l1"}
-    found = []
-    for name in (original, other(original)):
-        out = tmp_path / name
-        where = {"device": CPU, "cache_dir": tmp_path / "cache", "jobs": 1, "console": QUIET}
-        trained = run_training(data, TrainOptions(task=name, **SMALL, **own), out, **where)
-        network = DiffusionNet.load(out / "last.pt")
-        scored = run_evaluation(data, network, out / "scores", **where)
-        assert (trained["task"], scored["task"]) == (name, name)
-        values = None if pairs else predict_values([data.test[0].mesh], network, CPU)[0][1].tolist()
-        files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if "tensorboard" not in path.parts)
-        found.append((compared(trained), compared(scored), values, files))
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(("task", "data_set"), [("segmentation", correspondence), ("correspondence", regression)])
 def test_a_task_refuses_data_of_the_other_kind(
     task: TaskName, data_set: Callable[[], LabeledMeshes], tmp_path: Path
 ) -> None:
     message = "correspondence needs pairs of meshes|segmentation does not take pairs of meshes"
     where: dict[str, Any] = {"device": CPU, "cache_dir": tmp_path / "cache", "console": QUIET}
-    with pytest.raises(OptionError, match=f"^({message})$"):
-        run_training(data_set(), TrainOptions(task=task), tmp_path / "run", **where)
+    refused(OptionError, f"^({message})$", run_training, data_set(), TrainOptions(task=task), tmp_path / "run", **where)
     at = "the network is for segmentation; pairs need one|computes features for correspondence; `diffnet match` uses"
     network = DiffusionNet(16, 3, width=8, blocks=1)
     network.metadata = {"task": task, "features": "hks", "k": 30, "normalize": True}
-    with pytest.raises(ValueError, match=at):
-        run_evaluation(data_set(), network, tmp_path / "scores", **where)
+    refused(ValueError, at, run_evaluation, data_set(), network, tmp_path / "scores", **where)
 
 
 def test_meshes_in_pairs_have_no_labels() -> None:
@@ -112,13 +66,6 @@ def test_meshes_in_pairs_have_no_labels() -> None:
     for item in data.train + data.test:
         assert item.labels.shape == (42,)
         assert (item.labels == UNLABELED).all()
-
-
-def compared(results: dict[str, Any]) -> dict[str, Any]:
-    """The entries of results.json that depend neither on the time nor on the name of the task."""
-    varying = ("task", "date", "preprocessing_seconds", "preprocessing_phases", "training_seconds")
-    kept = {name: value for name, value in results.items() if name not in varying}
-    return {**kept, "options": {**kept.get("options", {}), "task": None}}
 
 
 # A task that predicts heights, where errors up to a tolerance don't count.
@@ -186,8 +133,7 @@ def run_with_new_task(room: Path, commands: list[list[object]]) -> None:
     for arguments in commands:
         print(command.output(*arguments))
     options = importlib.import_module("diffnet.train").TrainOptions
-    with pytest.raises(ValueError, match="tolerance is for heights, and the task is segmentation"):
-        options(tolerance=0.5)
+    refused(ValueError, "tolerance is for heights, and the task is segmentation", options, tolerance=0.5)
 
 
 def test_a_new_task_is_files_in_the_folder_of_tasks(
@@ -208,11 +154,9 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
         assert listed.count(old) == 1
         (room / "options" / f"{file}.py").write_text(listed.replace(old, new))
     data, run = tmp_path / "data", tmp_path / "run"
-    data.mkdir()
     for i in range(4):
-        mesh = body(i)
-        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(data / f"m{i}.ply")
-        np.save(data / f"m{i}.height.npy", mesh.verts[:, 2])
+        write_ball(data / f"m{i}.ply", i)
+        np.save(data / f"m{i}.height.npy", ball(i).vertices[:, 2])
     where = ["--data", data, "--cache", tmp_path / "cache", "--jobs", 1, "--device", "cpu"]
     small = ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--schedule", "step"]
     train = ["train", "heights", *where, *small, "--out", run, "--remark", "a"]
@@ -228,12 +172,11 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(
     printed = capfd.readouterr().out
     assert "Errors up to this don't count." in printed
     assert "a set for tolerance 0.25 False" in printed
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     assert (results["task"], results["judged_epoch"]) == ("heights", 3)
     assert (results["options"]["tolerance"], results["options"]["remarks"]) == (0.25, ["a"])
-    assert json.loads((tmp_path / "scores" / "results.json").read_text())["task"] == "heights"
-    with (run / "metrics.csv").open() as file:
-        scores = [float(row["test_near"]) for row in csv.DictReader(file) if row["test_near"]]
+    assert results_of(tmp_path / "scores")["task"] == "heights"
+    scores = [float(row["test_near"]) for row in table_of(run / "metrics.csv") if row["test_near"]]
     assert scores
     assert all(0 <= score <= 1 for score in scores)
     assert np.load(tmp_path / "m0.npy").shape == (42, 1)

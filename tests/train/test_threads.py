@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from two_ranks import environment
 
 # In a new process, the threads also race for the imports.
 SCRIPT = """
@@ -77,8 +78,7 @@ print(len(results))
 
 
 def test_threads_share_a_cache_and_a_network(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, "4"), ran.stderr
     assert ran.stderr == ""

@@ -1,6 +1,5 @@
 """Training, resuming, checkpoints and the report of a run."""
 
-import csv
 import json
 import math
 import re
@@ -13,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trimesh
 from PIL import Image
+from refusals import refused
 from rich.console import Console
+from runs import labeled_balls, table_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from diffnet import WeightAverage
-from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
 from diffnet.data.stored import names_of
-from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, epoch, evaluate as evaluate_module
@@ -33,7 +32,7 @@ from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import of_stored_run
-from diffnet.train.resident import on_device
+from diffnet.train.resident import DeviceSamples
 from diffnet.train.run import run_training
 from diffnet.train.run_folder import columns
 from diffnet.train.set_parts import held_out
@@ -45,23 +44,6 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 CPU = torch.device("cpu")
 NAMES = ["low", "high"]
-
-
-def ball(seed: int, at: str = "vertices", subdivisions: int = 1) -> LabeledMesh:
-    """An ellipsoid whose lower and upper halves have different labels. For "cloud", it has no faces."""
-    sphere = trimesh.creation.icosphere(subdivisions)
-    verts = sphere.vertices * np.random.default_rng(seed).uniform(0.6, 1.4, 3)
-    faces = np.asarray(sphere.faces)
-    corners = {"faces": faces, "edges": mesh_edges(faces)}.get(at)
-    height = verts[:, 2] if corners is None else verts[corners, 2].mean(axis=1)
-    name = f"ball {seed}"
-    mesh = make_mesh(verts, None if at == "cloud" else faces, name=name)
-    return LabeledMesh(name, mesh, (height > 0).astype(np.int64))
-
-
-def balls(train: int = 4, test: int = 2, at: str = "vertices") -> LabeledMeshes:
-    items = [ball(i, at) for i in range(train + test)]
-    return LabeledMeshes(items[:train], items[train:], NAMES, "vertices" if at == "cloud" else at)
 
 
 def options(**given: Any) -> TrainOptions:
@@ -85,13 +67,8 @@ def fit(data: LabeledMeshes, out: Path, samples: list[Sample] | None = None, **g
     return train(run_data, chosen, out, device=CPU, **how)
 
 
-def rows(out: Path) -> list[dict[str, str]]:
-    with (out / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def same_run(a: Path, b: Path) -> None:
-    for row_a, row_b in zip(rows(a), rows(b), strict=True):
+    for row_a, row_b in zip(table_of(a / "metrics.csv"), table_of(b / "metrics.csv"), strict=True):
         assert {**row_a, "seconds": ""} == {**row_b, "seconds": ""}
     for name in ("last.pt", "best.pt"):
         one, other = load_checkpoint(a / name), load_checkpoint(b / name)
@@ -105,7 +82,7 @@ def same_run(a: Path, b: Path) -> None:
 
 @pytest.fixture(scope="module")
 def data() -> LabeledMeshes:
-    return balls()
+    return labeled_balls()
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +137,7 @@ def test_bad_options_are_named() -> None:
         ({"decimate": -1.0}, "decimate should be at least 0 and below 1"),
         ({"variants": 0}, "variants should be at least 1, got 0"),
     ):
-        with pytest.raises(ValueError, match=message):
-            TrainOptions(**given)
+        refused(ValueError, message, TrainOptions, **given)
     assert TrainOptions(features="xyz").rotates
     assert not TrainOptions(features="hks").rotates
     assert not TrainOptions(features="xyz", rotate=False).rotates
@@ -195,7 +171,7 @@ def test_the_rate_changes_in_an_epoch(data: LabeledMeshes, tmp_path: Path, monke
     ids=["edges-implicit", "faces-attention", "cloud"],
 )
 def test_training_learns(at: str, given: dict[str, Any], tmp_path: Path) -> None:
-    data = balls(6, 2, at)
+    data = labeled_balls(6, 2, at)
     checkpoint = fit(data, tmp_path, epochs=12, learning_rate=2e-2, width=16, dropout=0.0, **given)
     history = checkpoint["history"]
     assert history[0]["train_loss"] > history[-1]["train_loss"]
@@ -211,7 +187,7 @@ def evaluated(checkpoint: dict[str, Any], data: LabeledMeshes) -> torch.Tensor:
 
 
 def test_a_run_leaves_its_files(run: tuple[Path, dict[str, Any]], data: LabeledMeshes) -> None:
-    (out, checkpoint), table = run, rows(run[0])
+    (out, checkpoint), table = run, table_of(run[0] / "metrics.csv")
     assert {p.name for p in out.iterdir()} == {"last.pt", "best.pt", "metrics.csv", "tensorboard"}
     assert tuple(table[0]) == columns("accuracy")
     assert [row["epoch"] for row in table] == ["1", "2", "3", "4"]
@@ -245,7 +221,7 @@ def scalars(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_how_often_the_test_set_is_evaluated(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path, eval_every=3, epochs=4)
-    assert [bool(row["test_accuracy"]) for row in rows(tmp_path)] == [False, False, True, True]
+    assert [bool(row["test_accuracy"]) for row in table_of(tmp_path / "metrics.csv")] == [False, False, True, True]
 
 
 def test_held_out_meshes_depend_on_the_seed_only() -> None:
@@ -259,14 +235,12 @@ def test_held_out_meshes_depend_on_the_seed_only() -> None:
     assert chosen(validation=0.0) == []
     assert chosen(validation=0.3) == chosen(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
     assert len({tuple(chosen(validation=0.3, seed=seed)) for seed in range(6)}) > 1
-    with pytest.raises(ValueError, match=r"validation should leave .* got 0.9 of 4"):
-        held_out(names[:4], options(validation=0.9))
-    with pytest.raises(ValueError, match="0 training meshes"):
-        held_out([], options())
+    refused(ValueError, r"validation should leave .* got 0.9 of 4", held_out, names[:4], options(validation=0.9))
+    refused(ValueError, "0 training meshes", held_out, [], options())
 
 
 def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:
-    data, chosen, seen = balls(3, 1), options(epochs=2, batch_meshes=2), []
+    data, chosen, seen = labeled_balls(3, 1), options(epochs=2, batch_meshes=2), []
     samples = samples_of(data.train, chosen)
     train(RunData(TASK, data, samples, samples[:1]), chosen, tmp_path, device=CPU, after_step=seen.append)
     assert seen == pytest.approx([2 / 3, 1, 5 / 3, 2])
@@ -276,8 +250,8 @@ def test_with_a_validation_set_the_best_is_judged(tmp_path: Path, monkeypatch: p
     scores = iter([0.5, 0.9, 0.9, 0.1])
     # Each epoch evaluates the validation set (42 elements), then the test set (84).
     monkeypatch.setattr(TASK, "score", lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
-    checkpoint = fit(balls(4, 2), tmp_path, validation=0.25)
-    assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["0.5", "0.9", "0.9", "0.1"]
+    checkpoint = fit(labeled_balls(), tmp_path, validation=0.25)
+    assert [row["validation_accuracy"] for row in table_of(tmp_path / "metrics.csv")] == ["0.5", "0.9", "0.9", "0.1"]
     assert len(checkpoint["history"]) == 2
     assert checkpoint["best"] == 0.9
 
@@ -286,24 +260,26 @@ def test_the_best_epoch_by_mean_iou(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The first of two epochs has the better accuracy and misses the rare class."""
     validated = iter([[[40, 0], [2, 0]], [[37, 3], [0, 2]]])
     monkeypatch.setattr(labels, "mean_iou", lambda m: mean_iou(next(validated) if m.sum() == 42 else m))
-    checkpoint = fit(balls(4, 2), tmp_path, validation=0.25, epochs=2, score="mean-iou")
-    found = [float(row["validation_mean_iou"]) for row in rows(tmp_path)]
+    checkpoint = fit(labeled_balls(), tmp_path, validation=0.25, epochs=2, score="mean-iou")
+    found = [float(row["validation_mean_iou"]) for row in table_of(tmp_path / "metrics.csv")]
     assert found == pytest.approx([(40 / 42 + 0) / 2, (37 / 40 + 2 / 5) / 2])
-    assert tuple(rows(tmp_path)[0]) == columns("mean_iou")
+    assert tuple(table_of(tmp_path / "metrics.csv")[0]) == columns("mean_iou")
     assert (len(checkpoint["history"]), checkpoint["best"]) == (2, found[1])
-    assert float(rows(tmp_path)[1]["test_mean_iou"]) == mean_iou(evaluated(checkpoint, balls(4, 2)))
+    assert float(table_of(tmp_path / "metrics.csv")[1]["test_mean_iou"]) == mean_iou(
+        evaluated(checkpoint, labeled_balls(4, 2))
+    )
     assert np.isnan(mean_iou(torch.zeros(2, 2)))
     assert TASK.scoring(options(score="balanced-accuracy"))[1](torch.tensor([[3, 1], [0, 2]])) == 0.875
 
 
 def test_a_validation_set_without_labels_can_be_judged(tmp_path: Path) -> None:
-    data = balls()
+    data = labeled_balls()
     blank = [replace(item, labels=np.full_like(item.labels, -1)) for item in data.train]
     checkpoint = fit(replace(data, train=blank), tmp_path, validation=0.25, epochs=2)
     assert len(checkpoint["history"]) == 1
-    assert float(rows(tmp_path)[1]["train_loss"]) == 0
+    assert float(table_of(tmp_path / "metrics.csv")[1]["train_loss"]) == 0
     fit(replace(data, train=blank), tmp_path, resume=True, validation=0.25, epochs=3)
-    assert len(rows(tmp_path)) == 3
+    assert len(table_of(tmp_path / "metrics.csv")) == 3
 
 
 def test_bf16_trains_on_the_cpu_too(data: LabeledMeshes, tmp_path: Path) -> None:
@@ -338,7 +314,7 @@ def test_weights_and_moments_that_are_not_finite_are_not_kept(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN. Squares may overflow."""
-    data = balls(1)
+    data = labeled_balls(1)
     (sample,) = samples_of(data.train, options())
     if fault == "weights":
         sample = replace(sample, features=sample.features * math.nan, labels=torch.full_like(sample.labels, -1))
@@ -406,7 +382,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(data: LabeledMeshes, tmp_path
     expected = fit(data, whole, **given)
     with pytest.raises(KeyboardInterrupt):
         fit(data, parted, after_epoch=interrupt, **given)
-    assert len(rows(parted)) == 2
+    assert len(table_of(parted / "metrics.csv")) == 2
     torch.manual_seed(99)  # random numbers drawn before do not matter
     returned = fit(data, parted, resume=True, **given)
     same_run(whole, parted)
@@ -453,8 +429,7 @@ def test_a_run_is_resumed_within_an_epoch(
     assert load_checkpoint(parted / "last.pt")["position"] is None
     for name, value in (("steps", 2), ("losses", None), ("random", [1])):
         save_checkpoint(parted / "last.pt", {**stored, "position": {**stored["position"], name: value}})
-        with pytest.raises(CheckpointError, match="position should be one in an epoch"):
-            load_checkpoint(parted / "last.pt")
+        refused(CheckpointError, "position should be one in an epoch", load_checkpoint, parted / "last.pt")
 
 
 def test_passes_give_the_step_of_the_batch(data: LabeledMeshes, tmp_path: Path) -> None:
@@ -462,7 +437,7 @@ def test_passes_give_the_step_of_the_batch(data: LabeledMeshes, tmp_path: Path) 
     losses = {}
     for passes in (1, 3):
         fit(data, tmp_path / str(passes), batch_meshes=3, accumulate=passes, **given)
-        losses[passes] = [float(row["train_loss"]) for row in rows(tmp_path / str(passes))]
+        losses[passes] = [float(row["train_loss"]) for row in table_of(tmp_path / str(passes) / "metrics.csv")]
     np.testing.assert_allclose(losses[3], losses[1], rtol=1e-5)
     with pytest.raises(OptionError, match="label_loss is dice, which is no mean over elements"):
         fit(data, tmp_path / "dice", accumulate=2, label_loss="dice")
@@ -506,16 +481,6 @@ def test_order_and_dropout_differ_between_epochs_and_seeds(
     assert seeds == [(1, epoch) for epoch in range(4)]
 
 
-def test_a_run_without_a_newer_option_is_resumed(data: LabeledMeshes, tmp_path: Path) -> None:
-    fit(data, tmp_path, epochs=2)
-    stored = load_checkpoint(tmp_path / "last.pt")
-    del stored["options"]["diffusion"]
-    save_checkpoint(tmp_path / "last.pt", stored)
-    assert len(fit(data, tmp_path, epochs=3, resume=True)["history"]) == 3
-    with pytest.raises(OptionError, match=r"diffusion is implicit, .* with spectral"):
-        fit(data, tmp_path, epochs=4, resume=True, diffusion="implicit")
-
-
 def test_a_cosine_run_keeps_its_length(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path, epochs=2, schedule="cosine")
     with pytest.raises(OptionError, match=r"epochs is 3, .* with 2; the cosine"):
@@ -524,9 +489,8 @@ def test_a_cosine_run_keeps_its_length(data: LabeledMeshes, tmp_path: Path) -> N
         fit(replace(data, label_names=["a", "b"]), tmp_path, epochs=2, schedule="cosine", resume=True)
     swapped = replace(data, train=[*data.train[:-1], data.test[0]], test=[data.train[-1], *data.test[1:]])
     relabeled = replace(data, test=[replace(data.test[0], labels=1 - data.test[0].labels), *data.test[1:]])
-    for other in (balls(train=5), swapped, relabeled):
-        with pytest.raises(CheckpointError, match="other meshes"):
-            fit(other, tmp_path, epochs=2, schedule="cosine", resume=True)
+    for other in (labeled_balls(train=5), swapped, relabeled):
+        refused(CheckpointError, "other meshes", fit, other, tmp_path, epochs=2, schedule="cosine", resume=True)
 
 
 def test_a_run_is_not_resumed_with_other_statistics() -> None:
@@ -574,7 +538,7 @@ def test_the_last_evaluation_is_reported(data: LabeledMeshes, tmp_path: Path, mo
 
 @pytest.mark.usefixtures("charts")
 def test_a_run_is_reported(tmp_path: Path) -> None:
-    data = balls(4, 3)
+    data = labeled_balls(4, 3)
     unlabeled = data.test[0].labels.copy()
     unlabeled[:10] = -1
     data = replace(data, test=[replace(data.test[0], labels=unlabeled), *data.test[1:]], label_names=[*NAMES, "none"])
@@ -605,7 +569,7 @@ def test_a_run_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_test_set_without_labels_makes_valid_json(tmp_path: Path) -> None:
-    data = balls(2, 1)
+    data = labeled_balls(2, 1)
     blank = [replace(item, labels=np.full_like(item.labels, -1)) for item in data.test]
     out = tmp_path / "run"
     results = whole_run(replace(data, test=blank), out, tmp_path, epochs=1)
@@ -618,22 +582,9 @@ def test_runs_do_not_overwrite_each_other(data: LabeledMeshes, tmp_path: Path) -
     out = tmp_path / "run"
     out.mkdir()
     (out / "results.json").write_text("mine")
-    with pytest.raises(ValueError, match=r"results.json"):
-        whole_run(data, out, tmp_path)
-    with pytest.raises(ValueError, match="no run in this folder to resume"):
-        whole_run(data, out, tmp_path, resume=True)
+    refused(ValueError, r"results.json", whole_run, data, out, tmp_path)
+    refused(ValueError, "no run in this folder to resume", whole_run, data, out, tmp_path, resume=True)
     assert [(p.name, p.read_text()) for p in out.iterdir()] == [("results.json", "mine")]
-    (out / "results.json").unlink()
-    whole_run(data, out, tmp_path, epochs=1)
-    assert whole_run(data, out, tmp_path, epochs=2, resume=True)["judged_epoch"] == 2
-
-
-def test_a_bad_mesh_is_named_before_training(data: LabeledMeshes, tmp_path: Path) -> None:
-    bad = LabeledMesh("bad one", make_mesh(np.zeros((3, 3)), [[0, 1, 2]], name="bad.off"), np.zeros(3, np.int64))
-    out = tmp_path / "run"
-    with pytest.raises(DataError, match=r"1 of 7 meshes.*bad one: bad.off"):
-        whole_run(replace(data, train=[*data.train, bad]), out, tmp_path)
-    assert list(out.iterdir()) == []
 
 
 @pytest.mark.gpu
@@ -641,7 +592,7 @@ def test_a_bad_mesh_is_named_before_training(data: LabeledMeshes, tmp_path: Path
 def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backend: str, fused: bool) -> None:
     device = torch.device("cuda")
     chosen = options(backend=backend, precision="bf16", epochs=1)
-    samples = on_device(samples_of(data.train, chosen), device)
+    samples = DeviceSamples(samples_of(data.train, chosen), device)
     _ = [samples[i] for i in range(len(samples))]  # moved to the GPU, where a kernel computes gradients of the basis
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device)

@@ -40,7 +40,7 @@ class Item(NamedTuple):
 class GrowingTable:
     """A CSV file that gets its rows as they come. At the end they are in the order of their positions.
 
-    rows: the first ones, by position. `write` and the first `add` replace an older file.
+    rows: the first ones, by position. `write` and the first `add` replace an older file. Only rank 0 writes.
     """
 
     def __init__(self, path: Path, header: Sequence[str], rows: Mapping[int, Sequence[Any]] | None = None) -> None:
@@ -85,7 +85,7 @@ def settings_of(checkpoint: Path, **options: Any) -> str:
 
 
 def _complete(
-    items: Sequence[Item], report: Path, settings: str, columns: Sequence[str], has_result: Callable[[Item], bool]
+    items: Sequence[Item], report: Path, settings: str, columns: Sequence[str], table: GrowingTable | None
 ) -> dict[int, Sequence[str]]:
     """The rows of items that are complete in the report of an earlier call, by position.
 
@@ -104,7 +104,10 @@ def _complete(
     return {
         i: row
         for i, row in rows.items()
-        if row is not None and row[-5] == "ok" and row[-2] == _state(items[i], row[-2]) and has_result(items[i])
+        if row is not None
+        and row[-5] == "ok"
+        and row[-2] == _state(items[i], row[-2])
+        and (items[i].result.is_file() if table is None else i in table.rows)
     }
 
 
@@ -118,9 +121,8 @@ def work_through(
     settings: str = "",
     columns: Sequence[str] = ("file",),
     resume: bool = False,
-    has_result: Callable[[Item], bool] = lambda item: item.result.is_file(),
+    table: GrowingTable | None = None,
     keep: Callable[[int, Any], Any] = lambda i, value: None,
-    again: Callable[[int], Any] = lambda i: None,
     ahead: tuple[Preprocessing, Path, int | None] | None = None,
 ) -> list[str]:
     """Call work(i) for each item, with a progress bar. One that can't be used does not stop the others.
@@ -130,9 +132,9 @@ def work_through(
     report: the file in which rank 0 writes a row for each item when its result is complete
     settings: see `settings_of`
     columns: the names of the columns for `Item.read`
-    resume: whether the results of an earlier call stay that `has_result` and the report have, see `_complete`
+    resume: whether complete results of an earlier call stay, see `_complete`
+    table: the results, if they are not files, with the rows of an earlier call, of which the complete ones stay
     keep: called in rank 0 with the number of each item and with what `work` returned, a value of `Ranks`
-    again: called instead with the number of each item of an earlier call
     ahead: (options, cache, jobs): the cores preprocess the next meshes in `Item.read` into the cache meanwhile. If
         there are several ranks, each item has only one.
 
@@ -141,16 +143,16 @@ def work_through(
 
     def complete() -> list[Any]:
         remove_leftovers([*(item.result for item in items), *([] if report is None else [report])])
-        rows = {} if report is None or not resume else _complete(items, report, settings, columns, has_result)
+        rows = {} if report is None or not resume else _complete(items, report, settings, columns, table)
         return list(rows.items())
 
     earlier: dict[int, Sequence[str]] = dict(ranks.shared(complete))
-    for i in earlier:
-        again(i)
-    table = None
+    if table is not None:
+        table.rows = {i: row for i, row in table.rows.items() if i in earlier}
+    listed = None
     if report is not None and ranks.is_first:
-        table = GrowingTable(report, [*columns, *REPORT_COLUMNS], earlier)
-        table.write()
+        listed = GrowingTable(report, [*columns, *REPORT_COLUMNS], earlier)
+        listed.write()
     failed: dict[int, str] = {}
 
     def record(done: Any) -> None:
@@ -159,9 +161,9 @@ def work_through(
             failed[i] = reason
         else:
             keep(i, value)
-        if table is not None:
+        if listed is not None:
             status = "ok" if reason is None else "failed"
-            table.add(i, [*items[i].read, status, reason, f"{seconds:.3f}", state, settings])
+            listed.add(i, [*items[i].read, status, reason, f"{seconds:.3f}", state, settings])
         bar.advance(shown)
 
     post = ranks.mailbox(record)
@@ -190,8 +192,8 @@ def work_through(
             ranks.gathered(None, meanwhile=post)
             post()
         finally:
-            if table is not None:
-                table.write()
+            if listed is not None:
+                listed.write()
     return ranks.shared(lambda: [failed[i] for i in sorted(failed)])
 
 

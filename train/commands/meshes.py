@@ -15,10 +15,11 @@ from diffnet.geometry.files import make_folder
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
+from diffnet.train.commands.many_files import end
 from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
 from diffnet.train.commands.options import MESH_FILES, RunOptions, checkpoint_option, parameters, with_parameters
 from diffnet.train.commands.training import find_data
-from diffnet.train.console import complain, console
+from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import SetOptions
@@ -137,12 +138,9 @@ def precompute(
                 if verbose:
                     seconds = ", ".join(f"{name} {duration:.1f} s" for name, duration in take_phases().items())
                     console.print(f"added up over processes and threads: {seconds}", highlight=False)
-                for reason in failed.values():
-                    complain(reason)
     except RankError as e:
         raise RankError(f"{e}. The cache keeps complete meshes, and the same command computes the others") from e
-    if failed:
-        raise typer.Exit(1)
+    end([], None, list(failed.values()), ranks)
 
 
 def _write_shards(
@@ -161,6 +159,7 @@ def _write_shards(
     from diffnet.data import LabeledMeshes, write_shards
     from diffnet.data.shards.writing import MeshFiles
     from diffnet.train.console import progress_bar
+    from diffnet.train.ranks import ALONE
     from diffnet.train.tasks.task import task_named
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -189,10 +188,7 @@ def _write_shards(
     of_part = "" if part is None else f" of part {part}"
     hint = "" if parts == 1 else ". When all parts are done, repeat the call without --part, which writes the index"
     console.print(f"{count - len(failed)} of {count} meshes{of_part} are in {folder}{hint}", soft_wrap=True)
-    for reason in failed.values():
-        complain(reason)
-    if failed:
-        raise typer.Exit(1)
+    end([], None, list(failed.values()), ALONE)
 
 
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:

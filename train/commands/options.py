@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -159,12 +158,20 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
 
 
 def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give more parameters to a command, which gets them and `context` as `**options`. Errors name flags of options."""
+    """Give more parameters to a command, which gets them and `context` as `**options`.
+
+    Errors begin with flags: "--lr should be above 0" instead of "learning_rate should be above 0". The messages of
+    `TrainOptions` begin with the name of the option.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def extended(**arguments: Any) -> Any:
-            with flags_in_errors(arguments["context"]):
+            try:
                 return command(**arguments)
+            except OptionError as e:
+                name, space, rest = str(e).partition(" ")
+                flags = {option.name: option.opts[0] for option in arguments["context"].command.params}
+                raise OptionError(flags.get(name, name) + space + rest) from e
 
         first = inspect.signature(command, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -176,17 +183,3 @@ def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], 
         return extended
 
     return decorate
-
-
-@contextmanager
-def flags_in_errors(context: typer.Context) -> Iterator[None]:
-    """Make errors name flags: "--lr should be above 0" instead of "learning_rate should be above 0".
-
-    Only the first word changes: the messages of `TrainOptions` begin with the name of the option.
-    """
-    try:
-        yield
-    except OptionError as e:
-        name, space, rest = str(e).partition(" ")
-        flags = {option.name: option.opts[0] for option in context.command.params}
-        raise OptionError(flags.get(name, name) + space + rest) from e

@@ -173,20 +173,15 @@ def predict(
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()
         earlier = {row[0]: row for row in read_rows(files[0], header)} if is_resumed else {}
-        table = GrowingTable(files[0], header) if one_table and ranks.is_first else None
+        numbers = {as_text(str(source)): i for i, source in enumerate(sources)}
+        rows = {numbers[name]: row for name, row in earlier.items() if name in numbers}
+        table = GrowingTable(files[0], header, rows) if one_table else None
         predicted_of = predictor(
             network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind
         )
         predictions: dict[int, Predicted] = {}
         tilted: list[str] = []
         written: list[Path] = []
-
-        def has_result(item: Item) -> bool:
-            return as_text(str(item.read[0])) in earlier if one_table else item.result.is_file()
-
-        def again(i: int) -> None:
-            if table is not None:
-                table.rows[i] = earlier[as_text(str(sources[i]))]
 
         def work(i: int) -> Any:
             predicted = predicted_of(sources[i])
@@ -231,13 +226,12 @@ def predict(
                 background=background,
             ),
             resume=resume,
-            has_result=has_result,
+            table=table,
             keep=keep,
-            again=again,
             ahead=ahead,
         )
         warn_of_tilted(tilted)
-        if table is not None and table.rows:
+        if table is not None and table.rows and ranks.is_first:
             table.write()
             written.append(table.path)
         if predictions:
@@ -362,8 +356,9 @@ def evaluate(
     the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
+        from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.network_input import load_scored_network
+        from diffnet.train.fine_tuning import load_any_network
         from diffnet.train.inference.scoring import check_empty, run_evaluation
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named
@@ -372,7 +367,9 @@ def evaluate(
     with connected() as ranks:
         device = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
-        network = load_scored_network(checkpoint)
+        network = load_any_network(checkpoint)
+        if network.metadata.get("kind") == "original":
+            network = DiffusionNet.load(checkpoint)  # a file of the original itself, without classes, is refused
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
@@ -403,17 +400,8 @@ def evaluate(
         console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)
-        results = run_evaluation(
-            dataset,
-            network,
-            out,
-            zoomout=zoomout,
-            device=device,
-            cache_dir=cache,
-            jobs=jobs,
-            ranks=ranks,
-            console=console,
-        )
+        where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
+        results = run_evaluation(dataset, network, out, zoomout=zoomout, **where)
     if ranks.is_first:
         print_results(task, results, out)
 

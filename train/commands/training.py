@@ -24,6 +24,7 @@ from diffnet.train.options.task_options import RecipeName, SetOptions
 from diffnet.train.place import place
 
 if TYPE_CHECKING:
+    from diffnet import DiffusionNet
     from diffnet.data import LabeledMeshes
     from diffnet.train.checkpoint import Checkpoint
     from diffnet.train.ranks import Ranks
@@ -88,7 +89,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.fine_tuning import start_network
+        from diffnet.train.fine_tuning import load_any_network, start_network
         from diffnet.train.ranks import RankError, connected
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.run_checks import check_divided
@@ -106,32 +107,22 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
             ranks.shared(lambda: check_folder(out, resume))
         before = _run_to_resume(name, out) if resume else None
         start = arguments["start"]
-        network = {} if resume or start is None else ranks.shared(lambda: _options_of_network(start))
+        path = None if resume or start is None else network_path(start)
+        network = None if path is None or not ranks.is_first else load_any_network(path)
+        of_network = ranks.shared(lambda: {} if path is None or network is None else _options_of_network(path, network))
         stored = None if before is None else before["options"]
-        choices = _complete(name, arguments, stored, network, ranks.place.world_size)
+        choices = _complete(name, arguments, stored, of_network, ranks.place.world_size)
         names = {field.name for field in fields(TrainOptions)}
         options = TrainOptions(task=name, **{option: value for option, value in arguments.items() if option in names})
         check_divided(options, ranks)  # before the data are read, which can take long
-        if ranks.is_first and not resume:
-            start_network(options)  # raises
+        if network is not None:
+            start_network(options, network)  # raises
         ranks.shared(lambda: check_folder(out, resume))
         make_folder(arguments["cache"])
-        dataset, options, notes = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
-        return run_training(
-            dataset,
-            options,
-            out,
-            device=device,
-            cache_dir=arguments["cache"],
-            jobs=arguments["jobs"],
-            resume=resume,
-            capture=arguments["capture"],
-            memory=arguments["memory"],
-            checkpoint_every=arguments["checkpoint_every"],
-            ranks=ranks,
-            notes=notes,
-            console=console,
-        )
+        dataset, options = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
+        how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
+        where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
+        return run_training(dataset, options, out, ranks=ranks, start=network, **where, **how)
 
     try:
         with connected() as ranks:
@@ -153,8 +144,8 @@ def _loaded(
     arguments: Mapping[str, Any],
     choices: Set[str],
     before: Checkpoint | None,
-) -> tuple[LabeledMeshes, TrainOptions, list[str]]:
-    """The data set, the options, which may depend on it, and lines that say so.
+) -> tuple[LabeledMeshes, TrainOptions]:
+    """The data set, and the options, which may depend on it.
 
     choices: the options on the command line
     before: checkpoint of the run to resume, or None
@@ -173,12 +164,7 @@ def _loaded(
     dataset = task.load(data, how, options)
     if before is None:
         options = task.adapted(dataset, options, choices)
-    notes: list[str] = []
-    counts = getattr(dataset.train, "vertex_counts", None)  # the generated set has none, and few classes
-    if counts is not None and len(counts):
-        hint = TASK_OPTIONS[task.name].advice(options, len(dataset.label_names), float(counts.mean()))
-        notes = [] if hint is None else [hint]
-    return dataset, options, notes
+    return dataset, options
 
 
 def _hint(out: Path, arguments: Mapping[str, Any]) -> str:
@@ -199,12 +185,8 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     return checkpoint
 
 
-def _options_of_network(start: str) -> dict[str, Any]:
-    """The options of a run that belong to the network that it starts from."""
-    from diffnet.train.fine_tuning import load_any_network
-
-    path = network_path(start)
-    network = load_any_network(path)
+def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
+    """The options of a run that belong to the network that it starts from. path: its file"""
     of_input, of_network = described_input(path, network).options, network.architecture
     options = {field.name: getattr(of_input, field.name) for field in fields(Preprocessing)}
     options |= {field.name: of_network[field.name] for field in fields(Architecture)}

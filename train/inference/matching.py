@@ -22,7 +22,7 @@ from diffnet.geometry.options import counts_all
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
-from diffnet.train.fine_tuning import is_original
+from diffnet.train.fine_tuning import load_any_network
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
@@ -57,7 +57,7 @@ def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
 
     Raises CheckpointError for any other file.
     """
-    network = DiffusionNet.from_original_checkpoint(path) if is_original(path) else DiffusionNet.load(path)
+    network = load_any_network(path)
     task = network.metadata.get("task", network.metadata.get("kind", "an unknown task"))
     if task != CORRESPONDENCE.name:
         raise CheckpointError(

@@ -23,11 +23,6 @@ Changed: TypeAlias = tuple[Mesh, NDArray[np.int64]]
 LOST = -1
 
 
-def scaled(mesh: Mesh, factor: float) -> Changed:
-    """Multiply the positions by a factor."""
-    return _same_vertices(mesh, mesh.verts * factor, mesh.faces)
-
-
 def rotated(mesh: Mesh, rng: np.random.Generator) -> Changed:
     """Rotate at random, uniformly over all rotations."""
     # A normalized quaternion of four normal variates is a uniformly random rotation.
@@ -45,11 +40,6 @@ def renumbered(mesh: Mesh, rng: np.random.Generator) -> Changed:
     return make_mesh(mesh.verts[order], faces, name=mesh.name), new_number
 
 
-def mirrored(mesh: Mesh) -> Changed:
-    """Mirror at the plane x = 0, and turn the faces around so that their normals point to the same side as before."""
-    return _same_vertices(mesh, mesh.verts * [-1, 1, 1], mesh.faces[:, ::-1])
-
-
 def subdivided(mesh: Mesh) -> Changed:
     """Split each face into four at the midpoints of its edges."""
     verts, faces = trimesh.remesh.subdivide(mesh.verts, mesh.faces)  # type: ignore[no-untyped-call]
@@ -59,11 +49,6 @@ def subdivided(mesh: Mesh) -> Changed:
 def decimated(mesh: Mesh, share: float) -> Changed:
     """Collapse edges by quadric error until this share of the faces is left. Vertices move."""
     return _nearest(mesh, *simplify(mesh.verts, mesh.faces, target_reduction=1 - share))
-
-
-def without_faces(mesh: Mesh) -> Changed:
-    """The vertices as a point cloud."""
-    return _same_vertices(mesh, mesh.verts, None)
 
 
 def sampled(mesh: Mesh, rng: np.random.Generator) -> Changed:
@@ -116,15 +101,16 @@ def _nearest(mesh: Mesh, verts: NDArray[np.float64], faces: NDArray[np.int64] | 
 
 # The changes by their names in the first column of docs/robustness.md.
 CHANGES: dict[str, Callable[[Mesh, np.random.Generator], Changed]] = {
-    "scaled by 0.01": lambda mesh, rng: scaled(mesh, 0.01),
-    "scaled by 100": lambda mesh, rng: scaled(mesh, 100),
+    "scaled by 0.01": lambda mesh, rng: _same_vertices(mesh, 0.01 * mesh.verts, mesh.faces),
+    "scaled by 100": lambda mesh, rng: _same_vertices(mesh, 100 * mesh.verts, mesh.faces),
     "rotated": rotated,
     "renumbered": renumbered,
-    "mirrored": lambda mesh, rng: mirrored(mesh),
+    # Faces are turned around, so that their normals point to the same side as before.
+    "mirrored": lambda mesh, rng: _same_vertices(mesh, mesh.verts * [-1, 1, 1], mesh.faces[:, ::-1]),
     "subdivided, 4 × the faces": lambda mesh, rng: subdivided(mesh),
     "decimated to 50 % of the faces": lambda mesh, rng: decimated(mesh, 0.5),
     "decimated to 25 % of the faces": lambda mesh, rng: decimated(mesh, 0.25),
-    "point cloud of the vertices": lambda mesh, rng: without_faces(mesh),
+    "point cloud of the vertices": lambda mesh, rng: _same_vertices(mesh, mesh.verts, None),
     "point cloud of random points": sampled,
     "noise of 10 % of an edge": lambda mesh, rng: noisy(mesh, rng, 0.1),
     "noise of 25 % of an edge": lambda mesh, rng: noisy(mesh, rng, 0.25),

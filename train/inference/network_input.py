@@ -14,7 +14,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.checkpoint import fits
-from diffnet.train.fine_tuning import is_original, load_any_network
+from diffnet.train.fine_tuning import load_any_network
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.orientation import check_not_aligned
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
@@ -168,15 +168,3 @@ def load_network(
             )
         network.metadata["label_names"] = list(label_names)
     return network
-
-
-def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
-    """The network in a file of `DiffusionNet.save` or of `diffnet train`, or in a published one of correspondence.
-
-    Raises CheckpointError for any other file.
-    """
-    if is_original(path):
-        network = DiffusionNet.from_original_checkpoint(path)
-        if "task" in network.metadata:  # a segmentation file of the original doesn't name its task
-            return network
-    return DiffusionNet.load(path)

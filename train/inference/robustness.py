@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from diffnet import __version__
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
@@ -25,6 +23,7 @@ from diffnet.train.checkpoint import Checkpoint, load_checkpoint, restore_model
 from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.metrics import percent
+from diffnet.train.run import surroundings
 
 Labels: TypeAlias = NDArray[np.int64]
 
@@ -66,8 +65,7 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
         "test_meshes": len(items),
         "epochs": len(network["history"]),
         "command": ["diffnet", *sys.argv[1:]],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        **surroundings(device),
         "options": network["options"],
     }
     write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")

@@ -36,7 +36,6 @@ class CorrespondenceOptions(SharedOptions):
 
     method, map_k, feature_scale: see `pair_maps`
     zoomout: see `point_map_of`
-    stretch: see `with_stretched`
     """
 
     method: Method = option(
@@ -47,14 +46,6 @@ class CorrespondenceOptions(SharedOptions):
         0.0, None, "Scale features to this root mean square; 0: never. If unsupervised, 1.", least=0, metavar="SIZE"
     )
     zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
-    stretch: float = option(
-        0.0,
-        None,
-        "Also train on copies of other proportions, each scaled along random axes by exp(−S) to exp(S).",
-        least=0,
-        most=2.0,  # sizes that differ by a factor of 50
-        metavar="S",
-    )
 
     def check_together(self) -> None:
         if not 1 <= self.map_k <= self.k:

@@ -70,8 +70,6 @@ class TaskOptions:
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe`
     adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
-    advice: (options, number of classes, mean number of vertices of a mesh) to a hint about options that suit such data
-        better, or None
     """
 
     help: str
@@ -90,7 +88,6 @@ class TaskOptions:
     adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
         lambda name, options, choices: options
     )
-    advice: Callable[[SharedOptions, int, float], str | None] = lambda options, classes, vertices: None
 
     @property
     def own_names(self) -> tuple[str, ...]:

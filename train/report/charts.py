@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from diffnet.train.metrics import SCORE_NAMES, SHARES, square_counts
+from diffnet.train.metrics import SCORE_NAMES, SHARES
 from diffnet.viz.palette import label_colors
 from diffnet.viz.pictures import short_names
 
@@ -29,12 +29,12 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     """Draw a confusion matrix. Returns the content of a PNG file.
 
     matrix: (C, C) integers; rows are the truth, columns the prediction
-    label_names: the names of the classes; a class without a name is shown as its number
+    label_names: the names of the classes
 
     Only classes that occur are shown. Each row is drawn as shares of its sum, with percentages if there are few
-    classes. Raises ValueError if the matrix is not square.
+    classes.
     """
-    counts = square_counts(matrix)
+    counts = np.asarray(matrix, np.int64)
     occur = np.flatnonzero(counts.sum(axis=0) + counts.sum(axis=1))
     counts = counts[np.ix_(occur, occur)]
     total = counts.sum(axis=1, keepdims=True)
@@ -52,7 +52,7 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
     ticks = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
-    _name_ticks(axes, ticks, short_names([class_name(label_names, int(c)) for c in occur[ticks]], fits_chart), size)
+    _name_ticks(axes, ticks, short_names([label_names[c] for c in occur[ticks]], fits_chart), size)
     if len(ticks) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
@@ -67,14 +67,10 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
     csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or in the score is drawn. Cells may
         be empty. A column without a finite number is left out.
     score: the name of the score, see `Task.score_name`. Accuracies and mean IoU are shares. For R², see `r2_limits`.
-
-    Raises ValueError if the table has no such column or no row.
     """
     with Path(csv_path).open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    columns = [name for name in (table[0] if table else {}) if name and name.endswith(("loss", score))]
-    if not columns or "epoch" not in table[0]:
-        raise ValueError(f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss' or {score!r}")
+    columns = [name for name in table[0] if name.endswith(("loss", score))]
     cells = {
         name: [(float(row["epoch"]), float(row[name])) for row in table if row["epoch"] and row[name]]
         for name in columns
@@ -120,11 +116,6 @@ def r2_limits(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     bottom = max(float(values.min()), min(-0.1, *(curve[-1] for curve in curves)))
     margin = 0.05 * (top - bottom) or 0.05
     return bottom - margin, top + margin
-
-
-def class_name(label_names: Sequence[str], label: int) -> str:
-    """The name of a class, or its number if it has no name."""
-    return str(label_names[label]) if label < len(label_names) else str(label)
 
 
 def png_of(figure: Figure) -> bytes:

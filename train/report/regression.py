@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import LabelsAt, TargetsAt
+from diffnet.train.metrics import number
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
 from diffnet.train.report.report import (
@@ -55,7 +56,7 @@ def write_values_report(
     scatter, curves: charts, see `scatter_png` and `curves_png`
     """
     table = (
-        (html.escape(str(row["name"])), f"{row['count']:,}", *(_number(row[key]) for key in ("mae", "rmse", "r2")))
+        (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row[key]) for key in ("mae", "rmse", "r2")))
         for row in columns
     )
     captions = ("Predictions against the truth", "Training")
@@ -70,10 +71,6 @@ def write_values_report(
         meshes_html(rows, section, at),
     ]
     write_page(path, title, summary, parts)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or np.isnan(value) else f"{value:.4g}"
 
 
 def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
@@ -92,19 +89,19 @@ def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
         figures = ""
         for kind, values, scale in pictures:
             png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
-            note = f"{_number(scale.low)} to {_number(scale.high)}"
+            note = f"{number(scale.low)} to {number(scale.high)}"
             figures += figure_html(png, f"{row.name}: {kind.lower()} of {name}", f"{kind} of {name}", note)
         body += f'<div class="pictures">{figures}</div>'
         sizes = np.abs(error[~np.isnan(error)])
-        means.append(f"MAE of {name} {_number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}")
+        means.append(f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}")
     heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"
     return f"<article>{heading}{body}</article>"
 
 
 def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:
     prediction, truth = row.prediction[0], row.truth[0]
-    texts = [f"{name} {_number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
-    true = ", ".join(_number(value) for value in truth[:PICTURED_COLUMNS])
+    texts = [f"{name} {number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
+    true = ", ".join(number(value) for value in truth[:PICTURED_COLUMNS])
     return small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(texts), f"truth: {true}")
 
 

@@ -16,8 +16,6 @@ from diffnet.data.labeled import UNLABELED, LabelsAt, TargetsAt
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
 from diffnet.train.metrics import class_scores, percent
-from diffnet.train.report.charts import class_name
-from diffnet.viz.fields import make_field
 from diffnet.viz.pages import fill_template
 from diffnet.viz.palette import ERROR_COLORS, colorize, label_colors
 from diffnet.viz.render import draw, paint, png_bytes
@@ -61,17 +59,15 @@ def write_report(
     rows: the meshes to show, each as three pictures: prediction, truth and errors, or as one if `at` is "meshes"
     summary: entries at the top, for example {"Test accuracy": "92.1 %", "Date": "2025-03-01"}, in this order
     matrix: (C, C) integers, the confusion matrix over the test set, for the table of classes; rows are the truth
-    label_names: the names of the classes; a class without a name is shown as its number
+    label_names: the names of the classes
     confusion, curves: charts to show, see `confusion_png` and `curves_png`
     at: the elements with labels
-
-    Raises ValueError for shapes that do not fit.
     """
     scores = class_scores(matrix)
     colors = label_colors(len(scores.iou))
     table = (
         (
-            f"{_swatch(colors[c])}{html.escape(class_name(label_names, c))}",
+            f"{_swatch(colors[c])}{html.escape(label_names[c])}",
             f"{scores.elements[c]:,}",
             percent(scores.accuracy[c]),
             percent(scores.iou[c]),
@@ -153,15 +149,13 @@ def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:
     """The prediction with its probability, and the truth if the prediction is wrong."""
     probabilities, truth = np.asarray(row.prediction).ravel(), int(np.asarray(row.truth).ravel()[0])
     label = int(probabilities.argmax())
-    caption = f"{class_name(label_names, label)}, {percent(float(probabilities[label]), 0)}"
-    note = "unlabeled" if truth < 0 else f"✗ truth: {class_name(label_names, truth)}"
+    caption = f"{label_names[label]}, {percent(float(probabilities[label]), 0)}"
+    note = "unlabeled" if truth < 0 else f"✗ truth: {label_names[truth]}"
     return small_figure(row, colorize(np.array([label]))[0], caption, "" if truth == label else note)
 
 
 def _mesh_section(row: Prediction, at: LabelsAt) -> str:
     prediction, truth = np.asarray(row.prediction), np.asarray(row.truth)
-    if prediction.shape != truth.shape:
-        raise ValueError(f"{row.name}: the prediction has shape {prediction.shape}, but the truth has {truth.shape}")
     errors = np.where(truth < 0, UNLABELED, prediction != truth)
     mistakes = errors[errors >= 0]
     accuracy = percent(float(np.mean(mistakes == 0)) if len(mistakes) else np.nan)
@@ -170,9 +164,7 @@ def _mesh_section(row: Prediction, at: LabelsAt) -> str:
         ("Truth", truth, None),
         ("Errors", errors, ERROR_COLORS),
     ]
-    surface = make_surface(row.verts, row.faces)
-    make_field("labels", "prediction", prediction, surface, at)  # raises an error if it does not fit
-    drawing = draw(surface, at, PICTURE_SIZE)
+    drawing = draw(make_surface(row.verts, row.faces), at, PICTURE_SIZE)
     figures = "".join(
         figure_html(
             png_bytes(paint(drawing, colorize(labels, colors))),

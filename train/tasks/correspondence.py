@@ -21,13 +21,12 @@ from diffnet.data import (
     PairSample,
     PairShape,
     Sample,
-    TargetsAt,
     load_pairs,
     paired_meshes,
 )
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
-from diffnet.data.pairs.shapes import Pair, with_stretched
+from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
@@ -107,12 +106,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             cache_dir=how.cache,
             needs_train=how.needs_train,
         )
-        if options.stretch and how.needs_train:
-            pairs = with_stretched(pairs, options.stretch)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
-    def adapted(self, data: PairedMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
-        if "epochs" in chosen:
+    def adapted(self, data: PairedMeshes, options: TrainOptions, choices: Set[str]) -> TrainOptions:
+        if "epochs" in choices:
             return options
         return replace(options, epochs=max(1, round(TRAINED_PAIRS / len(data.pairs.train_pairs))))
 
@@ -206,9 +203,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
         """Functional maps need full precision."""
         return torch.float32
-
-    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
-        return {}
 
     def on_meshes(self) -> MeshTask:
         raise OptionError(

@@ -19,13 +19,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
+from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
-from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import column_scores, mean_r2, scores_a_test, spread_over
+from diffnet.train.metrics import column_scores, mean_r2, number, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
@@ -68,23 +67,6 @@ def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]
         first += len(truth)
     predicted, true = np.concatenate(rows, axis=1)
     return predicted, true
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str], at: LabelsAt) -> None:
-    from diffnet.viz import write_ply
-    from diffnet.viz.palette import make_scale
-
-    if file.suffix.lower() == ".npy":
-        write_atomically(file, npy_bytes(values))
-    elif file.suffix.lower() == ".csv":
-        write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
-    else:
-        colors = make_scale(values[:, 0]).colors(values[:, 0])
-        write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), colors=colors, at=at)
 
 
 def _ply_names(names: Sequence[str]) -> list[str]:
@@ -192,10 +174,10 @@ class Regression(MeshTask):
         for column in table.columns[1:]:
             column.justify = "right"
         for row in results["columns"][:30]:
-            table.add_row(row["name"], str(row["count"]), *(_number(row[key]) for key in ("mae", "rmse", "r2")))
+            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in ("mae", "rmse", "r2")))
         if len(results["columns"]) > 30:
             table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
-        return table, f"{'test ' if scores_a_test(results) else ''}R² {_number(results['test_r2'])}"
+        return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(
         self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
@@ -210,7 +192,7 @@ class Regression(MeshTask):
         write_values_report(
             out / "predictions.html",
             self.reported(scored, shown),
-            {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
+            {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **summary},
             columns=results["columns"],
             at=scored.labels_at,
             scatter=scatter,
@@ -225,8 +207,19 @@ class Regression(MeshTask):
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The columns with their names."""
-        assert network.labels_at != "meshes"  # these are in a table
-        _write_values(file, predicted.mesh, predicted.values.numpy(), network.label_names, network.labels_at)
+        from diffnet.viz import write_ply
+        from diffnet.viz.palette import make_scale
+
+        names, values, at = network.label_names, predicted.values.numpy(), network.labels_at
+        assert at != "meshes"  # these are in a table
+        if file.suffix.lower() == ".npy":
+            write_atomically(file, npy_bytes(values))
+        elif file.suffix.lower() == ".csv":
+            write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
+        else:
+            colors = make_scale(values[:, 0]).colors(values[:, 0])
+            scalars = dict(zip(_ply_names(names), values.T, strict=True))
+            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         values, at = predicted.values.numpy(), network.labels_at

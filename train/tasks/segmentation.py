@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,15 +55,10 @@ def _soft_results(scored: Scored) -> dict[str, float]:
     for item, predicted in zip(scored.meshes, scored.predictions, strict=True):
         if item.accepted is None:
             return {}
-        areas = np.where(item.labels >= 0, element_areas(item.mesh, _elements(scored.labels_at)), 0)
+        areas = np.where(item.labels >= 0, element_areas(item.mesh, cast(LabelsAt, scored.labels_at)), 0)
         shares.append(soft_accuracy(predicted, item.accepted, areas))
     numbers = [share for share in shares if not np.isnan(share)]
     return {"soft_accuracy": float(np.mean(numbers))} if numbers else {}
-
-
-def _elements(labels_at: TargetsAt) -> LabelsAt:
-    assert labels_at != "meshes"
-    return labels_at
 
 
 class Segmentation(LabelTask):
@@ -105,7 +100,7 @@ class Segmentation(LabelTask):
 
         mesh, classes = predicted.mesh, predicted.values.numpy()
         instances = predicted.instances
-        names, numbers, at = network.label_names, network.label_numbers, _elements(network.labels_at)
+        names, numbers, at = network.label_names, network.label_numbers, cast(LabelsAt, network.labels_at)
         if file.suffix.lower() == ".ply":
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
             return
@@ -126,7 +121,7 @@ class Segmentation(LabelTask):
         write_atomically(file, content)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
-        return Fields("labels", _elements(network.labels_at), {"prediction": predicted.values.numpy()})
+        return Fields("labels", cast(LabelsAt, network.labels_at), {"prediction": predicted.values.numpy()})
 
 
 TASK = Segmentation()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class NetworkInput:
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
     target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
-    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
+    train_meshes: a hash of each mesh of the training part, see `contents_of`, or None if they aren't known
     label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
         else 0, 1, …
     """
@@ -205,8 +205,8 @@ class Task(ABC, Generic[D, S]):
         data: the arguments of --data. Only some tasks take several, see `TaskOptions`.
         """
 
-    def adapted(self, data: D, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
-        """The options of a new run on a set. chosen: the names of the options that the user chose, which stay"""
+    def adapted(self, data: D, options: TrainOptions, choices: Set[str]) -> TrainOptions:
+        """The options of a new run on a set. choices: the names of the options that the user chose, which stay"""
         return options
 
     @abstractmethod
@@ -290,10 +290,6 @@ class Task(ABC, Generic[D, S]):
     @abstractmethod
     def results(self, scored: S) -> dict[str, Any]:
         """The entries of results.json about the test meshes. Numbers are null if no element is labeled."""
-
-    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
-        """The entries of results.json about the elements that `diffnet evaluate` scored."""
-        return {"labels_at": at}
 
     @abstractmethod
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
@@ -408,8 +404,3 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 def task_named(name: TaskName) -> Task[Any, Any]:
     """The task of this name, which is `TASK` in its file."""
     return import_module(f"diffnet.train.tasks.{name}").TASK
-
-
-def report_files() -> tuple[str, ...]:
-    """The files of the reports of all tasks, besides predictions.html."""
-    return tuple(dict.fromkeys(file for name in get_args(TaskName) for file in task_named(name).report_files))
