@@ -307,11 +307,12 @@ def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:
     (root / "train" / "a.obj").write_text("\n".join(turned))
     where = ("--out", tmp_path / "run", "--cache", tmp_path / "cache")
     lines = output("train", "segmentation", "--data", root, *where, *SMALL).splitlines()
-    assert lines[:7] == [
+    assert lines[:8] == [
         "meshes: 2 to train on, 1 to validate on, 1 to test on",
         "divided: by the folders train, val, test",
         "classes: 2 at the vertices, without the test part: 0 18, 1 18",
         "features: log-hks",
+        "training: 1 epoch, learning rate 0.002",
         "inside out: 1 mesh whose normals are turned: a",
         "left out: meshes beside the folders train, val, test: e.obj",
         "left out: files without labels and without a mesh: train/notes.txt",

@@ -40,6 +40,7 @@ from diffnet.data.shards import reading, writing
 from diffnet.data.shards.archives import TABLE, parsed_table, table_blob
 from diffnet.data.shards.reading import INDEX, SUFFIX, is_shards
 from diffnet.data.shards.records import check_mesh
+from diffnet.data.stored import content_hash
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked

@@ -3,11 +3,12 @@
 import inspect
 from typing import get_args
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from diffnet.checkpoints.training import OLDER_DEFAULTS
-from diffnet.data import LabeledMeshes, MeshPairs, PairShape
+from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairShape
 from diffnet.geometry import make_mesh
 from diffnet.train.cli import train_app
 from diffnet.train.commands.training import train_command
@@ -22,8 +23,8 @@ class Stop(Exception):
     """Ends a command before it trains."""
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> TrainOptions:
-    """The options with which a command would train."""
+def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str, meshes: int = 0) -> TrainOptions:
+    """The options with which a command would train on so many meshes."""
     found: list[TrainOptions] = []
 
     def run(data: LabeledMeshes, options: TrainOptions, *rest: object, **given: object) -> None:
@@ -31,10 +32,12 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
         raise Stop
 
     monkeypatch.setattr("diffnet.train.run.run_training", run)
+    triangle = make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]])
     for loader in ("segmentation.index_dataset", "classification.shapes", "regression.index_targets"):
-        data = LabeledMeshes([], [], ["a"], "vertices")
+        items = [LabeledMesh("a", triangle, np.zeros(3, np.int64))] * meshes
+        data = LabeledMeshes(items, [], ["a"], "vertices")
         monkeypatch.setattr(f"diffnet.train.tasks.{loader}", lambda *_, data=data, **__: data)
-    shape = PairShape("a", make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
+    shape = PairShape("a", triangle)
     pairs = MeshPairs([shape, shape], [], [(0, 1)] * 100, [])  # as many as give the default number of epochs
     monkeypatch.setattr("diffnet.train.tasks.correspondence.load_pairs", lambda *_, **__: pairs)
     data = "shapes" if task == "classification" else "bodies"
@@ -60,8 +63,32 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
     unset = {"laplacian": None}  # decided by --operators
     if task == "correspondence":
         unset |= {"epochs": None, "features": None}  # decided by the training set
+    if task == "segmentation":
+        unset |= {"learning_rate": None}
     assert shown == {name: value for name, value in (options | unset).items() if name in shown}
     assert len(shown) > 25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meshes", "rate"),
+    [
+        ("", 12, 2e-3),
+        ("", 80, 2e-3),
+        ("", 120, 16 / 12_000),
+        ("", 400, 5e-4),
+        ("--epochs 30", 400, 16 / 12_000),
+        ("--validation 0.2", 150, 16 / 12_000),
+        ("--batch-meshes 4", 400, 16 / 10_000),
+        ("--batch-vertices 5000", 400, 2e-3),
+        ("--lr 1e-3", 400, 1e-3),
+        ("--recipe original", 400, 1e-3),
+    ],
+)
+def test_long_runs_of_segmentation_have_a_lower_rate(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, meshes: int, rate: float
+) -> None:
+    options = chosen(monkeypatch, "segmentation", *arguments.split(), meshes=meshes)
+    assert options.learning_rate == pytest.approx(rate, rel=1e-12)
 
 
 def test_a_recipe_may_depend_on_other_options() -> None:

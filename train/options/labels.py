@@ -146,7 +146,7 @@ def segmentation_rate(steps: int) -> float:
     >>> segmentation_rate(1_200), segmentation_rate(16_000), segmentation_rate(100_000)
     (0.002, 0.001, 0.0005)
     """
-    return min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * STEPS_AT_HIGHEST / steps))
+    return min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * STEPS_AT_HIGHEST / max(steps, 1)))
 
 
 SEGMENTATION = TaskOptions(
