@@ -148,4 +148,4 @@ def _match(mapped: Callable[..., Tensor], x: Tensor, y: Tensor, a: Operators, b:
 
 
 def _refined(x: Tensor, y: Tensor, a: Operators, b: Operators, zoomout: bool) -> Tensor:
-    return point_map_of(functional_map(x, y, a, b), a, b, "supervised", zoomout)
+    return point_map_of(functional_map(x, y, a, b), a, b, zoomout)

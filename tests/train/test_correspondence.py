@@ -34,7 +34,7 @@ from diffnet.data import (
     paired_meshes,
 )
 from diffnet.data.pairs.shapes import boundary_length
-from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
+from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, point_map
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train import run
@@ -134,10 +134,11 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     # The map of points takes each vertex of the first mesh to the vertex of the second at the same template point.
     truth = np.empty(162, np.int64)
     truth[order_of(0)] = order_of(1)
-    np.testing.assert_array_equal(point_map_of(target, second, first, "supervised").numpy(), truth)
-    np.testing.assert_array_equal(
-        point_map_of(target[:, :5, :5], second, first, "supervised", refine=True).numpy(), truth
-    )
+    np.testing.assert_array_equal(point_map_of(target, second, first).numpy(), truth)
+    np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
+    weak = target * torch.logspace(0, -2, 8)  # high frequencies, which the nearest orthogonal map restores
+    np.testing.assert_array_equal(point_map_of(weak, second, first).numpy(), truth)
+    assert (point_map(weak, second, first).numpy() != truth).any()
 
 
 def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices() -> None:

@@ -13,16 +13,14 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet import ops
 from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
-from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
+from diffnet.geometry import Operators, point_map, to_spectral, zoomout
 from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
-REFINEMENTS = 2
 
 
 def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
@@ -75,36 +73,24 @@ def structure_loss(there: Tensor, back: Tensor) -> Tensor:
     return bijectivity + orthogonality_loss(there) + orthogonality_loss(back)
 
 
-def point_map_of(c: Tensor, a: Operators, b: Operators, method: Method, refine: bool = False) -> Tensor:
+def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) -> Tensor:
     """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b.
 
-    method: that of the training. Maps of "supervised" first go to maps of points in both directions and back
-        REFINEMENTS times, which makes them more accurate. These steps make "unsupervised" maps less accurate if the
-        shapes have different builds.
-    refine: whether ZoomOut refines the map instead, in 10 steps, to all eigenpairs. If it has more than half of them,
-        it starts at half of them.
+    The nearest orthogonal map replaces c: maps between shapes of about the same areas are nearly orthogonal, and noise
+    in the features makes high frequencies too weak.
+
+    refine: whether ZoomOut refines c instead, in 10 steps, to all eigenpairs. If it has more than half of them, it
+        starts at half of them.
     """
     c = c.to(a.device)
     if refine:
         most = min(a.k, b.k, a.num_vertices, b.num_vertices)
         start = max(1, min(c.shape[-1], most // 2))
         c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
-    elif method == "supervised":
-        for _ in range(REFINEMENTS):
-            c = _by_points(c, a, b)
+    else:
+        u, _, vh = torch.linalg.svd(c.double())
+        c = (u @ vh).to(c.dtype)
     return point_map(c, a, b)
-
-
-def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
-    """The mean of the functional maps (1, K, K) of the maps of points from b to a and from a to b.
-
-    The second one is transposed, which inverts maps that keep areas.
-    """
-    k = c.shape[-1]
-    in_a, in_b = (torch.nonzero(side.mass > 0)[:, 0] for side in (a, b))  # vertices of no face are no partners
-    there = functional_map_from_points(in_a[ops.point_map(c[0], a.evecs[in_a], b.evecs)], a, b, k=k)
-    back = functional_map_from_points(in_b[ops.point_map(c[0].mT, b.evecs[in_b], a.evecs)], b, a, k=k)
-    return (there + back.mT) / 2
 
 
 @dataclass(frozen=True)
@@ -135,13 +121,13 @@ def score_pairs(
 
     maps: (1, K, K) for each test pair
     samples: the test pairs
-    options: `method` and `zoomout` of `point_map_of`
+    options: `zoomout` of `point_map_of`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
     point_maps = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
-        point_maps.append(point_map_of(c, a, b, options.method, options.zoomout).cpu().numpy())
+        point_maps.append(point_map_of(c, a, b, options.zoomout).cpu().numpy())
     if not data.is_supervised:
         return ScoredPairs(data, point_maps, ())
     shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]

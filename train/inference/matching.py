@@ -117,7 +117,7 @@ def match_meshes(
         _fine_tune(network, pair, reverse, options, fine_tune, after_step)
     with torch.no_grad():
         c = _maps(network, pair, options)[:, 0]
-    matches = point_map_of(c, one.operators, other.operators, options.method, zoomout).cpu().numpy()
+    matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()
     if not counts_all(options.preprocessing.normalize):
         matches[~second.on_surface] = -1
     return Matched(first, second, matches, c[0].float().cpu())
