@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from dense_cases import LENGTHS, Case, cases, wrong_shapes
+from dense_cases import Case, cases, wrong_shapes
 from float64 import random
 from kernel_accuracy import LAYOUTS, column
 from refusals import refused
@@ -145,8 +145,11 @@ def sparse_cases(device: str) -> dict[str, Case]:
         "block_softmax": Case(partial(ops.block_softmax, blocks), {"scores": block_values}),
         "block_attention": Case(partial(ops.block_attention, blocks), {"query": query, "key": key, "value": value}),
         "implicit_diffusion": Case(
-            lambda x, time, values, mass, ptr, backend: ops.implicit_diffusion(
-                x, time, ops.SparseMatrix(square, values), mass, ptr, max_iterations=4, check_every=2, backend=backend
+            lambda x, time, values, mass, ptr, lengths, backend: ops.implicit_diffusion(
+                *(x, time, ops.SparseMatrix(square, values), mass, ptr, lengths),
+                max_iterations=4,
+                check_every=2,
+                backend=backend,
             ),
             {
                 "x": normal(2, 3),
@@ -154,6 +157,7 @@ def sparse_cases(device: str) -> dict[str, Case]:
                 "values": torch.tensor([1.0, 0.0, 1.0], device=device),
                 "mass": torch.ones(2, device=device),
                 "ptr": torch.tensor([0, 2], device=device),
+                "lengths": None,
             },
         ),
         "Pattern": Case(
@@ -348,7 +352,7 @@ def test_operations_compile_to_one_graph(operation: str, device: str, monkeypatc
     monkeypatch.undo()  # torch.compile doesn't know the functions of `poisoned`
     torch._dynamo.reset()
     given: dict[str, Any] = {name: case.arguments[name].clone().requires_grad_() for name in case.floating}
-    given |= {"lengths": LENGTHS} if "lengths" in case.arguments else {}
+    given |= {"lengths": case.arguments["ptr"].diff().tolist()} if "lengths" in case.arguments else {}
     expected = case.run(case.backends[-1], **given)
     compiled = torch.compile(lambda: case.run(case.backends[-1], **given), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(), expected)
