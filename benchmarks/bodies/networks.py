@@ -38,19 +38,19 @@ class Recipe:
     kind: of the bodies, see `folders`
     meshes: to train on and to test
     vertices: of a mesh, at least and at most
-    score: the entry of results.json that counts, and its name in the file of the network
+    score: the entry of results.json that counts
     """
 
     kind: str
     task: str
     meshes: tuple[int, int]
     vertices: tuple[int, int]
-    score: tuple[str, str]
+    score: str
 
 
 RECIPES = {
-    "body-parts": Recipe("parts", "segmentation", (200, 25), (600, 3000), ("test_accuracy", "accuracy")),
-    "body-maps": Recipe("maps", "correspondence", (240, 20), (2000, 5000), ("mean_error_x100", "mean_error_x100")),
+    "body-parts": Recipe("parts", "segmentation", (200, 25), (600, 3000), "test_accuracy"),
+    "body-maps": Recipe("maps", "correspondence", (240, 20), (2000, 5000), "mean_error_x100"),
 }
 
 
@@ -95,13 +95,13 @@ def write_network(name: str, out: Path, sets: list[list[str]]) -> None:
             run("diffnet", "evaluate", "--checkpoint", folder / "last.pt", "--data", data, "--out", place)
             scores[f"test_{label}"] = score(recipe, place)
     network = DiffusionNet.load(folder / "last.pt")
-    network.save(FOLDER / f"{name}.safetensors", score=recipe.score[1], **ABOUT, **scores)
+    network.save(FOLDER / f"{name}.safetensors", **ABOUT, **scores)
     print(name, scores)
 
 
 def score(recipe: Recipe, folder: Path) -> float:
     """The score in the folder of a run or of an evaluation."""
-    value = json.loads((folder / "results.json").read_text())[recipe.score[0]]
+    value = json.loads((folder / "results.json").read_text())[recipe.score]
     return round(float(value), 4)
 
 

@@ -127,8 +127,8 @@ def match_cases(options: Options) -> Iterator[Case]:
     """Two meshes matched vertex by vertex from features and operators, in wall-clock time.
 
     The first peer goes through the functional map of the features, and the second through that of their soft map. The
-    third refines the first map as `diffnet match` does with a supervised network, and the fourth as `diffnet match
-    --zoomout` does.
+    third goes through the nearest orthogonal map of the first, as `diffnet match` does, and the fourth through ZoomOut,
+    as `diffnet match --zoomout` does.
     """
     k = options.k or K
     for size in sweep(options, dtypes=("fp32",), widths=(256,), vertices=(5_000, 100_000)):
@@ -137,8 +137,8 @@ def match_cases(options: Options) -> Iterator[Case]:
         peers: dict[str, Run] = {
             "functional map": partial(_match, functional_map, x, y, a, b),
             "soft map": partial(_match, soft_functional_map, x, y, a, b),
-            "functional map, refined": partial(_refined, x, y, a, b, zoomout=False),
-            "functional map, ZoomOut": partial(_refined, x, y, a, b, zoomout=True),
+            "functional map, orthogonal": partial(_match_of_command, x, y, a, b, zoomout=False),
+            "functional map, ZoomOut": partial(_match_of_command, x, y, a, b, zoomout=True),
         }
         yield Case(size.parameters(k=k), peers, wall_clock=True)
 
@@ -147,5 +147,5 @@ def _match(mapped: Callable[..., Tensor], x: Tensor, y: Tensor, a: Operators, b:
     return point_map(mapped(x, y, a, b), a, b)
 
 
-def _refined(x: Tensor, y: Tensor, a: Operators, b: Operators, zoomout: bool) -> Tensor:
+def _match_of_command(x: Tensor, y: Tensor, a: Operators, b: Operators, zoomout: bool) -> Tensor:
     return point_map_of(functional_map(x, y, a, b), a, b, zoomout)

@@ -63,7 +63,7 @@ def label_a_body(out: Path) -> str:
     viz.write_ply(out / "parts.ply", mesh, labels=labels, label_names=names, at="faces")
     return (
         f"A body that the network has not seen: {100 * (labels == body.labels).mean():.1f} % of its {len(labels):,} "
-        f"faces get the right part.\n"
+        "faces get the right part.\n"
         f"  page: {html}\n  picture: {png}"
     )
 
