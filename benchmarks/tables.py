@@ -185,8 +185,8 @@ def matching(results: Path) -> str:
         "The input is 256 features at the vertices of two meshes. The result is a vertex of the first mesh for each\n"
     )
     text += (
-        "vertex of the second one. K = 200, in float32. The refined map is one of before 2026-11-28, by two conversions "
-        "to points and back.\n\n"
+        "vertex of the second one. K = 200, in float32. The refined map is one of before 2026-11-28, by two "
+        "conversions to points and back.\n\n"
     )
     peers = found.values("peer")
     lines = [
