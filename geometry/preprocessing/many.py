@@ -40,6 +40,7 @@ from diffnet.geometry.store.assembly import fields_of, tensors_of
 from diffnet.geometry.store.cache import has_entry, write_later
 from diffnet.geometry.store.entry import all_arrays, read_operators
 from diffnet.geometry.store.reading import PinnedEntries, has_even_rows, operators_at, read_again
+from diffnet.geometry.store.transfer import MAX_PIECE
 
 Result: TypeAlias = "Answer | Computed | Reader"
 T = TypeVar("T")
@@ -95,17 +96,36 @@ def precompute_all(
 
     texts: list[str] = []
 
-    def load(_: int, result: Result) -> Operators:
-        if isinstance(result, Answer) and result.warning is not None:
-            texts.append(result.warning)
-        return _operators_of(result, device)
+    def load(_: tuple[int, ...], results: Sequence[Result]) -> list[Operators]:
+        texts.extend(each.warning for each in results if isinstance(each, Answer) and each.warning is not None)
+        return [_operators_of(each, device) for each in results]
 
-    failed, loaded = load_meanwhile(load, lambda ready: _Run(meshes, job, jobs, device, ready, keep=True).run())
+    def fill(ready: Callable[..., Any]) -> dict[int, str]:
+        small: dict[int, Answer] = {}  # loading many in a row takes a fraction of the time
+
+        def receive(position: int, result: Result) -> None:
+            if not isinstance(result, Answer):
+                ready((position,), [result])
+                return
+            small[position] = result
+            if sum(map(len, small.values())) >= MAX_PIECE:
+                load_small()
+
+        def load_small() -> None:
+            ready(tuple(small), [*small.values()])
+            small.clear()
+
+        failed = _Run(meshes, job, jobs, device, receive, keep=True).run()
+        load_small()
+        return failed
+
+    failed, loaded = load_meanwhile(load, fill)
     for text in texts:
         warnings.warn(text, stacklevel=3)  # the caller of `precompute_all`, which is wrapped once
     if failed:
         raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {some_reasons([*failed.values()])}")
-    return [loaded[i].result() for i in range(len(meshes))]
+    operators_at = {i: each for group, future in loaded.items() for i, each in zip(group, future.result(), strict=True)}
+    return [operators_at[i] for i in range(len(meshes))]
 
 
 def _operators_of(result: Result, device: torch.device) -> Operators:
@@ -331,7 +351,7 @@ def in_blocks(
 
 def load_meanwhile(
     load: Callable[..., T], fill: Callable[[Callable[..., Any]], dict[int, str]]
-) -> tuple[dict[int, str], dict[int, Future[T]]]:
+) -> tuple[dict[int, str], dict[Any, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
     fill: a call of `store_operators`, given its argument `ready`
@@ -339,10 +359,10 @@ def load_meanwhile(
 
     Returns the result of `fill`, and the results of `load` by position.
     """
-    loaded = dict[int, Future[T]]()
+    loaded = dict[Any, Future[T]]()
     with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
-        def ready(position: int, *result: Any) -> None:
+        def ready(position: Any, *result: Any) -> None:
             loaded[position] = loader.submit(load, position, *result)
 
         return fill(ready), loaded

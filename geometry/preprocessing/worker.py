@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +21,38 @@ from diffnet.geometry.options import Options, ScaleRule, chosen_scale
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 from diffnet.geometry.processes import phase
 from diffnet.geometry.store.cache import cache_key, entry_path, write_entry
-from diffnet.geometry.store.codec import Arrays
+from diffnet.geometry.store.codec import Arrays, aligned_memory, parsed, safetensors_of
 from diffnet.geometry.store.entry import all_arrays, read_operators, small_entry, tensor_arrays, with_facts
 
 if TYPE_CHECKING:
     import torch
 
 
-class Answer(NamedTuple):
-    """The operators of a mesh, see `tensor_arrays`, and the warning of `precompute`, if there is one."""
+class Answer:
+    """The operators of a mesh, and the warning of `precompute`, if there is one.
 
-    arrays: Arrays
-    warning: str | None
+    Pickle writes all arrays as one buffer. Arrays that it makes begin anywhere, and `aligned` would copy each of them.
+    """
+
+    def __init__(self, content: Arrays | bytes, warning: str | None) -> None:
+        self._content, self.warning = content, warning
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Answer, (safetensors_of(self.arrays, {}), self.warning)
+
+    def __len__(self) -> int:
+        """The size in bytes."""
+        content = self._content
+        return len(content) if isinstance(content, bytes) else sum(each.nbytes for each in content.values())
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """See `tensor_arrays`."""
+        if not isinstance(self._content, bytes):
+            return self._content
+        memory = aligned_memory(len(self._content))
+        memory[:] = self._content
+        return parsed(memory)[0]
 
 
 class GpuMesh(NamedTuple):

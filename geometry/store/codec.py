@@ -40,8 +40,7 @@ def map_file(file: BinaryIO) -> memoryview:
     """
     size = os.fstat(file.fileno()).st_size
     if size < SMALL:
-        memory = np.empty(size + ALIGNMENT, np.uint8)  # begins at a multiple of 16
-        small = memory[-memory.ctypes.data % ALIGNMENT :][:size].data
+        small = aligned_memory(size)
         return small[: file.readinto(small)]  # type: ignore[attr-defined]
     if sys.version_info >= (3, 13) and os.name != "nt":
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, trackfd=False))
@@ -65,6 +64,12 @@ def _library() -> Any:
     library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return library
+
+
+def aligned_memory(size: int) -> memoryview:
+    """New memory of `size` bytes that begins at a multiple of ALIGNMENT."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)  # begins at a multiple of 16
+    return memory[-memory.ctypes.data % ALIGNMENT :][:size].data
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
