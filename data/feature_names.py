@@ -80,6 +80,7 @@ KINDS: dict[str, Kind] = {
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
+LABEL_SOURCES = AUTO_LABELS, _, _, _ = "auto", "groups", "materials", "colors"  # besides file:NAME
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
 
@@ -227,6 +228,13 @@ def target_parts(targets: str) -> list[str]:
     if not all(part.startswith(FILE_PREFIX) for part in parts):
         raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
     return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
+
+
+def checked_label_source(text: str) -> str:
+    """One of LABEL_SOURCES, or file:NAME. Raises OptionError for other text."""
+    if text in LABEL_SOURCES or (text.startswith(FILE_PREFIX) and _OWN_NAME.fullmatch(text)):
+        return text
+    raise OptionError(f"labels should be file:NAME, {', '.join(LABEL_SOURCES[1:])} or {AUTO_LABELS}, got {text!r:.80}")
 
 
 def vector_columns(names: Sequence[str]) -> list[list[str]]:

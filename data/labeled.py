@@ -75,6 +75,7 @@ class LabeledMeshes:
     validation: meshes by which training chooses an epoch, see the option `validation`
     source: what divides the meshes into these parts
     left_out: what of the files is not used, and why
+    labels_from: what of the mesh files the labels are, such as the name of a property; empty for other files
     """
 
     train: Sequence[LabeledMesh]
@@ -85,6 +86,7 @@ class LabeledMeshes:
     validation: Sequence[LabeledMesh] = field(default=(), kw_only=True)
     source: str = field(default="", kw_only=True)
     left_out: tuple[str, ...] = field(default=(), kw_only=True)
+    labels_from: str = field(default="", kw_only=True)
 
     def with_parts(self: Data, change: Callable[[Sequence[LabeledMesh]], Sequence[LabeledMesh]], **more: Any) -> Data:
         """The data set with changed parts, and with other fields."""

@@ -23,7 +23,9 @@ from diffnet.data.folders.files import (
     folders_in,
     has_meshes,
     listing,
+    mesh_names,
     meshes_below,
+    meshes_by,
     meshes_in,
     part_of,
 )
@@ -48,6 +50,7 @@ class Rule:
     group_by: a regular expression on names. Meshes of one group stay together in a random division, see `groups_of`.
     needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
     min_tests: the smallest number of test meshes that are drawn, if as many are left for training
+    files: a pattern that the paths of the meshes below the folder of the set match, or None, see `meshes_by`
     """
 
     test_fraction: float
@@ -55,6 +58,7 @@ class Rule:
     group_by: str | None
     needs_train: bool
     min_tests: int = 1
+    files: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
@@ -115,8 +119,12 @@ def part_folders(root: Path, has: Callable[[Path], Any] | None = None) -> dict[P
 
     has: whether a folder has the meshes of a part. By default those in it count, and `train` and `test` may be empty.
     """
-    has = has or (lambda folder: folder.name in ("train", "test") or has_meshes(folder))
+    has = has or _is_part
     return {folder: part for folder in folders_in(root) if (part := part_of(folder.name)) and has(folder)}
+
+
+def _is_part(folder: Path) -> bool:
+    return folder.name in ("train", "test") or has_meshes(folder)
 
 
 def has_set(root: Path) -> bool:
@@ -124,59 +132,71 @@ def has_set(root: Path) -> bool:
     return any(map(has_meshes, (*(root / name for name in MESH_FOLDERS), *part_folders(root))))
 
 
-def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] = meshes_in) -> Division[Path]:
+def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] | None = None) -> Division[Path]:
     """The meshes of each part: by subfolders, else by lists, else at random. Raises DataError.
 
-    meshes_of: the meshes in a folder
+    meshes_of: the meshes in a folder, which have the names of their files. By default they are those of `meshes_by`,
+        with the names of `mesh_names`.
     """
-    deep = meshes_of is meshes_below
+    by_folder = meshes_of is None
+    meshes_of = meshes_of or meshes_by(root, rule.files)
+    deep = rule.files is not None or meshes_of is meshes_below or (by_folder and not has_set(root))
     places = [root] if deep else [root / name for name in MESH_FOLDERS]
-    parts, others = _places_of_parts(root, part_folders(root, meshes_below if deep else None), rule)
+    has = (lambda folder: _is_part(folder) or meshes_of(folder)) if by_folder else meshes_of if deep else None
+    parts, others = _places_of_parts(root, part_folders(root, has), rule)
     if not parts:
-        return divided(root, meshes_of(next(filter(has_meshes, places), root)), rule)
+        meshes = meshes_of(root if deep else next(filter(has_meshes, places), root))
+        return divided(root, meshes, rule, mesh_names(root, meshes) if by_folder else None)
     division = in_parts((part, mesh) for folder, part in parts.items() for mesh in meshes_of(folder))
     source = f"by the folders {listing(folder.name for folder in parts)}"
     used = {mesh for meshes in division.values() for mesh in meshes}
-    strays = [mesh.name for place in places for mesh in meshes_of(place) if mesh not in used]
+    beside = meshes_of if deep else meshes_in
+    strays = [mesh.name for place in places for mesh in beside(place) if mesh not in used]
     left_out = [f"meshes beside {source.removeprefix('by ')}: {listing(strays)}"] * bool(strays)
     left_out += [f"other folders whose names tell a part: {listing(others)}"] * bool(others)
-    return _check(root, Division(division, source, tuple(left_out)), rule, mesh_stem)
+    names = mesh_names(root, used) if by_folder else map(mesh_stem, used)
+    by_name = dict(zip(used, names, strict=True))
+    return _check(root, Division(division, source, tuple(left_out)), rule, by_name.__getitem__)
 
 
-def divided(root: Path, meshes: Sequence[Path], rule: Rule) -> Division[Path]:
-    """The meshes of each part, by the lists in `root`, else at random. See `find_parts`."""
-    return divide(root, meshes, rule).of(meshes.__getitem__)
+def divided(root: Path, meshes: Sequence[Path], rule: Rule, names: Sequence[str] | None = None) -> Division[Path]:
+    """The meshes of each part, by the lists in `root`, else at random. See `find_parts`.
+
+    names: of the meshes, which must differ; by default those of their files
+    """
+    names = list(map(mesh_stem, meshes)) if names is None else names
+    division = divide(root, meshes, rule, names).of(meshes.__getitem__)
+    return _check(root, division, rule, dict(zip(meshes, names, strict=True)).__getitem__)
 
 
 def divide(
     root: Path,
     paths: Sequence[Path],
     rule: Rule,
-    names: Sequence[str] | None = None,
+    names: Sequence[str],
     kinds: Sequence[Any] | None = None,
 ) -> Division[int]:
     """The numbers of the meshes of each part, by the lists in `root`, else at random. See `find_parts`.
 
-    names: of the meshes; by default those of their files, which must differ
+    names: of the meshes
     kinds: a value for each mesh, such as its class. Each kind is divided by itself.
     """
-    stems = list(map(mesh_stem, paths))
-    texts, numbers, left_out = names or stems, range(len(paths)), list[str]()
-    lists, others = _places_of_parts(root, lists_in(root, set(stems)), rule)
+    numbers, left_out = range(len(paths)), list[str]()
+    lists, others = _places_of_parts(root, lists_in(root, set(map(mesh_stem, paths))), rule)
     if lists:
         files = {file: part for file, part in lists.items() if part == "test" or counts_train(root, rule.needs_train)}
-        parts = _listed(root, texts, paths, files)
+        parts = _listed(root, names, paths, files)
         source = f"{BY_LISTS} {listing(file.name for file in lists)}"
-        rest = [texts[i] for i in sorted({*numbers}.difference(*parts.values()))] if rule.needs_train else []
+        rest = [names[i] for i in sorted({*numbers}.difference(*parts.values()))] if rule.needs_train else []
         left_out += [f"{counted(len(rest), 'mesh', 'meshes')} in no list: {listing(rest)}"] * bool(rest)
         left_out += [f"other lists: {listing(others)}"] * bool(others)
     elif rule.needs_train:
-        parts, source = _drawn_parts(root, texts, kinds or [0] * len(paths), rule)
+        parts, source = _drawn_parts(root, names, kinds or [0] * len(paths), rule)
     else:
         parts, source = in_parts(("test", i) for i in numbers), "by nothing, so all meshes are scored"
     division = Division(parts, source, tuple(left_out))
-    if lists or names is None:
-        _check(root, division.of(paths.__getitem__), rule, mesh_stem if names is None else str)
+    if lists:
+        _check(root, division.of(paths.__getitem__), rule, str)
     return division
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from diffnet.data.folders.sources import PART_LIST, holds_labels
+from diffnet.data.folders.sources import PART_LIST, PROPERTIES, holds_labels
 from diffnet.data.labeled import DataError
 from diffnet.data.numbers import is_label_table
 from diffnet.geometry import FORMATS
@@ -59,7 +59,7 @@ def pair_beside(
     """
     folders = dict.fromkeys(map(os.path.dirname, meshes))
     stems = {mesh_stem(mesh) for folder in folders for mesh in _names_in(Path(folder), FORMATS)}
-    places = {folder: [*dict.fromkeys([Path(folder), Path(folder, subfolder), root / subfolder])] for folder in folders}
+    places = {folder: _places_of_labels(root, Path(folder), subfolder) for folder in folders}
     files = {place: _by_stem(place, suffixes, stems) for place in dict.fromkeys(chain(*places.values()))}
     inside = in_meshes and not any(stem in stems for files in files.values() for stem in files)
     if inside and (not wanted or not _near(wanted[0], files, suffixes) or holds_labels(wanted[0])):
@@ -72,6 +72,13 @@ def pair_beside(
         raise DataError(f"{root}: labels without a mesh: {listing(lost)}. Add the mesh, or move these files elsewhere")
     names = listing(str(file.relative_to(root)) for file in orphans)
     return paired, (f"files without labels and without a mesh: {names}",) if orphans else ()
+
+
+def _places_of_labels(root: Path, folder: Path, subfolder: str) -> list[Path]:
+    """Where the label files of the meshes in a folder of a set may be."""
+    mirrored = root / subfolder / folder.relative_to(root)
+    places = [folder, folder / subfolder, root / subfolder, *([mirrored] if mirrored.is_dir() else [])]
+    return [*dict.fromkeys(places)]
 
 
 def _may_hold_labels(file: Path, stems: set[str]) -> bool:
@@ -96,10 +103,18 @@ _ByStem: TypeAlias = dict[str, list[Path]]  # label files by the stem of the mes
 
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...], stems: set[str]) -> _ByStem:
-    """The label files of a folder. `NAME_labels.txt` belongs to NAME. stems: those of all meshes"""
+    """The label files of a folder. stems: those of all meshes
+
+    `NAME_labels.txt` and `NAME.labels.ply` belong to NAME, and `labels.txt` to the only mesh of its folder.
+    """
     files: _ByStem = {}
-    for file in label_files(folder, suffixes):
-        stem = mesh_stem(file)
+    meshes = files_in(folder, FORMATS)
+    labeled = {file: stem for file in meshes if (stem := labeled_stem(file.name, stems))}
+    beside = {mesh_stem(mesh) for mesh in meshes if mesh not in labeled}
+    for file in (*label_files(folder, suffixes), *labeled):
+        stem = labeled.get(file, mesh_stem(file))
+        if stem in PROPERTIES and stem not in stems and len(beside) == 1:
+            stem = next(iter(beside))
         if stem not in stems and stem.endswith(PART_LIST) and mesh_suffix(file) == ".txt":
             stem = stem[: -len(PART_LIST)]
         files.setdefault(stem, []).append(file)
@@ -155,6 +170,45 @@ def meshes_below(root: Path) -> list[Path]:
     return [mesh for folder in sorted(visible) for mesh in meshes_in(folder)]
 
 
+def meshes_matching(root: Path, pattern: str) -> list[Path]:
+    """The meshes of a folder whose paths below it match a pattern such as `sub-*/surf/lh.pial`, in natural order.
+
+    Raises DataError for a pattern that isn't relative, or that no mesh matches.
+    """
+    try:
+        files = [path for path in root.glob(pattern) if mesh_suffix(path) in FORMATS and path.is_file()]
+    except (ValueError, NotImplementedError) as e:
+        raise DataError(f"{root}: files should be a pattern such as 'sub-*/surf/lh.pial', got {pattern!r}: {e}") from e
+    if not files:
+        raise DataError(f"{root}: no mesh ({', '.join(FORMATS)}, also with .gz) matches {pattern!r}")
+    return sorted(files, key=lambda path: natural(str(path)))
+
+
+def meshes_by(root: Path, pattern: str | None) -> Callable[[Path], list[Path]]:
+    """A function of folders of a set that gives their meshes.
+
+    With a pattern, these are the meshes that match it. Else they are in the folder, or in its subfolders if the folder
+    has none.
+    """
+    if pattern is None:
+        return lambda folder: meshes_in(folder) or meshes_below(folder)
+    every = meshes_matching(root, pattern)
+    return lambda folder: [mesh for mesh in every if str(mesh).startswith(f"{folder}{os.sep}") or folder == Path()]
+
+
+def mesh_names(root: Path, meshes: Iterable[Path]) -> list[str]:
+    """The names of the meshes of a set: those of their files, behind their folders if they are in further folders.
+
+    MESH_FOLDERS and folders whose names tell a part don't count as further ones.
+    """
+    prefixes: dict[str, str] = {}
+    for folder in dict.fromkeys(map(os.path.dirname, meshes := list(meshes))):
+        inside = Path(folder).relative_to(root).parts
+        is_plain = not inside or (len(inside) == 1 and (inside[0] in MESH_FOLDERS or part_of(inside[0])))
+        prefixes[folder] = "" if is_plain else f"{'/'.join(inside)}/"
+    return [prefixes[os.path.dirname(mesh)] + mesh_stem(mesh) for mesh in meshes]
+
+
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The label files of a folder, see `files_in`. Lists, notes and other tables are left out."""
     files = files_in(folder, suffixes, _NOT_LABELS)
@@ -170,13 +224,25 @@ def files_of_parts(folder: Path, suffixes: tuple[str, ...]) -> dict[Path, tuple[
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
     """The visible meshes of a folder, also with .gz, sorted by name. Empty if the folder does not exist.
 
+    Meshes that hold the labels of others, such as `scene.labels.ply` beside `scene.ply`, are left out.
+
     Raises DataError if a mesh is there both with and without .gz.
     """
     seen: dict[str, Path] = {}
-    for mesh in files_in(folder, formats):
+    files = files_in(folder, formats)
+    stems = {mesh_stem(mesh) for mesh in files}
+    for mesh in files:
+        if labeled_stem(mesh.name, stems):
+            continue
         if (other := seen.setdefault(file_key(mesh), mesh)) is not mesh:
             raise DataError(f"{folder}: {other.name} and {mesh.name} are the same mesh. Remove one of them")
     return [*seen.values()]
+
+
+def labeled_stem(name: str, stems: Collection[str]) -> str | None:
+    """The stem of the mesh whose labels a mesh file such as `scene.labels.ply` holds (ScanNet, Dai et al. 2017)."""
+    stem, dot, word = mesh_stem(name).rpartition(".")
+    return stem if dot and word == "labels" and stem in stems and mesh_suffix(name) in FORMATS else None
 
 
 def has_meshes(folder: Path) -> bool:

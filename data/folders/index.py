@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from diffnet.data.feature_names import AUTO_LABELS
 from diffnet.data.folders.sources import TARGETS, FileValues, read_source, read_targets
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.stored import CHUNK, computed, content_hash
@@ -79,7 +80,8 @@ def indexed(
 ) -> dict[str, list[Facts]]:
     """The identities of files of the data set in `root` and what is known of them, in the order of the files.
 
-    files: by their kinds, "mesh", "labels", "targets NAME" and "other". Files that are new or have changed are read.
+    files: by their kinds, "mesh", "labels", "labels SOURCE", "targets NAME" and "other". Files that are new or have
+        changed are read.
     jobs: number of worker processes that read them; by default one for each core
 
     Raises DataError, which names the files, if some can't be used. The index of the others is stored first.
@@ -195,7 +197,8 @@ def read_file(kind: str, path: Path, cache_dir: str | os.PathLike[str] | None) -
     """
     if kind == "mesh":
         return load_mesh(path, cache_dir)
-    return read_source(path) if kind == "labels" else read_targets(path, kind.partition(" ")[2])
+    values, _, name = kind.partition(" ")
+    return read_source(path, name or AUTO_LABELS) if values == "labels" else read_targets(path, name)
 
 
 def facts_of(content: Mesh | FileValues, *, edges: bool = True, hashes: bool = True) -> Any:

@@ -204,15 +204,17 @@ class Numbering(NamedTuple):
     """How the labels in the files of a set become classes at elements of the meshes.
 
     classes: the class of each number or name in the label files
+    kind: that of the label files, see `indexed`
     """
 
     classes: dict[int | str, int]
     at: LabelsAt
+    kind: str = "labels"
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of the files of a mesh, see `indexed`."""
-        return ("labels",)
+        return (self.kind,)
 
     def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.int64]:
         """The labels of a mesh (V,), (F,) or (E,) int64 from those in its file, see `place_labels`."""

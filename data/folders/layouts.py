@@ -11,12 +11,14 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from diffnet.data.feature_names import AUTO_LABELS, FILE_PREFIX
 from diffnet.data.folders.division import BY_LISTS, Division, Rule, divided, find_parts, has_set, part_folders
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     NAMES,
     counts_train,
     label_files,
+    mesh_names,
     meshes_below,
     meshes_in,
     pair_beside,
@@ -24,7 +26,7 @@ from diffnet.data.folders.files import (
 )
 from diffnet.data.folders.index import ValueFacts
 from diffnet.data.folders.labels import Classes, number_classes
-from diffnet.data.folders.sources import read_source
+from diffnet.data.folders.sources import find_values, read_source
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import read_lines
 from diffnet.geometry import FORMATS
@@ -53,6 +55,7 @@ class SetFiles(NamedTuple):
 
     layout: the layout, which is not "auto"
     parts: the meshes of each part that is needed
+    names: of these meshes
     labels: the label files of the meshes, behind those of other meshes that tell the classes
     at: the elements that are labeled, or None if the files decide
     to_classes: numbers the classes
@@ -60,19 +63,24 @@ class SetFiles(NamedTuple):
 
     layout: Layout
     parts: Division[Path]
+    names: list[str]
     labels: list[Path]
     at: LabelsAt | None
     to_classes: Callable[[Mapping[Path, ValueFacts]], Classes]
 
 
-def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
-    """The files of the data set in a folder, see `load_dataset`. Raises DataError."""
+def find_files(root: Path, layout: Layout, rule: Rule, source: str = AUTO_LABELS) -> SetFiles:
+    """The files of the data set in a folder, see `load_dataset`. Raises DataError. source: of the labels"""
     if layout not in LAYOUTS:
         raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
-        layout = _detect(root, rule.needs_train)
+        layout = "folder" if rule.files or source != AUTO_LABELS else _detect(root, rule.needs_train)
+    if rule.files and layout not in ("princeton", "folder"):
+        raise DataError(f"{root}: files is {rule.files!r}, but the layout {layout} tells the files; use folder")
+    if source != AUTO_LABELS and layout != "folder":
+        raise DataError(f"{root}: labels is {source!r}, but the layout {layout} tells the labels; use folder")
     train = counts_train(root, rule.needs_train)
     at = _LABELED.get(layout)
     to_classes: Callable[[Mapping[Path, ValueFacts]], Classes] = partial(number_classes, names_file=root / NAMES)
@@ -86,16 +94,23 @@ def find_files(root: Path, layout: Layout, rule: Rule) -> SetFiles:
     elif layout == "meshcnn":
         parts = find_parts(root, rule, partial(meshes_in, formats=(".obj",)))
     else:
-        parts = find_parts(root, rule, meshes_below if layout == "teeth" else meshes_in)
+        parts = find_parts(root, rule, meshes_below if layout == "teeth" else None)
     wanted = parts.every if train else parts.parts["test"]
-    if layout in ("princeton", "folder"):
+    if source.startswith(FILE_PREFIX):
+        labels = [find_values(mesh, source.removeprefix(FILE_PREFIX)) for mesh in wanted]
+    elif source != AUTO_LABELS:
+        labels = wanted
+    elif layout in ("princeton", "folder"):
         subfolder, suffixes = ("seg", (".seg",)) if layout == "princeton" else ("labels", _LABELS)
         labels, strays = pair_beside(root, parts.every, wanted, subfolder, suffixes, layout == "folder")
     else:
         place, suffix = _PLACES[layout]
         labels = pair_labels(wanted, root / place if place else None, (suffix,))
     parts = replace(parts, left_out=(*parts.left_out, *strays))
-    return SetFiles(layout, parts if rule.needs_train else parts.of_test(), labels, at, to_classes)
+    parts = parts if rule.needs_train else parts.of_test()
+    by_folder = layout in ("princeton", "folder")
+    names = mesh_names(root, parts.every) if by_folder else list(map(mesh_stem, parts.every))
+    return SetFiles(layout, parts, names, labels, at, to_classes)
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:
@@ -111,13 +126,13 @@ def _detect(root: Path, needs_train: bool) -> Layout:
         return "princeton"
     if has_set(root):
         return "folder"
-    if any(mesh.with_name(f"{mesh_stem(mesh)}.json").is_file() for mesh in meshes_below(root)):
-        return "teeth"
+    if below := meshes_below(root):
+        return "teeth" if any(mesh.with_name(f"{mesh_stem(mesh)}.json").is_file() for mesh in below) else "folder"
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
         "test.txt (rna); shapes/*.off and gt/*.seg (coseg); *.seg (princeton); "
-        f"and meshes, {', '.join(FORMATS)}, also with .gz, here or in off/, "
-        "meshes/, train/ or test/ (folder), or in subfolders with a .json file beside them (teeth). "
+        f"and meshes, {', '.join(FORMATS)}, also with .gz, here or in subfolders (folder, or teeth with a .json file "
+        "beside them). "
         "Folders of classes are for `diffnet train classification`"
     )
 

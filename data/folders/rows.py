@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeAlias
 
 from diffnet.data.feature_names import TARGET_TABLE
 from diffnet.data.folders.division import Division, Rule, divide, in_parts, part_folders
-from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, meshes_in, part_of
+from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_names, parse_number, table_lines
 from diffnet.geometry import FORMATS
 from diffnet.geometry.files import as_text
-from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+from diffnet.geometry.mesh.mesh import mesh_suffix
 
 CLASS_TABLE = "labels.csv"  # the name of a table of classes in a folder
 
@@ -99,14 +99,14 @@ def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[s
 
 
 def _class_folders(root: Path, rule: Rule) -> _Rows:
-    classes = folders_in(root)
+    classes, meshes_of = folders_in(root), meshes_by(root, rule.files)
     if not classes:
         raise DataError(f"{root}: no classes found; expected one folder of meshes per class, or a table {CLASS_TABLE}")
     strays = _strays(root)
     above = {folder: told[0] for folder, told in part_folders(root, _has_classes).items()}
     if above and ({*rule.needed} <= {*above.values()} or len(above) == len(classes)):
         places = [(place, part) for folder, part in above.items() for place in folders_in(folder)]
-        rows = [row for place, part in places for row in _class_rows(place.name, place, part)]
+        rows = [row for place, part in places for row in _class_rows(place, meshes_of(place), part)]
         strays += [text for folder in above for text in _strays(folder)]
         others = [folder.name for folder in classes if folder not in above]
         strays += [f"folders beside {listing(f.name for f in above)}: {listing(others)}"] if others else []
@@ -119,7 +119,7 @@ def _class_folders(root: Path, rule: Rule) -> _Rows:
             strays += _strays(folder)
             source = source or f"by the folders {listing(place.name for place in parts)} of each class"
         for place, part in (parts or {folder: None}).items():
-            rows += _class_rows(folder.name, place, part)
+            rows += _class_rows(folder, meshes_of(place), part)
             if bool(part) != bool(rows[0].split):
                 first = root / rows[0].cells[0]
                 with_split, without = (place.parent, first) if part else (first, place)
@@ -140,11 +140,15 @@ def _strays(folder: Path) -> list[str]:
     return [f"meshes in {folder}, whose subfolders have the meshes of the set: {listing(strays)}"] if strays else []
 
 
-def _class_rows(label: str, folder: Path, part: Part | None) -> list[Row]:
-    meshes = meshes_in(folder)
+def _class_rows(folder: Path, meshes: Sequence[Path], part: Part | None) -> list[Row]:
+    """The meshes of a part of the class in a folder."""
     if not meshes:
         raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
-    return [Row(f"{label}/{mesh_stem(mesh)}", mesh, [as_text(label)], part) for mesh in meshes]
+    names = mesh_names(folder, meshes)
+    return [
+        Row(f"{folder.name}/{name}", mesh, [as_text(folder.name)], part)
+        for name, mesh in zip(names, meshes, strict=True)
+    ]
 
 
 def _class_table(table: Path) -> _Rows:

@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
-from diffnet.data.feature_names import target_parts
+from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, target_parts
 from diffnet.data.folders.division import Division, Rule, find_parts
+from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
 from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import Row, find_classes, find_target_rows
-from diffnet.data.folders.sources import find_targets
+from diffnet.data.folders.sources import find_values
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
-from diffnet.geometry.mesh.mesh import mesh_stem
 
 _Files: TypeAlias = "Index | Whole"
 _Path: TypeAlias = "str | os.PathLike[str]"
@@ -35,11 +35,13 @@ def load_dataset(
     path: str | os.PathLike[str],
     layout: Layout = "auto",
     *,
+    labels: str = AUTO_LABELS,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
+    files: str | None = None,
     labels_at: LabelsAt | None = None,
 ) -> LabeledMeshes:
     """Read all of a labeled data set from a folder.
@@ -65,6 +67,16 @@ def load_dataset(
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). All files may be compressed by
     gzip (.gz).
 
+    labels: where the labels are, in the layout "folder".
+        "auto": in a file beside each mesh, or in `labels/`; else in the mesh file: a property called label, class or
+        such, the colors, or the only property with whole numbers. `labels_from` of the set names it.
+        "file:NAME": in `STEM.NAME.npy`, `.txt` or `.csv`, as in `load_targets`, or the property NAME of the vertices or
+        faces.
+        "groups", "materials": the names of the groups (g) or materials (usemtl) of the faces of OBJ files
+        "colors": the colors of vertices or faces
+    files: a pattern such as "sub-*/surf/lh.pial" for the paths of the meshes in the folder. Without it, these are in
+        the folder, in `off/`, `meshes/`, or in `train/` and `test/`; or in subfolders of any depth, if there are none.
+        Meshes in further subfolders have names with their folders.
     group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
         mesh, and a random division leaves groups together. A name without a match is a group of its own.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
@@ -79,7 +91,8 @@ def load_dataset(
     malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
     and for a single class; and MeshError for a mesh that can't be read.
     """
-    data = _dataset(path, layout, Rule(test_fraction, seed, group_by, needs_train), Whole(cache_dir))
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    data = _dataset(path, layout, labels, rule, Whole(cache_dir))
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 
@@ -91,6 +104,7 @@ def load_classes(
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
+    files: str | None = None,
 ) -> LabeledMeshes:
     """Read all of a data set for classification, in one of these layouts.
 
@@ -114,7 +128,7 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
-    return _classes(path, Rule(test_fraction, seed, group_by, needs_train), Whole(cache_dir))
+    return _classes(path, Rule(test_fraction, seed, group_by, needs_train, files=files), Whole(cache_dir))
 
 
 def load_targets(
@@ -126,6 +140,7 @@ def load_targets(
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
+    files: str | None = None,
 ) -> LabeledMeshes:
     """Read all of a data set for regression.
 
@@ -152,7 +167,7 @@ def load_targets(
     contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
     another form; and MeshError for a mesh that can't be read.
     """
-    return _targets(path, targets, Rule(test_fraction, seed, group_by, needs_train), Whole(cache_dir))
+    return _targets(path, targets, Rule(test_fraction, seed, group_by, needs_train, files=files), Whole(cache_dir))
 
 
 def index_dataset(
@@ -160,10 +175,12 @@ def index_dataset(
     cache_dir: str | os.PathLike[str],
     layout: Layout = "auto",
     *,
+    labels: str = AUTO_LABELS,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
     needs_train: bool = True,
+    files: str | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
@@ -173,8 +190,8 @@ def index_dataset(
     labels occur, and what each file is recognized by. Later calls read files that are new or have changed. Processes
     can share the folder.
 
-    path, layout, test_fraction, seed, group_by, needs_train: see `load_dataset`, also for a warning. Shards give
-        the set of `load_shards`.
+    path, layout, labels, test_fraction, seed, group_by, needs_train, files: see `load_dataset`, also for a warning.
+        Shards give the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
@@ -183,7 +200,8 @@ def index_dataset(
     Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
     can't be read. The message names the files. What is known of the other files is stored first.
     """
-    return _dataset(path, layout, Rule(test_fraction, seed, group_by, needs_train), Index(Path(path), cache_dir, jobs))
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    return _dataset(path, layout, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_classes(
@@ -194,13 +212,15 @@ def index_classes(
     seed: int = 0,
     group_by: str | None = None,
     needs_train: bool = True,
+    files: str | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    return _classes(path, Rule(test_fraction, seed, group_by, needs_train), Index(Path(path), cache_dir, jobs))
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    return _classes(path, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_targets(
@@ -212,33 +232,40 @@ def index_targets(
     seed: int = 0,
     group_by: str | None = None,
     needs_train: bool = True,
+    files: str | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
-    return _targets(path, targets, Rule(test_fraction, seed, group_by, needs_train), Index(Path(path), cache_dir, jobs))
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    return _targets(path, targets, rule, Index(Path(path), cache_dir, jobs))
 
 
-def _dataset(path: _Path, layout: Layout, rule: Rule, files: _Files) -> Any:
+def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files) -> Any:
+    source = checked_label_source(source)
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
         return shards
     root = Path(path)
-    layout_files = find_files(root, layout, rule)
+    layout_files = find_files(root, layout, rule, source)
     parts, labels = layout_files.parts, layout_files.labels
     meshes = parts.every
-    facts = files.facts({"mesh": meshes, "labels": labels}, layout_files.at == "edges")
-    classes = layout_files.to_classes({path: entry for path, (_, entry) in zip(labels, facts["labels"], strict=True)})
+    kind = "labels" if source == AUTO_LABELS else f"labels {source}"
+    facts = files.facts({"mesh": meshes, kind: labels}, layout_files.at == "edges")
+    classes = layout_files.to_classes({path: entry for path, (_, entry) in zip(labels, facts[kind], strict=True)})
+    in_meshes = set(meshes)
+    inside = {entry.kind: 0 for path, (_, entry) in zip(labels, facts[kind], strict=True) if path in in_meshes}
     # Without the training part, its label files may still tell the classes.
-    labels, facts["labels"] = labels[-len(meshes) :], facts["labels"][-len(meshes) :]
-    kinds = {"mesh": meshes, "labels": labels}
+    labels, facts[kind] = labels[-len(meshes) :], facts[kind][-len(meshes) :]
+    kinds = {"mesh": meshes, kind: labels}
     at = find_elements(_pairs(kinds, facts), layout_files.at)
     if rule.needs_train and len(classes.names) == 1:
         only = f"{classes.names[0]!r} is the only class"
         raise DataError(f"{root}: {only}; segmentation needs at least 2. A negative label means unlabeled")
-    items = files.items(list(map(mesh_stem, meshes)), kinds, facts, Numbering(classes.places, at))
-    data = files.dataset(**parts.fields(items), label_names=classes.names, labels_at=at, label_numbers=classes.numbers)
+    items = files.items(layout_files.names, kinds, facts, Numbering(classes.places, at, kind))
+    fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
+    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside))
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
@@ -272,13 +299,13 @@ def _targets(path: _Path, targets: str | None, rule: Rule, files: _Files) -> Any
         parts = find_parts(root, rule)
         parts = parts if rule.needs_train else parts.of_test()
         meshes = parts.every
-        kinds = {"mesh": meshes} | {f"targets {name}": [find_targets(mesh, name) for mesh in meshes] for name in names}
+        kinds = {"mesh": meshes} | {f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in names}
         facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
         at = find_elements(pairs)
-        fields = parts.fields(files.items(list(map(mesh_stem, meshes)), kinds, facts, Columns(names, at)))
+        fields = parts.fields(files.items(mesh_names(root, meshes), kinds, facts, Columns(names, at)))
         present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
     missing = ~present[: len(fields["train"])].any(0)
     if rule.needs_train and missing.any():

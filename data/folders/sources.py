@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import COLORS, FILE_PREFIX
+from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.numbers import checked_columns, read_columns, read_labels, text_of
+from diffnet.data.numbers import Columns, checked_columns, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
-from diffnet.geometry.mesh.formats import READERS
+from diffnet.geometry.mesh.formats import READERS, ply_color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 from diffnet.geometry.mesh.text import integer, real
 
@@ -25,6 +25,7 @@ PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "se
 SCALAR = "scalar_"  # before the names of properties that CloudCompare writes
 MAX_COLORS = 64
 TARGETS = "targets"  # the kind of values that aren't labels
+_FACES: LabelsAt = "faces"
 _SUFFIXES = (".npy", ".txt", ".csv", ".npy.gz", ".txt.gz", ".csv.gz")  # of files of targets
 
 
@@ -50,23 +51,27 @@ class FileValues:
     elements: NDArray[np.int64] | None = None
 
 
-def read_source(path: Path) -> FileValues:
+def read_source(path: Path, source: str = AUTO_LABELS) -> FileValues:
     """The labels in a file: a label file, or a mesh with a property or with colors as labels.
+
+    source: see `load_dataset`. Unless it is "auto", `path` is the file that `find_labels` gives.
 
     `.npy`, `.txt` and others: a number for each element, see `read_labels`
     `NAME_labels.txt`: for each part a line with its name, then a line with the numbers of its faces, from 1
-    `.json`: an object with a list "labels", a number for each vertex
-    a mesh: a property of the vertices or faces of a PLY file whose name is in PROPERTIES; else colors of the vertices
-        or faces. If both have colors, those that differ count; else those that aren't gray; else those of the vertices.
-        Each distinct color is a class. Without colors, names may begin with
-        SCALAR.
+    `.json`: a list of numbers, or an object with such a list "labels", or "sub_labels" for faces
+    a mesh: a property of the vertices or faces whose name is in PROPERTIES; else colors of the vertices or faces. If
+        both have colors, those that differ count; else those that aren't gray; else those of the vertices. Each
+        distinct color is a class. Without colors, names may begin with SCALAR, and the only property with whole
+        numbers counts, whatever its name is.
 
     Raises DataError for labels that are missing or malformed, MeshError for a mesh that can't be read. The message
     names the file.
     """
     suffix = mesh_suffix(path)
+    if source.startswith(FILE_PREFIX):
+        return _of_name(path, source.removeprefix(FILE_PREFIX))
     if suffix in FORMATS:
-        return _of_mesh(path)
+        return _of_mesh(path) if source == AUTO_LABELS else _of_part(path, source)
     if suffix == ".json":
         return _of_json(path)
     if suffix == ".txt" and mesh_stem(path).endswith(PART_LIST) and _begins_with_a_name(path):
@@ -129,13 +134,16 @@ def _of_json(path: Path) -> FileValues:
         content = json.loads(text_of(path))
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path}: the file is not JSON ({e})") from e
-    labels = content.get("labels") if isinstance(content, dict) else None
+    by_name = content if isinstance(content, dict) else {"labels": content}
+    labels, at = by_name.get("labels"), None
+    if labels is None and "sub_labels" in by_name:  # of SubdivNet (Hu et al. 2022)
+        labels, at = by_name["sub_labels"], _FACES
     if not isinstance(labels, list) or not labels:
-        raise DataError(f'{path}: expected an object with a list "labels", a number for each vertex')
+        raise DataError(f'{path}: expected an object with a list "labels", a number for each vertex or each face')
     bad = next((i for i, value in enumerate(labels) if not _is_whole(value)), None)
     if bad is not None:
         raise DataError(f"{path}: label {bad} is {str(labels[bad])[:40]!r}, which is not a whole number")
-    return FileValues(path, "numbers", np.array([int(value) for value in labels], np.int64), at="vertices")
+    return FileValues(path, "numbers", np.array([int(value) for value in labels], np.int64), at=at)
 
 
 def _is_whole(value: Any) -> bool:
@@ -148,22 +156,58 @@ def _of_mesh(path: Path) -> FileValues:
     if not properties and (attributes.colors is not None or attributes.face_colors is not None):
         _check_colors(path, attributes)
     properties = properties or _properties(attributes, SCALAR)
+    palette = _palette(attributes)
+    if not properties and (palette is None or len(np.unique(_levels(palette[1]))) > MAX_COLORS):
+        properties = _whole_properties(attributes)
     if len(properties) > 1:
         both = ", ".join(f"{name!r} of the {at}" for at, name, _ in properties)
-        raise DataError(f"{path}: more than one property could be the labels: {both}. Keep one of them")
+        raise DataError(
+            f"{path}: more than one property could be the labels: {both}. Choose one with --labels file:NAME"
+        )
     if properties:
         at, name, values = properties[0]
-        return FileValues(path, f"the property {name!r}", _whole_numbers(path, name, values), at=at)
+        values = _whole_numbers(path, f"the property {name!r}", values)
+        return FileValues(path, f"the property {name!r} of the {at}", values, at=at)
+    if palette is not None:
+        return _of_colors(path, palette[1], palette[0])
+    groups = "".join(f". For its {kind}, add --labels {kind}" for kind in [*attributes.face_names][:1])
+    raise DataError(
+        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
+        f"({', '.join(PROPERTIES)}, or one of whole numbers), or colors of the vertices{groups}"
+    )
+
+
+def _palette(attributes: Attributes) -> tuple[LabelsAt, NDArray[np.float64]] | None:
+    """The colors that can be labels, (V, 3) or (P, 3), with their elements, or None."""
     colors: list[tuple[LabelsAt, NDArray[np.float64] | None]]
     colors = [("vertices", attributes.colors), ("faces", attributes.face_colors)]
     palettes = [(at, rows) for at, rows in colors if rows is not None]
-    if palettes:
-        at, rows = max(palettes, key=lambda palette: _paint(palette[1]))  # of equal ones, the vertices
-        return _of_colors(path, rows, at)
-    raise DataError(
-        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
-        f"({', '.join(PROPERTIES)}), or colors of the vertices"
-    )
+    return max(palettes, key=lambda palette: _paint(palette[1]), default=None)  # of equal ones, the vertices
+
+
+def _of_part(path: Path, source: str) -> FileValues:
+    """The colors, the groups or the materials of a mesh file, whatever else it has."""
+    attributes = load_attributes(path)
+    palette = _palette(attributes)
+    if source == COLORS and palette is not None:
+        return _of_colors(path, palette[1], palette[0])
+    if source not in attributes.face_names:
+        formats = "PLY, OBJ, OFF and VTK files" if source == COLORS else "OBJ files"
+        raise DataError(f"{path}: the file has no {source}. The faces of {formats} can have them")
+    names = attributes.face_names[source]
+    elements = np.flatnonzero(names != "")
+    distinct, values = np.unique(names[elements], return_inverse=True)
+    return FileValues(path, source, values.reshape(-1).astype(np.int64), distinct.tolist(), _FACES, elements)
+
+
+def _of_name(path: Path, name: str) -> FileValues:
+    """The labels `file:NAME` in a file of `find_values`."""
+    columns, at = _named_columns(path, name, "labels")
+    count = columns.values.shape[1]
+    if count != 1:
+        raise DataError(f"{path}: {FILE_PREFIX}{name} has {count} columns, and labels are one")
+    kind = "numbers" if at is None else f"the property {name!r} of the {at}"
+    return FileValues(path, kind, _whole_numbers(path, f"{FILE_PREFIX}{name}", columns.values[:, 0]), at=at)
 
 
 def _properties(attributes: Attributes, prefix: str = "") -> list[tuple[LabelsAt, str, NDArray[Any]]]:
@@ -179,22 +223,34 @@ def _all_properties(attributes: Attributes) -> Iterator[tuple[LabelsAt, str, NDA
     )
 
 
+def _whole_properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArray[Any]]]:
+    """The properties with whole numbers that occur more than once: integers, and those of CloudCompare."""
+    found = []
+    for at, name, values in _all_properties(attributes):
+        is_paint = name in ("alpha", *(ply_color_names(dict(_tables(attributes))[at]) or ()))
+        of_cloud_compare = name.lower().startswith(SCALAR) and (values == np.trunc(values)).all()
+        is_whole = of_cloud_compare or values.dtype.kind in "biu"
+        if is_whole and not is_paint and len(np.unique(values)) < len(values):
+            found.append((at, name, values))
+    return found
+
+
 def _check_colors(path: Path, attributes: Attributes) -> None:
     """Raises DataError if another property could be the labels: several whole numbers, and a name that tells it."""
     for at, name, values in _all_properties(attributes):
         told = name.lower().startswith(SCALAR) or set(re.split("[^a-z]+", name.lower())) & {*PROPERTIES}
         if told and (values == np.trunc(values)).all() and 1 < len(np.unique(values)) <= MAX_COLORS:
             raise DataError(
-                f"{path}: both the colors and the property {name!r} of the {at} could be the labels. Rename the "
-                "property to label, or remove the colors"
+                f"{path}: both the colors and the property {name!r} of the {at} could be the labels. Choose with "
+                f"--labels {FILE_PREFIX}{name} or --labels colors"
             )
 
 
-def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+def _whole_numbers(path: Path, what: str, values: NDArray[Any]) -> NDArray[np.int64]:
     real = values.astype(np.float64)
     bad = np.flatnonzero(~((np.abs(real) < 2**53) & (real == np.trunc(real))))
     if len(bad):
-        raise DataError(f"{path}: the property {name!r} should be whole numbers, row {bad[0]} is {values[bad[0]]}")
+        raise DataError(f"{path}: {what} should be whole numbers, row {bad[0]} is {values[bad[0]]}")
     return values.astype(np.int64)
 
 
@@ -204,8 +260,7 @@ def _paint(colors: NDArray[np.float64]) -> tuple[bool, bool]:
 
 
 def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileValues:
-    levels = np.rint(colors * 255).astype(np.int64)
-    distinct, values = np.unique(levels @ [65536, 256, 1], return_inverse=True)
+    distinct, values = np.unique(_levels(colors), return_inverse=True)
     if len(distinct) > MAX_COLORS:
         raise DataError(
             f"{path}: {len(distinct)} distinct colors of {at}. Colors can be labels if there are at most "
@@ -215,31 +270,43 @@ def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileVal
     return FileValues(path, "colors", values.reshape(-1).astype(np.int64), names, at)
 
 
-def find_targets(mesh: Path, name: str) -> Path:
-    """The file that holds the targets `file:NAME` of a mesh: one beside it, else the mesh itself.
+def _levels(colors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """A number (N,) from 0 to 2^24 for each color (N, 3)."""
+    return np.rint(colors * 255).astype(np.int64) @ [65536, 256, 1]
+
+
+def find_values(mesh: Path, name: str) -> Path:
+    """The file that holds the labels or targets `file:NAME` of a mesh: one beside it, else the mesh itself.
 
     Raises DataError for several files.
     """
     return only_file(mesh, array_files(mesh, name, _SUFFIXES), f"file for {FILE_PREFIX}{name}") or mesh
 
 
-def read_targets(file: Path, name: str) -> FileValues:
-    """The targets `file:NAME` in a file of `find_targets`. Raises DataError if they are missing or there twice."""
-    at: LabelsAt | None = None
+def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt | None]:
+    """The columns NAME in a file of `find_values`, and their elements, or None if their number decides.
+
+    what: for the message of DataError, if they are missing or there twice
+    """
     if mesh_suffix(file) not in FORMATS:
-        columns = read_columns(file)
-    else:
-        inside = arrays_in_mesh_file(file, name)
-        if len(inside) > 1:
-            raise DataError(f"{file}: both the vertices and the faces have the property {name!r}. Keep one of them")
-        if not inside:
-            places = ", ".join(str(place.with_suffix("")) for place in array_files(file, name))
-            raise DataError(
-                f"{file}: no targets for {FILE_PREFIX}{name}. Expected one of {places} with .npy, .txt or .csv, or "
-                f"the property {name!r} of a PLY file"
-            )
-        array, at = inside[0]
-        columns = checked_columns(file, array)
+        return read_columns(file), None
+    inside = arrays_in_mesh_file(file, name)
+    if len(inside) > 1:
+        raise DataError(f"{file}: both the vertices and the faces have the property {name!r}. Keep one of them")
+    if not inside:
+        places = ", ".join(str(place.with_suffix("")) for place in array_files(file, name))
+        present = [each for _, each, _ in _all_properties(load_attributes(file))] if _has_properties(file) else []
+        raise DataError(
+            f"{file}: no {what} for {FILE_PREFIX}{name}. Expected one of {places} with .npy, .txt or .csv, or "
+            f"the property {name!r} of a PLY file" + (f"; it has {', '.join(present)}" if present else "")
+        )
+    array, at = inside[0]
+    return checked_columns(file, array), at
+
+
+def read_targets(file: Path, name: str) -> FileValues:
+    """The targets `file:NAME` in a file of `find_values`. Raises DataError if they are missing or there twice."""
+    columns, at = _named_columns(file, name, TARGETS)
     count = columns.values.shape[1]
     names = columns.names or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
     return FileValues(file, TARGETS, columns.values, names, at)
@@ -263,12 +330,18 @@ def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> l
 def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
     """The arrays NAME in a mesh file itself, with their elements: those of PLY and VTK files, or colors of vertices."""
     reader = READERS.get(mesh_suffix(mesh))
-    if reader is None or reader.attributes is None or not (reader.properties or name == COLORS):
+    if reader is None or reader.attributes is None or not (_has_properties(mesh) or name == COLORS):
         return []
     attributes = load_attributes(mesh)
     if name == COLORS and attributes.colors is not None:
         return [(attributes.colors, "vertices")]
     return [(table[name], at) for at, table in _tables(attributes) if name in table]
+
+
+def _has_properties(mesh: Path) -> bool:
+    """Whether files of the format of a mesh can have properties."""
+    reader = READERS.get(mesh_suffix(mesh))
+    return reader is not None and reader.properties
 
 
 def _tables(attributes: Attributes) -> tuple[tuple[LabelsAt, dict[str, NDArray[Any]]], ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
-from diffnet.data.folders.files import PARTS, files_in, folders_in, listing
+from diffnet.data.folders.files import PARTS, files_in, folders_in, listing, meshes_in
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_vertex_numbers, read_labels, read_lines
 from diffnet.data.options import Base
@@ -82,7 +82,7 @@ def load_pairs(
     roots = [root for folder in folders for root in _roots(Path(folder))]
     which = _pair_rule(folders, pairs)
     divisions = [
-        find_parts(root, rule).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
+        find_parts(root, rule, meshes_in).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
         for root in roots
     ]
     train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)

@@ -69,12 +69,15 @@ class Attributes:
     face_colors: (P, 3) the same at the polygons
     vertices: by name, the numbers of each property of the vertices, (V,) or (V, C), with the file's dtype
     faces: the same for the polygons, (P,) or (P, C)
+    face_names: by "groups" and "materials", the name (P,) of the group or the material of each polygon of an OBJ file,
+        empty where it has none
     """
 
     colors: NDArray[np.float64] | None = None
     face_colors: NDArray[np.float64] | None = None
     vertices: dict[str, NDArray[Any]] = field(default_factory=dict)
     faces: dict[str, NDArray[Any]] = field(default_factory=dict)
+    face_names: dict[str, NDArray[np.str_]] = field(default_factory=dict)
 
 
 def parse(data: bytes, suffix: str) -> Content:
@@ -380,8 +383,20 @@ def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | No
 
 
 def _obj_attributes(data: bytes) -> Attributes:
-    rows = (line.split() for _, line in without_comments(numbered_lines(data, continued=True)))
-    return Attributes(_colors_in(row[4:7] for row in rows if row[0] == "v"))
+    current = {"g": "", "usemtl": ""}
+    names: dict[str, list[str]] = {"groups": [], "materials": []}
+    points: list[list[str]] = []
+    for _, line in without_comments(numbered_lines(data, continued=True)):
+        word, *rest = line.split()
+        if word == "v":
+            points.append(rest[3:6])
+        elif word in current:
+            current[word] = " ".join(rest)
+        elif word == "f":
+            for each, name in zip(names.values(), current.values(), strict=True):
+                each.append(name)
+    named = {kind: np.array(each) for kind, each in names.items() if any(each)}
+    return Attributes(_colors_in(points), face_names=named)
 
 
 def _off_attributes(data: bytes) -> Attributes:

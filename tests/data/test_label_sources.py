@@ -128,7 +128,8 @@ def test_json_beside_meshes(tmp_path: Path) -> None:
     (tmp_path / "p2_lower.txt").unlink()
     for content, message in (
         ("{", "the file is not JSON"),
-        ("[1, 2]", 'expected an object with a list "labels"'),
+        ("[1, 2]", "2 labels, but "),
+        ("{}", 'expected an object with a list "labels"'),
         ('{"labels": []}', 'expected an object with a list "labels"'),
         ('{"labels": [1, 2, 2.5, 1, 1]}', "label 2 is '2.5', which is not a whole number"),
         ('{"labels": [1, 2, "x", 1, 1]}', "label 2 is 'x'"),

@@ -11,7 +11,7 @@ import pytest
 import trimesh
 from command import complaint, output
 from refusals import refused
-from set_files import names, parts
+from set_files import names, parts, write_ply
 
 from diffnet.benchmarks.bodies import pack
 from diffnet.data import (
@@ -274,6 +274,96 @@ def test_scalars_beside_paint(tmp_path: Path) -> None:
             refused(DataError, f"the colors and the property '{name}'", load_dataset, tmp_path)
         else:
             assert load_dataset(tmp_path).label_names == ["#000000", "#320000"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "at", "classes", "labels_from"),
+    [
+        ("06_cloudcompare_scalar", "auto", "vertices", "01", "the property 'scalar_label' of the vertices"),
+        ("06b_scalar_label_and_paint", "file:scalar_label", "vertices", "01", "the property 'scalar_label' of the"),
+        ("06b_scalar_label_and_paint", "colors", "vertices", ["#5a5a5a", "#c8c8c8"], "colors"),
+        ("07_object_id", "auto", "faces", "01", "the property 'object_id' of the faces"),
+        ("08_subdivnet_json", "auto", "faces", "01", ""),
+        ("24b_json_faces", "auto", "faces", "01", ""),
+        ("24c_json_list", "auto", "vertices", "01", ""),
+        ("12_obj_groups", "groups", "faces", ["lower", "upper"], "groups"),
+        ("12_obj_groups", "materials", "faces", ["lower", "upper"], "materials"),
+        ("11_off_face_colours", "colors", "faces", ["#0000ff", "#ff0000"], "colors"),
+        ("16_case_folders", "auto", "vertices", "01", ""),
+        ("37_scannet", "auto", "vertices", "12", ""),
+        ("37b_scannet_flat", "auto", "vertices", "12", ""),
+    ],
+)
+def test_labels_as_others_keep_them(
+    name: str, source: str, at: str, classes: Any, labels_from: str, tmp_path: Path
+) -> None:
+    data = load_dataset(case(name), labels=source)
+    assert (data.labels_at, data.label_names) == (at, [*classes])
+    assert data.labels_from.startswith(labels_from)
+    assert bool(data.labels_from) == bool(labels_from)
+    indexed = index_dataset(case(name), tmp_path, labels=source)
+    np.testing.assert_array_equal(indexed.train[0].labels, data.train[0].labels)
+    assert np.bincount(data.train[0].labels).min() > 0
+
+
+def test_labels_by_name_of_a_property(tmp_path: Path) -> None:
+    """The only property with whole numbers holds the labels. Of several, one is named."""
+    mesh = trimesh.creation.icosphere(1)
+    iface, chain = (mesh.vertices[:, 2] > 0).astype("u1"), (mesh.vertices[:, 0] > 0).astype("i4")
+    for i in range(2):
+        charge, numbers = ("charge", mesh.vertices[:, 1].astype("f4")), ("atom", np.arange(42, dtype="i4"))
+        write_ply(tmp_path / f"p{i}.ply", [("iface", iface), charge, numbers], mesh=(mesh.vertices, mesh.faces))
+    data = load_dataset(tmp_path)
+    assert data.labels_from == "the property 'iface' of the vertices"
+    np.testing.assert_array_equal(data.train[0].labels, iface)
+    write_ply(tmp_path / "p0.ply", [("iface", iface), ("chain", chain), charge], mesh=(mesh.vertices, mesh.faces))
+    several = "p0.ply: more .* could be the labels: 'iface' of the vertices, 'chain' of the vertices. Choose one with"
+    refused(DataError, several, load_dataset, tmp_path)
+    np.testing.assert_array_equal(load_dataset(tmp_path, labels="file:iface").train[0].labels, iface)
+    for labels, message in (
+        ("file:charge", "ply: file:charge should be whole numbers"),
+        ("file:face", "no labels for file:face. Expected one of .* it has iface, chain, charge$"),
+        ("groups", "ply: the file has no groups"),
+    ):
+        refused(DataError, message, load_dataset, tmp_path, labels=labels)
+    for i in range(2):
+        (tmp_path / f"p{i}.patch.txt").write_text("\n".join(map(str, chain)))
+    np.testing.assert_array_equal(load_dataset(tmp_path, labels="file:patch").test[0].labels, chain)
+
+
+def test_meshes_in_subfolders_of_any_depth(tmp_path: Path) -> None:
+    write(tmp_path, *(f"sub-{i}/surf/{side}" for i in range(3) for side in ("lh", "rh")))
+    data = load_dataset(tmp_path)
+    assert sorted(names([*data.train, *data.test])) == [f"sub-{i}/surf/{s}" for i in range(3) for s in ("lh", "rh")]
+    left = load_dataset(tmp_path, files="sub-*/surf/lh.obj", group_by="sub-[0-9]")
+    assert sorted(names([*left.train, *left.test])) == [f"sub-{i}/surf/lh" for i in range(3)]
+    (tmp_path / "train.txt").write_text("sub-0\nsub-2\n")
+    (tmp_path / "test.txt").write_text("sub-1\n")
+    assert parts(load_dataset(tmp_path))[2] == ["sub-1/surf/lh", "sub-1/surf/rh"]
+    refused(DataError, r"no mesh \(.obj, .off, .* matches '\*/rh.ply'", load_dataset, tmp_path, files="*/rh.ply")
+    refused(DataError, "files should be a pattern", load_dataset, tmp_path, files="/x")
+    refused(DataError, "but the layout coseg tells the files", load_dataset, tmp_path, "coseg", files="*.off")
+
+
+def test_classes_in_subfolders_of_any_depth() -> None:
+    for files in (None, "*/*/models/*_normalized.obj"):
+        data = load_classes(case("15d_shapenet"), files=files)
+        assert data.label_names == ["02691156", "02828884"]
+        assert data.test[0].name.endswith("/models/model_normalized")
+
+
+def test_commands_take_patterns_and_named_labels(tmp_path: Path) -> None:
+    run = ["train", "segmentation", "--data", case("12_obj_groups"), "--labels", "groups", "--files", "a*.obj"]
+    shown = output(*run, "--out", tmp_path / "run", "--epochs", 1, "--k", 8, "--width", 8, "--features", "log-hks")
+    assert "labels: groups" in shown
+    assert "classes: 2 at the faces" in shown
+    scored = ["evaluate", "--checkpoint", tmp_path / "run", "--data", case("12_obj_groups"), "--out"]
+    output(*scored, tmp_path / "scores")  # the labels of the training
+    assert "the file has no colors" in complaint(*scored, tmp_path / "other", "--labels", "colors")
+    predicted = tmp_path / "predicted"
+    pattern = ["--files", "a[01].obj", "--format", "txt"]
+    output("predict", case("12_obj_groups"), "--checkpoint", tmp_path / "run", "--out", predicted, *pattern)
+    assert sorted(path.name for path in predicted.glob("*.txt")) == ["a0.txt", "a1.txt"]
 
 
 def test_files_that_were_seen_are_named(tmp_path: Path) -> None:

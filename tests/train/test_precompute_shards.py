@@ -58,7 +58,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", "segmentation")
     call = ("precompute", root, "--cache", tmp_path / "cache", "--jobs", 1)
     line = complaint(*call, "--task", "segmentation")
-    assert line == "--task, --targets, --group-by and --features are for --write-shards"
+    assert line == "--task, --targets, --labels, --group-by and --features are for --write-shards"
     call = (*call, "--write-shards", tmp_path / "out")
     assert complaint(*call, root, "--task", "segmentation") == "--task segmentation takes one data set, got 2 paths"
     assert complaint(*call, "--targets", "file:u") == "--targets is for --task regression"

@@ -9,24 +9,28 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
+from diffnet.data.folders.files import labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 from diffnet.train.commands.many_files import REPORT_COLUMNS
 
 
-def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path]:
+def find_meshes(paths: Sequence[Path], without: Path | None = None, pattern: str | None = None) -> list[Path]:
     """The given files, and the visible meshes in the given folders and in their visible subfolders. None comes twice.
 
-    without: a folder that is not searched if it is in one of these folders
+    Meshes that hold the labels of others, such as `scene.labels.ply` beside `scene.ply`, are left out.
 
-    Raises OptionError if there are none.
+    without: a folder that is not searched if it is in one of these folders
+    pattern: of the meshes in folders, by their paths there, see `meshes_matching`; or None for all
+
+    Raises OptionError if there are none, and DataError if none matches.
     """
     left_out = None if without is None else _absolute(without)
     meshes: dict[Path, Path] = {}
     for path in paths:
         if path.is_dir():
-            below = [p for p in path.rglob("*") if mesh_suffix(p) in FORMATS and _is_visible(p.relative_to(path))]
+            below = _meshes_below(path) if pattern is None else meshes_matching(path, pattern)
             if left_out is not None and _absolute(path) in left_out.parents:
                 below = [p for p in below if left_out not in _absolute(p).parents]
             # A link to a missing file is kept, so that reading it gives the reason.
@@ -38,6 +42,13 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path
     if not meshes:
         raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
     return list(meshes.values())
+
+
+def _meshes_below(folder: Path) -> list[Path]:
+    """The visible meshes in a folder and in its visible subfolders, in no order."""
+    every = [p for p in folder.rglob("*") if mesh_suffix(p) in FORMATS and _is_visible(p.relative_to(folder))]
+    stems = set(map(mesh_stem, every))
+    return [p for p in every if labeled_stem(p.name, stems) is None]
 
 
 def part_numbers(part: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from diffnet.data.feature_names import AUTO_LABELS
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
@@ -17,7 +18,14 @@ from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.many_files import end
 from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
-from diffnet.train.commands.options import MESH_FILES, RunOptions, checkpoint_option, parameters, with_parameters
+from diffnet.train.commands.options import (
+    MESH_FILES,
+    PATTERN,
+    RunOptions,
+    checkpoint_option,
+    parameters,
+    with_parameters,
+)
 from diffnet.train.commands.training import find_data
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
@@ -39,16 +47,18 @@ _PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize"
         panel=None,
         changes={"k": {"least": 1, "help": "Number of eigenpairs of the spectral basis."}},
     ),
+    *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
     *parameters(RunOptions, ("cache", "jobs", "device"), panel=None),
     *parameters(
         TrainOptions,
-        ("targets", "group_by", "features"),
+        ("targets", "labels", "group_by", "features"),
         panel=SHARDS_PANEL,
         changes={
+            "labels": {"default": None},
             "features": {
                 "default": None,
                 "help": "Features for training. Own arrays among them, file:NAME, are written.",
-            }
+            },
         },
     ),
 )
@@ -111,17 +121,19 @@ def precompute(
         return
     if checkpoint is not None:
         raise OptionError("--checkpoint is for --npz")
-    targets, group_by, features = (options[name] for name in ("targets", "group_by", "features"))
+    features = options["features"]
+    of_set = {name: options[name] for name in ("targets", "labels", "group_by") if options[name]}
     preprocessing = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
-        _write_shards(paths, write_shards, preprocessing, cache, jobs, where, task, targets, part, group_by)
+        how = SetOptions(cache=cache, jobs=jobs, files=options["files"], **of_set)
+        _write_shards(paths, write_shards, preprocessing, how, where, task, part)
         return
-    if task or targets or group_by or features:
-        raise OptionError("--task, --targets, --group-by and --features are for --write-shards")
+    if task or of_set or features:
+        raise OptionError("--task, --targets, --labels, --group-by and --features are for --write-shards")
 
     def names() -> list[str]:
-        files = find_meshes(paths)
+        files = find_meshes(paths, pattern=options["files"])
         return [str(file) for file in (files if part is None else part_of(files, part))]
 
     try:
@@ -147,13 +159,10 @@ def _write_shards(
     paths: list[Path],
     folder: Path,
     options: Preprocessing,
-    cache: Path,
-    jobs: int | None,
+    how: SetOptions,
     device: torch.device,
     task: TaskName | None,
-    targets: str | None,
     part: str | None,
-    group_by: str | None,
 ) -> None:
     """Write a set, or meshes without labels, into shards. Raises Exit with code 1 if meshes can't be used."""
     from diffnet.data import LabeledMeshes, write_shards
@@ -164,16 +173,18 @@ def _write_shards(
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise OptionError("--write-shards takes one process for each --part, and torchrun has started several")
-    if targets is not None and (task is None or "targets" not in TASK_OPTIONS[task].own_names):
-        raise OptionError("--targets is for --task regression")
+    for name, given, of in (("targets", how.targets, "regression"), ("labels", how.labels, "segmentation")):
+        if given not in (None, AUTO_LABELS) and (task is None or not TASK_OPTIONS[task].takes(name)):
+            raise OptionError(f"--{name} is for --task {of}")
     number, parts = (1, 1) if part is None else part_numbers(part)
+    cache, jobs = how.cache, how.jobs
     make_folder(cache)
     if task is None:
-        data = LabeledMeshes(MeshFiles(find_meshes(paths, folder), cache), [], [], "meshes")
+        data = LabeledMeshes(MeshFiles(find_meshes(paths, folder, how.files), cache), [], [], "meshes")
     elif len(paths) > 1:
         raise OptionError(f"--task {task} takes one data set, got {len(paths)} paths")
     else:
-        reader, how = task_named(task), SetOptions(cache=cache, jobs=jobs, targets=targets, group_by=group_by)
+        reader = task_named(task)
         if reader.meshes_of_sample > 1:
             raise OptionError(f"sets for {task} can't be written into shards")
         # A path has lost its "./", so a folder with the name of a built-in set wins here.

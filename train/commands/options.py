@@ -54,6 +54,7 @@ class RunOptions:
 
 # Changes for commands on many files.
 NO_CACHE = {"default": None, "help": "Folder that keeps preprocessed meshes. By default, none is kept."}
+PATTERN = {"help": "The meshes of folders, by their paths there, such as 'sub-*/surf/lh.pial'. By default, all."}
 RESUME_MANY = {"help": "Keep the results of an earlier call, also of a stopped one, with the same network and options."}
 
 _KINDS = {

@@ -19,6 +19,7 @@ from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_file
 from diffnet.train.commands.options import (
     MESH_FILES,
     NO_CACHE,
+    PATTERN,
     RESUME_MANY,
     CheckpointOption,
     LabelsAtOption,
@@ -38,12 +39,13 @@ if TYPE_CHECKING:
 
 
 @with_parameters(
+    *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
     *parameters(
         RunOptions,
         ("device", "cache", "resume", "jobs"),
         panel=None,
         changes={"cache": NO_CACHE, "resume": RESUME_MANY},
-    )
+    ),
 )
 def predict(
     meshes: Annotated[
@@ -138,7 +140,8 @@ def predict(
         task = task_named(expected.options.task).on_meshes()
         # A network file system may not list the same files on all machines yet.
         sources = [
-            Path(name) for name in ranks.shared(lambda: [str(path) for path in find_meshes(meshes, without=out)])
+            Path(name)
+            for name in ranks.shared(lambda: [str(path) for path in find_meshes(meshes, out, options["files"])])
         ]
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         report = report_file(out) if is_batch(meshes) else None
@@ -328,12 +331,12 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
-_SET_OPTIONS = "layout", "pairs", "base"
+_SET_OPTIONS = "layout", "files", "pairs", "base"
 
 
 @with_parameters(
     *parameters(SetOptions, _SET_OPTIONS),
-    *parameters(TrainOptions, ("targets", "zoomout")),
+    *parameters(TrainOptions, ("labels", "targets", "zoomout"), {**vars(TrainOptions()), "labels": None}),
     *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
 )
 def evaluate(
@@ -352,8 +355,8 @@ def evaluate(
 
     The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of the
     generated set shapes, it is the test part with the seed of the training. Labels, and columns of targets, match by
-    name. Labels at other elements than the network's are converted. --targets is for regression; the default is that of
-    the training. --pairs, --base and --zoomout are for correspondence.
+    name. Labels at other elements than the network's are converted. --targets is for regression, and --labels for
+    segmentation; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
         from diffnet import DiffusionNet
@@ -363,7 +366,9 @@ def evaluate(
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named
 
-    targets, zoomout, cache, jobs = (options[name] for name in ("targets", "zoomout", "cache", "jobs"))
+    targets, labels, zoomout, cache, jobs = (
+        options[name] for name in ("targets", "labels", "zoomout", "cache", "jobs")
+    )
     with connected() as ranks:
         device = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
@@ -372,13 +377,15 @@ def evaluate(
             network = DiffusionNet.load(checkpoint)  # a file of the original itself, without classes, is refused
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
-        own_names = TASK_OPTIONS[task.name].own_names
+        task_options = TASK_OPTIONS[task.name]
+        own_names = task_options.own_names
         if (options["pairs"] is not None or options["base"] != "auto" or zoomout) and "zoomout" not in own_names:
             raise OptionError(
                 f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
             )
-        if targets is not None and "targets" not in own_names:
-            raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
+        for name, given, of in (("targets", targets, "regression"), ("labels", labels, "segmentation")):
+            if given is not None and not task_options.takes(name):
+                raise OptionError(f"--{name} is for {of}, and the network is one of {task.name}")
         make_folder(cache)
         place = find_data(data, task.name)
         seed = network.metadata.get("seed")
@@ -391,6 +398,7 @@ def evaluate(
             **{name: options[name] for name in _SET_OPTIONS},
             cache=cache,
             targets=targets or expected.options.targets,
+            labels=labels or expected.options.labels,
             seed=seed,
             channels=len(expected.label_names),
             needs_train=False,

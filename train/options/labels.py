@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from diffnet.data.feature_names import AUTO_LABELS, checked_label_source
 from diffnet.data.folders.layouts import BODIES
 from diffnet.geometry.errors import OptionError
 from diffnet.options import option
@@ -37,6 +38,14 @@ class LabelOptions(SharedOptions):
     )
     label_smoothing: float = option(
         0.0, LABELS, "Weight of the wrong classes in the loss, all together.", least=0, below=1
+    )
+    labels: str = option(
+        AUTO_LABELS,
+        LABELS,
+        "Where the labels are: file:NAME, as MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property NAME of a "
+        "mesh file; groups or materials of OBJ files; or colors. auto: label files, else a property, else colors.",
+        metavar="file:NAME",
+        check=checked_label_source,
     )
     score: LabelScore = option(
         "accuracy",
@@ -161,13 +170,13 @@ SEGMENTATION = TaskOptions(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """,
     data="Folder of labeled meshes or of shards, or [bold]bodies[/], the built-in set.",
-    sets=("layout", "outputs_at"),
+    sets=("layout", "files", "outputs_at"),
     changes=_CHANGES,
     own=LabelOptions,
     owners="tasks with labels",
     builtin="bodies",
     folder=BODIES,
-    prediction=("ignore",),
+    prediction=("ignore", "labels"),
     original={"label_smoothing": 0.0},
     adapted=_adapted,
 )
@@ -181,7 +190,9 @@ CLASSIFICATION = replace(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """,
     data="Folder of classes or of shards, a table file,label (.csv), or [bold]shapes[/], the generated set of classes.",
-    sets=(),
+    sets=("files",),
+    unavailable=("labels",),
+    prediction=("ignore",),
     builtin="shapes",
     folder=None,
     changes={},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from diffnet.data.feature_names import AUTO_LABELS
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
 from diffnet.data.options import Base
@@ -21,12 +22,19 @@ class SetOptions(Checked):
     """How a data set is read, which a run doesn't store. Each task reads the options of its sets.
 
     cache: the folder of preprocessed meshes and of indices
-    targets, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
+    targets, labels, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
     needs_train: whether the training part is read
     jobs: see `index_dataset`
     """
 
     layout: Layout = option("auto", None, "Layout of a folder for segmentation; auto detects it.")
+    files: str | None = option(
+        None,
+        None,
+        "The meshes of a folder, by their paths in it, such as 'sub-*/surf/lh.pial'. By default those in the folder, "
+        "else those in its subfolders.",
+        metavar="PATTERN",
+    )
     outputs_at: LabelsAt | None = option(
         None, LABELS, "Elements that the network labels; other labels are converted. Default: those of the labels."
     )
@@ -42,6 +50,7 @@ class SetOptions(Checked):
     )
     cache: Path
     targets: str | None = None
+    labels: str = AUTO_LABELS
     group_by: str | None = None
     seed: int = 0
     needs_train: bool = True
@@ -49,7 +58,7 @@ class SetOptions(Checked):
 
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "jobs")}
+        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "files", "jobs")}
 
 
 @dataclass(frozen=True)
@@ -93,3 +102,7 @@ class TaskOptions:
     def own_names(self) -> tuple[str, ...]:
         """The names of the options that `own` adds to the shared ones."""
         return tuple(each.name for each in fields(self.own)[len(fields(SharedOptions)) :])
+
+    def takes(self, name: str) -> bool:
+        """Whether the task has an option of some tasks."""
+        return name in self.own_names and name not in self.unavailable

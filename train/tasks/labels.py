@@ -85,7 +85,8 @@ class LabelTask(MeshTask):
         every = listing((f"{name} {count:,}" for name, count in occur.items()), SHOWN_CLASSES)
         none = f"; {len(counts) - len(occur)} don't occur" if len(occur) < len(counts) else ""
         none += f"; {unlabeled:,} unlabeled" if unlabeled else ""
-        return [("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}")]
+        source = [("labels", data.labels_from)] if data.labels_from else []
+        return [*source, ("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}")]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         return label_loss(outputs, targets, options)

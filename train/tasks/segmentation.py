@@ -69,7 +69,7 @@ class Segmentation(LabelTask):
     targets_at = ("vertices", "faces", "edges")
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        meshes = index_dataset(data[0], how.cache, how.layout, **how.for_index())
+        meshes = index_dataset(data[0], how.cache, how.layout, labels=how.labels, **how.for_index())
         return meshes if how.outputs_at is None else with_labels_at(meshes, how.outputs_at)
 
     def adapted(self, data: LabeledMeshes, options: TrainOptions, chosen: Set[str]) -> TrainOptions:
