@@ -81,6 +81,7 @@ FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
 LABEL_SOURCES = AUTO_LABELS, _, _, _ = "auto", "groups", "materials", "colors"  # besides file:NAME
+COLUMN_PREFIX = "column:"  # of columns of a table of meshes
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
 
@@ -226,15 +227,36 @@ def target_parts(targets: str) -> list[str]:
     except OptionError:
         parts = [""]
     if not all(part.startswith(FILE_PREFIX) for part in parts):
-        raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
+        kinds = f"{FILE_PREFIX}NAME or {COLUMN_PREFIX}NAME"
+        raise OptionError(f"targets should be {kinds}, one or several joined by +, got {targets!r:.200}")
     return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
 
 
 def checked_label_source(text: str) -> str:
-    """One of LABEL_SOURCES, or file:NAME. Raises OptionError for other text."""
-    if text in LABEL_SOURCES or (text.startswith(FILE_PREFIX) and _OWN_NAME.fullmatch(text)):
+    """One of LABEL_SOURCES, file:NAME or column:NAME. Raises OptionError for other text."""
+    is_file = text.startswith(FILE_PREFIX) and _OWN_NAME.fullmatch(text)
+    if text in LABEL_SOURCES or is_file or len(table_columns(text)) == 1:
         return text
-    raise OptionError(f"labels should be file:NAME, {', '.join(LABEL_SOURCES[1:])} or {AUTO_LABELS}, got {text!r:.80}")
+    sources = ", ".join(LABEL_SOURCES[1:])
+    raise OptionError(f"labels should be file:NAME, column:NAME, {sources} or {AUTO_LABELS}, got {text!r:.80}")
+
+
+def checked_targets(text: str) -> str:
+    """Text of `target_parts` or of `table_columns`. Raises OptionError for other text."""
+    if not table_columns(text):
+        target_parts(text)
+    return text
+
+
+def table_columns(text: str | None) -> list[str]:
+    """The names of columns in text such as "column:age+column:weight". Empty for text of another form.
+
+    >>> table_columns("column:age+column:weight"), table_columns("file:age")
+    (['age', 'weight'], [])
+    """
+    parts = [part.strip() for part in (text or "").split("+")]
+    names = [part.removeprefix(COLUMN_PREFIX) for part in parts if part.startswith(COLUMN_PREFIX)]
+    return names if all(names) and len(names) == len(parts) else []
 
 
 def vector_columns(names: Sequence[str]) -> list[list[str]]:

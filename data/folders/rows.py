@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from diffnet.data.feature_names import TARGET_TABLE
-from diffnet.data.folders.division import Division, Rule, divide, in_parts, part_folders
+from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divide, in_parts, part_folders
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_names, parse_number, table_lines
@@ -25,6 +26,7 @@ class Row(NamedTuple):
     cells: the name of its class, or its targets as text
     split: its part, or None if that is not decided
     targets: the numbers in the cells
+    line: its number in a table, which other meshes of the same participant share; 0 without one
     """
 
     name: str
@@ -32,17 +34,23 @@ class Row(NamedTuple):
     cells: list[str]
     split: Part | None
     targets: Sequence[float] = ()
+    line: int = 0
 
 
 _Rows: TypeAlias = tuple[list[Row], str, list[str]]  # the meshes, what divides them, and what is left out
 
 
-def find_classes(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
-    """The meshes of each part, and the names of the classes, see `load_classes`. No mesh is read."""
+def find_classes(root: Path, rule: Rule, columns: Sequence[str] = ()) -> tuple[Division[Row], list[str]]:
+    """The meshes of each part, and the names of the classes, see `load_classes`. No mesh is read.
+
+    columns: the column of the classes in a table, or none for the one behind the file
+    """
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     table = root if root.is_file() else root / CLASS_TABLE
-    rows, source, strays = _class_table(table) if table.is_file() else _class_folders(root, rule)
+    if columns and not table.is_file():
+        raise DataError(f"{root}: there is no table {CLASS_TABLE} for the column {columns[0]!r}")
+    rows, source, strays = _class_table(table, rule, columns) if table.is_file() else _class_folders(root, rule)
     labels = [row.cells[0] for row in rows]
     names = sorted(set(labels))
     if rule.needs_train and len(names) < 2:
@@ -58,15 +66,18 @@ def find_classes(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
     return replace(division, left_out=(*division.left_out, *strays)), names
 
 
-def find_target_rows(root: Path, rule: Rule) -> tuple[Division[Row], list[str]]:
-    """The meshes of each part in a table of targets, and the names of its columns, see `load_targets`."""
+def find_target_rows(root: Path, rule: Rule, columns: Sequence[str] = ()) -> tuple[Division[Row], list[str]]:
+    """The meshes of each part in a table of targets, and the names of its columns, see `load_targets`.
+
+    columns: those of the targets, or none for all
+    """
     table = root if root.is_file() else root / TARGET_TABLE
     if not table.is_file():
         raise DataError(
             f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
             "for targets at vertices, faces or edges"
         )
-    lines = [line for line in table_lines(table) if any(line[1])]
+    lines = _table_lines(table, rule, columns)
     header = lines[0][1] if lines else []
     has_split = bool(header) and header[-1].lower() == "split"
     names = header[1 : -1 if has_split else None]
@@ -95,6 +106,13 @@ def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[s
     if rows[0].split:
         return Division(in_parts((row.split or "test", row) for row in rows), source)
     numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
+    first: dict[int, Row] = {}
+    for row in rows if numbers.source.startswith(AT_RANDOM) and rule.group_by is None else ():
+        if row.line and (other := first.setdefault(row.line, row)) is not row:
+            raise DataError(
+                f"{root}: {other.name} and {row.name} are of one participant, and a random division would part them. "
+                "Add --group-by with a pattern of the ids, such as '^[^/]+'"
+            )
     return numbers.of(rows.__getitem__)
 
 
@@ -151,9 +169,9 @@ def _class_rows(folder: Path, meshes: Sequence[Path], part: Part | None) -> list
     ]
 
 
-def _class_table(table: Path) -> _Rows:
-    lines = [line for line in table_lines(table) if any(line[1])]
-    if lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"]):
+def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
+    lines = _table_lines(table, rule, columns)
+    if columns or (lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"])):
         lines = lines[1:]
     for number, cells in lines:
         if len(cells) not in (2, 3) or not cells[0] or not cells[1]:
@@ -161,6 +179,38 @@ def _class_table(table: Path) -> _Rows:
                 f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
             )
     return _table_rows(table, lines, 1), f"by the table {table.name}", []
+
+
+def _table_lines(table: Path, rule: Rule, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """The lines of a table of meshes that aren't blank, with their numbers.
+
+    A column `participant_id` instead of `file`, as in BIDS, stands for all meshes of the participant below the folder
+    of the table: those with the id in their paths. They get the same line, and n/a is an empty cell.
+
+    columns: leaves these alone, after the file and before a split; none leaves all
+
+    Raises DataError for columns that the table lacks, and for a participant without meshes.
+    """
+    lines = [line for line in table_lines(table) if any(line[1])]
+    header = lines[0][1] if lines else []
+    names = [name.lower() for name in header]
+    if missing := [name for name in columns if name not in header]:
+        raise DataError(f"{table}: there is no column {missing[0]!r} in the first line, {','.join(header)[:80]!r}")
+    by_participant = names[:1] == ["participant_id"]
+    if columns:
+        picks = [0, *map(header.index, columns), *(i for i, name in enumerate(names) if i and name == "split")]
+        lines = [(number, [cells[i] if i < len(cells) else "" for i in picks]) for number, cells in lines]
+    if not by_participant:
+        return lines
+    root, expanded = table.parent, [(lines[0][0], ["file", *lines[0][1][1:]])]
+    every = [mesh.relative_to(root).as_posix() for mesh in meshes_by(root, rule.files)(root)]
+    for number, (person, *cells) in lines[1:]:
+        is_of = re.compile(rf"(?:^|.*/){re.escape(person)}(?![A-Za-z0-9])").match
+        files = list(filter(is_of, every))
+        if not files:
+            raise DataError(f"{table}, line {number}: no mesh below {root} has {person!r} in its path")
+        expanded += [(number, [file, *("" if cell == "n/a" else cell for cell in cells)]) for file in files]
+    return expanded
 
 
 def _table_rows(table: Path, lines: list[tuple[int, list[str]]], columns: int) -> list[Row]:
@@ -187,7 +237,7 @@ def _table_rows(table: Path, lines: list[tuple[int, list[str]]], columns: int) -
         part, more = part_of(split) or (None, "")
         if split and (part is None or more):
             raise DataError(f"{place}: the split should be train, val or test, got {split[:40]!r}")
-        rows.append(Row(file, path, cells[:columns], part))
+        rows.append(Row(file, path, cells[:columns], part, line=number))
         if bool(part) != bool(rows[0].split):
             raise DataError(f"{place}: either all lines or none should have a split")
     return rows

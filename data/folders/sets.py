@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
-from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, target_parts
+from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, table_columns, target_parts
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
@@ -99,6 +99,7 @@ def load_dataset(
 def load_classes(
     path: str | os.PathLike[str],
     *,
+    labels: str = AUTO_LABELS,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -113,13 +114,15 @@ def load_classes(
     - Shards, see `load_shards`. Their meshes are read when they are needed.
     - A table, `labels.csv` in the folder or the path itself: lines `file,label` or `file,label,split`, where the split
       is train, val or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a
-      header.
+      header. In a `.tsv` file, tabs separate the cells. A first column `participant_id`, as in the `participants.tsv`
+      of BIDS, stands for all meshes below the folder of the table with the id in their paths.
 
     Folders and lists are those of `load_dataset`. Else a random share of `test_fraction` of each class, drawn with
     `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
-    group_by: see `load_dataset`
+    labels: "column:NAME" is another column of a table
+    group_by, files: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
         Without a split, all meshes are the test part.
@@ -128,7 +131,8 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
-    return _classes(path, Rule(test_fraction, seed, group_by, needs_train, files=files), Whole(cache_dir))
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    return _classes(path, labels, rule, Whole(cache_dir))
 
 
 def load_targets(
@@ -152,13 +156,14 @@ def load_targets(
         and a row for each element. The number of rows decides which elements these are.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
+        "column:NAME", or several such parts joined by +: columns of such a table, which may have others
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
     NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
     or one per triangle.
 
-    group_by: see `load_dataset`
+    group_by, files: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
@@ -208,6 +213,7 @@ def index_classes(
     path: str | os.PathLike[str],
     cache_dir: str | os.PathLike[str],
     *,
+    labels: str = AUTO_LABELS,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -220,7 +226,7 @@ def index_classes(
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
-    return _classes(path, rule, Index(Path(path), cache_dir, jobs))
+    return _classes(path, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_targets(
@@ -272,27 +278,31 @@ def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files
     return data
 
 
-def _classes(path: _Path, rule: Rule, files: _Files) -> Any:
+def _classes(path: _Path, labels: str, rule: Rule, files: _Files) -> Any:
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
         return shards
-    parts, names = find_classes(Path(path), rule)
+    columns = table_columns(checked_label_source(labels))
+    if labels != AUTO_LABELS and not columns:
+        raise DataError(f"{path}: labels is {labels!r}, and classes need a table and column:NAME")
+    parts, names = find_classes(Path(path), rule, columns)
     places = {name: i for i, name in enumerate(names)}
-    labels = np.array([places[row.cells[0]] for row in parts.every], np.int64)
-    return files.dataset(**_of_rows(parts, labels, files), label_names=names, labels_at="meshes")
+    classes = np.array([places[row.cells[0]] for row in parts.every], np.int64)
+    return files.dataset(**_of_rows(parts, classes, files), label_names=names, labels_at="meshes")
 
 
 def _targets(path: _Path, targets: str | None, rule: Rule, files: _Files) -> Any:
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train, "targets"):
         return shards
     root = Path(path)
-    names = None if targets is None else target_parts(targets)
+    columns_of_table = table_columns(targets)
+    names = None if targets is None or columns_of_table else target_parts(targets)
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     if names is not None and not root.is_dir():
         raise DataError(f"{root}: a folder is needed for the targets {targets}, and this is a file")
     at: TargetsAt = "meshes"
     if names is None:
-        rows, columns = find_target_rows(root, rule)
+        rows, columns = find_target_rows(root, rule, columns_of_table)
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
     else:

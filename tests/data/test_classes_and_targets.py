@@ -186,7 +186,7 @@ def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"m0.ply: a folder is needed for the targets file:t, and this is a file"):
         load_targets(tmp_path / "m0.ply", "file:t")
     for wrong in ("t", "xyz", "file:t+xyz", "file:"):
-        with pytest.raises(OptionError, match=r"targets should be file:NAME, one or several joined by \+, got"):
+        with pytest.raises(OptionError, match=r"targets should be file:NAME or column:NAME, one or several joined"):
             load_targets(tmp_path, wrong)
 
 

@@ -173,9 +173,11 @@ def _write_shards(
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise OptionError("--write-shards takes one process for each --part, and torchrun has started several")
-    for name, given, of in (("targets", how.targets, "regression"), ("labels", how.labels, "segmentation")):
-        if given not in (None, AUTO_LABELS) and (task is None or not TASK_OPTIONS[task].takes(name)):
-            raise OptionError(f"--{name} is for --task {of}")
+    given = {"targets": how.targets is not None, "labels": how.labels != AUTO_LABELS}
+    for name in (name for name, is_given in given.items() if is_given):
+        if task is None or name not in TASK_OPTIONS[task].own_names:
+            of = [each for each, options in TASK_OPTIONS.items() if name in options.own_names]
+            raise OptionError(f"--{name} is for --task {' and '.join(of)}")
     number, parts = (1, 1) if part is None else part_numbers(part)
     cache, jobs = how.cache, how.jobs
     make_folder(cache)

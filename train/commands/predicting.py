@@ -356,7 +356,7 @@ def evaluate(
     The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of the
     generated set shapes, it is the test part with the seed of the training. Labels, and columns of targets, match by
     name. Labels at other elements than the network's are converted. --targets is for regression, and --labels for
-    segmentation; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
+    classes; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
         from diffnet import DiffusionNet
@@ -377,15 +377,14 @@ def evaluate(
             network = DiffusionNet.load(checkpoint)  # a file of the original itself, without classes, is refused
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
-        task_options = TASK_OPTIONS[task.name]
-        own_names = task_options.own_names
+        own_names = TASK_OPTIONS[task.name].own_names
         if (options["pairs"] is not None or options["base"] != "auto" or zoomout) and "zoomout" not in own_names:
             raise OptionError(
                 f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
             )
-        for name, given, of in (("targets", targets, "regression"), ("labels", labels, "segmentation")):
-            if given is not None and not task_options.takes(name):
-                raise OptionError(f"--{name} is for {of}, and the network is one of {task.name}")
+        for name in (name for name in ("targets", "labels") if options[name] is not None and name not in own_names):
+            of = [each for each, others in TASK_OPTIONS.items() if name in others.own_names]
+            raise OptionError(f"--{name} is for {' and '.join(of)}, and the network is one of {task.name}")
         make_folder(cache)
         place = find_data(data, task.name)
         seed = network.metadata.get("seed")

@@ -43,7 +43,8 @@ class LabelOptions(SharedOptions):
         AUTO_LABELS,
         LABELS,
         "Where the labels are: file:NAME, as MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property NAME of a "
-        "mesh file; groups or materials of OBJ files; or colors. auto: label files, else a property, else colors.",
+        "mesh file; groups or materials of OBJ files; or colors. auto: label files, else a property, else colors. "
+        "column:NAME of a table is for classification.",
         metavar="file:NAME",
         check=checked_label_source,
     )
@@ -191,8 +192,6 @@ CLASSIFICATION = replace(
     """,
     data="Folder of classes or of shards, a table file,label (.csv), or [bold]shapes[/], the generated set of classes.",
     sets=("files",),
-    unavailable=("labels",),
-    prediction=("ignore",),
     builtin="shapes",
     folder=None,
     changes={},

@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import target_parts
+from diffnet.data.feature_names import checked_targets
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
-
-
-def _checked_targets(text: str) -> str:
-    target_parts(text)
-    return text
 
 
 @dataclass(frozen=True)
@@ -26,9 +21,10 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
-        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
+        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes. "
+        "column:NAME names columns of the table.",
         metavar="file:NAME",
-        check=_checked_targets,
+        check=checked_targets,
     )
     loss: Loss = option(
         "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."

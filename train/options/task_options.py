@@ -102,7 +102,3 @@ class TaskOptions:
     def own_names(self) -> tuple[str, ...]:
         """The names of the options that `own` adds to the shared ones."""
         return tuple(each.name for each in fields(self.own)[len(fields(SharedOptions)) :])
-
-    def takes(self, name: str) -> bool:
-        """Whether the task has an option of some tasks."""
-        return name in self.own_names and name not in self.unavailable
