@@ -31,11 +31,12 @@ def evaluate(
 ) -> Tensor:
     """The tally of a network on samples, on the CPU. For labels, that is the confusion matrix (C, C) int64.
 
-    predictions: an empty `Spool`, which gets the predictions of each sample in rank 0, see `Task.predict`
+    predictions: an empty `Spool`, which gets the predictions of each sample in rank 0, see `Task.to_score`
     ranks: those that share the samples. All get the tally of all samples.
     """
     channels = model.last.out_features
-    tally = task.new_tally(channels, device)
+    new_tally, tally_of = task.tallying(options)
+    tally = new_tally(channels, device)
     place = ranks.place
     numbers: Sequence[int] = range(len(samples))
     if not ranks.is_alone:
@@ -48,9 +49,9 @@ def evaluate(
     post = ranks.mailbox(keep)
     for number, sample in zip(numbers, packed(samples, [[i] for i in numbers], device), strict=True):
         outputs = network_outputs(model, sample, options, device)
-        predicted = task.predict(task.from_network(outputs, sample.operators, options))
+        predicted = task.to_score(task.from_network(outputs, sample.operators, options), options)
         back = sample.interpolation
-        tally += task.tally(predicted, sample.labels if back is None else back.labels(sample.labels), channels)
+        tally += tally_of(predicted, sample.labels if back is None else back.labels(sample.labels), channels)
         if predictions is not None:
             post([number, predicted.cpu()])
     tally = tally.cpu()

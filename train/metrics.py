@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # The scores in metrics.csv that are shares from 0 to 1, and how people call all scores.
-SHARES = ("accuracy", "balanced_accuracy", "mean_iou")
-SCORE_NAMES = {"balanced_accuracy": "balanced accuracy", "mean_iou": "mean IoU", "r2": "R²"}
+SHARES = ("accuracy", "balanced_accuracy", "mean_iou", "dice")
+SCORE_NAMES = {
+    "balanced_accuracy": "balanced accuracy",
+    "mean_iou": "mean IoU",
+    "dice": "mean Dice",
+    "roc_auc": "ROC-AUC",
+    "average_precision": "average precision",
+    "r2": "R²",
+}
 
 
 def confusion_matrix(prediction: Tensor, truth: Tensor, classes: int) -> Tensor:
@@ -47,11 +54,13 @@ class ClassScores(NamedTuple):
     elements: number of elements whose true class this is, int64
     accuracy: share of these that are predicted correctly, float64, NaN if there are none
     iou: intersection over union of truth and prediction, float64, NaN for a class that occurs in neither
+    dice: twice the intersection over the sum of both, float64, NaN where `iou` is
     """
 
     elements: NDArray[np.int64]
     accuracy: NDArray[np.float64]
     iou: NDArray[np.float64]
+    dice: NDArray[np.float64]
 
 
 def class_scores(matrix: Any) -> ClassScores:
@@ -64,7 +73,7 @@ def class_scores(matrix: Any) -> ClassScores:
     right, truth, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     union = truth + predicted - right
     with np.errstate(invalid="ignore"):
-        return ClassScores(truth, right / truth, right / union)
+        return ClassScores(truth, right / truth, right / union, 2 * right / (truth + predicted))
 
 
 def balanced_accuracy(matrix: Any) -> float:
@@ -85,6 +94,15 @@ def mean_iou(matrix: Any) -> float:
     0.775
     """
     return _mean(class_scores(matrix).iou)
+
+
+def mean_dice(matrix: Any) -> float:
+    """The mean Dice coefficient of the classes that occur in the truth or are predicted. NaN if there are none.
+
+    >>> mean_dice([[3, 1], [0, 4]])
+    0.873015873015873
+    """
+    return _mean(class_scores(matrix).dice)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

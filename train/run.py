@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -20,7 +20,7 @@ from diffnet import DiffusionNet, __version__
 from diffnet.data import LabeledMeshes, available_cores
 from diffnet.data.stored import check_stored_options
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
+from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, remove_leftovers, write_atomically
 from diffnet.geometry.folder_lock import check_unlocked, locked
 from diffnet.geometry.processes import take_phases
 from diffnet.train.checkpoint import load_checkpoint, restore_model
@@ -153,7 +153,7 @@ def run_training(
                 "options": options.as_dict(),
                 "meshes": parts,
             }
-            write_results(out, results)
+            write_results(out, results, task.per_mesh(scored, results))
             from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
 
             curves = curves_png(out / "metrics.csv", score)
@@ -195,8 +195,10 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     }
 
 
-def write_results(out: Path, results: dict[str, Any]) -> None:
-    """Write results.json."""
+def write_results(out: Path, results: dict[str, Any], per_mesh: Sequence[Sequence[Any]] = ()) -> None:
+    """Write results.json, and per_mesh.csv if there are rows, see `Task.per_mesh`."""
+    if per_mesh:
+        write_atomically(out / "per_mesh.csv", csv_text(per_mesh))
     text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(out / "results.json", text + "\n")
 
@@ -211,7 +213,8 @@ def check_folder(out: Path, resume: bool) -> None:
 def _written() -> tuple[str, ...]:
     """The files that a run writes, except those of TensorBoard."""
     reports = {file for name in TASK_OPTIONS for file in task_named(name).report_files}
-    return "last.pt", "best.pt", "metrics.csv", "results.json", *sorted(reports), "curves.png", "predictions.html"
+    tables = "metrics.csv", "per_mesh.csv", "results.json"
+    return "last.pt", "best.pt", *tables, *sorted(reports), "curves.png", "predictions.html"
 
 
 def _check_content(out: Path, resume: bool) -> None:

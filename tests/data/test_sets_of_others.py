@@ -374,7 +374,18 @@ def test_tables_of_participants(tmp_path: Path) -> None:
 
 def test_commands_take_patterns_and_named_labels(tmp_path: Path) -> None:
     run = ["train", "segmentation", "--data", case("12_obj_groups"), "--labels", "groups", "--files", "a*.obj"]
-    shown = output(*run, "--out", tmp_path / "run", "--epochs", 1, "--k", 8, "--width", 8, "--features", "log-hks")
+    small = ["--epochs", 1, "--k", 8, "--width", 8, "--features", "log-hks", "--score", "roc-auc"]
+    shown = output(*run, "--out", tmp_path / "run", *small)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    header, row = ((tmp_path / "run" / name).read_text().splitlines() for name in ("metrics.csv", "per_mesh.csv"))
+    scores = dict(zip(row[0].split(","), row[1].split(","), strict=True))
+    assert float(scores["roc_auc"]) == pytest.approx(results["roc_auc"], abs=1e-5)  # of the one test mesh
+    assert float(scores["dice"]) == pytest.approx(results["dice"], abs=1e-5)
+    tested = dict(zip(header[0].split(","), header[1].split(","), strict=True))["test_roc_auc"]
+    assert float(tested) == pytest.approx(results["roc_auc"], abs=1e-2)  # log-odds are rounded
+    page = (tmp_path / "run/predictions.html").read_text()
+    assert "Scores of each mesh" in page
+    assert "Ranking by probability" in page
     assert "labels: groups" in shown
     assert "classes: 2 at the faces" in shown
     scored = ["evaluate", "--checkpoint", tmp_path / "run", "--data", case("12_obj_groups"), "--out"]
@@ -382,8 +393,13 @@ def test_commands_take_patterns_and_named_labels(tmp_path: Path) -> None:
     assert "the file has no colors" in complaint(*scored, tmp_path / "other", "--labels", "colors")
     predicted = tmp_path / "predicted"
     pattern = ["--files", "a[01].obj", "--format", "txt"]
-    output("predict", case("12_obj_groups"), "--checkpoint", tmp_path / "run", "--out", predicted, *pattern)
-    assert sorted(path.name for path in predicted.glob("*.txt")) == ["a0.txt", "a1.txt"]
+    for threshold, value in ((0, "1"), (1, "0")):
+        call = ["predict", case("12_obj_groups"), "--checkpoint", tmp_path / "run", "--out", predicted / value]
+        output(*call, *pattern, "--threshold", threshold)
+        files = sorted((predicted / value).glob("*.txt"))
+        assert [path.name for path in files] == ["a0.txt", "a1.txt"]
+        assert set(files[0].read_text().split()) == {value}
+    assert "--threshold is for a network with two classes" in complaint(*call, "--threshold", 0.5, "--smooth", 1)
 
 
 def test_files_that_were_seen_are_named(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import trimesh
 from PIL import Image
 
-from diffnet.train.metrics import class_scores
+from diffnet.train.metrics import class_scores, mean_dice
+from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
 from diffnet.train.report.charts import confusion_png, curves_png, r2_limits
 from diffnet.train.report.report import Prediction, write_report
 from diffnet.viz.palette import label_colors
@@ -51,6 +53,29 @@ def test_scores_by_class() -> None:
     only_predicted = class_scores([[0, 0], [4, 6]])
     np.testing.assert_allclose(only_predicted.iou, [0, 0.6])
     assert np.isnan(only_predicted.accuracy[0])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_of_rankings_against_all_pairs(classes: int) -> None:
+    """Exact ones, and those of the tally of an epoch, which rounds log-odds to 1/1024."""
+    rng = np.random.default_rng(0)
+    logits, truth = torch.from_numpy(rng.normal(size=(200, classes))).float(), rng.integers(-1, classes, 200)
+    logits[:, :] = (logits * 64).round() / 64  # equal ones occur
+    odds = log_odds(logits).numpy()
+    areas, precisions = [], []
+    for column, scores in enumerate(odds.T):
+        positive = truth == (column if classes > 2 else 1)
+        yes, no = scores[positive], scores[~positive & (truth >= 0)]
+        areas.append(np.mean((yes[:, None] > no) + 0.5 * (yes[:, None] == no)))
+        at_least = [((yes >= s).sum(), (no >= s).sum()) for s in yes]
+        precisions.append(np.mean([true / (true + false) for true, false in at_least]))
+    exact = exact_rankings([odds[:80], odds[80:]], [truth[:80], truth[80:]], classes)
+    tally = new_ranking(classes, torch.device("cpu")) + ranking_tally(logits, torch.from_numpy(truth))
+    for counts, tolerance in ((exact, 1e-9), (tally.numpy(), 1e-3)):
+        assert roc_auc(counts) == pytest.approx(np.mean(areas), abs=tolerance)
+        assert average_precision(counts) == pytest.approx(np.mean(precisions), abs=tolerance)
+    assert np.isnan(roc_auc(ranking_tally(logits, torch.full((200,), -1)).numpy()))
+    assert mean_dice([[3, 1], [0, 4]]) == pytest.approx((6 / 7 + 8 / 9) / 2)
 
 
 def test_confusion_matrix_of_few_classes() -> None:

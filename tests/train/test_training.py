@@ -259,7 +259,8 @@ def test_with_a_validation_set_the_best_is_judged(tmp_path: Path, monkeypatch: p
 def test_the_best_epoch_by_mean_iou(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of two epochs has the better accuracy and misses the rare class."""
     validated = iter([[[40, 0], [2, 0]], [[37, 3], [0, 2]]])
-    monkeypatch.setattr(labels, "mean_iou", lambda m: mean_iou(next(validated) if m.sum() == 42 else m))
+    score = lambda m: mean_iou(next(validated) if m.sum() == 42 else m)  # noqa: E731
+    monkeypatch.setitem(labels.LABEL_SCORES, "mean-iou", score)
     checkpoint = fit(labeled_balls(), tmp_path, validation=0.25, epochs=2, score="mean-iou")
     found = [float(row["validation_mean_iou"]) for row in table_of(tmp_path / "metrics.csv")]
     assert found == pytest.approx([(40 / 42 + 0) / 2, (37 / 40 + 2 / 5) / 2])

@@ -77,6 +77,15 @@ def predict(
             help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv)."
         ),
     ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="PROBABILITY",
+            help="Of two classes: elements have the second one from this probability on. By default, 0.5.",
+        ),
+    ] = None,
     smooth: Annotated[
         float,
         typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
@@ -145,7 +154,11 @@ def predict(
         ]
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         report = report_file(out) if is_batch(meshes) else None
-        requests = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
+        if threshold is not None and (smooth > 0 or len(expected.label_names) != 2):
+            why = "it doesn't go with --smooth" if smooth > 0 else f"it has {len(expected.label_names)}"
+            raise OptionError(f"--threshold is for a network with two classes; {why}")
+        requests = {"--threshold": threshold is not None, "--smooth": smooth > 0, "--instances": instances}
+        requests["--probabilities"] = probabilities is not None
         _check_classes(requests, task, expected)
         _check_instances(instances, files[0], least_area, background)
         least = least_area if instances else None
@@ -180,7 +193,7 @@ def predict(
         rows = {numbers[name]: row for name, row in earlier.items() if name in numbers}
         table = GrowingTable(files[0], header, rows) if one_table else None
         predicted_of = predictor(
-            network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind
+            network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind, threshold
         )
         predictions: dict[int, Predicted] = {}
         tilted: list[str] = []
@@ -224,6 +237,7 @@ def predict(
                 class_names=class_names,
                 labels_at=labels_at,
                 smooth=smooth,
+                **({} if threshold is None else {"threshold": threshold}),
                 files=files[0].suffix,
                 least_area=least,
                 background=background,

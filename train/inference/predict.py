@@ -124,11 +124,13 @@ def predictor(
     smooth: float = 0.0,
     least_area: float | None = None,
     background: int | None = None,
+    threshold: float | None = None,
 ) -> Callable[[MeshLike], Predicted]:
     """A function that gives the prediction of a mesh as the task of a network keeps it. See `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
+    threshold: of a segmentation with two classes, the probability from which on an element has the second one
     least_area, background: those of `label_instances`, for a segmentation with instances; no area for none
     """
     expected = network_input(network)
@@ -137,10 +139,13 @@ def predictor(
 
     def predicted(source: MeshLike) -> Predicted:
         mesh, outputs = outputs_of(source)
-        shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
+        needs_shares = probabilities or smooth > 0 or threshold is not None
+        shares = outputs.float().softmax(-1).cpu() if needs_shares else None
         if smooth > 0 and shares is not None and at != "meshes":
             labels = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
             values = _where_finite(torch.from_numpy(labels), shares)
+        elif threshold is not None and shares is not None:
+            values = _where_finite((shares[:, 1] >= threshold).long(), shares)
         else:
             values = _where_finite(task.predict(outputs), outputs).cpu()
         if targets is not None:

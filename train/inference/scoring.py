@@ -108,7 +108,7 @@ def run_evaluation(
             "divided": test_data.source,
             "meshes": {"test": list(map(as_text, names_of(items)))},
         }
-        write_results(out, results)
+        write_results(out, results, task.per_mesh(scored, results))
         if overlap is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:

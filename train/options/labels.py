@@ -17,7 +17,8 @@ from diffnet.train.options.task_options import RecipeName, TaskOptions
 
 BALANCED, SQRT = BY_FREQUENCY = "balanced", "sqrt"  # inverse to the frequencies of the classes, or to their roots
 LabelLoss: TypeAlias = Literal["cross-entropy", "focal", "dice", "dice+cross-entropy", "generalized-dice"]
-LabelScore: TypeAlias = Literal["accuracy", "balanced-accuracy", "mean-iou"]
+LabelScore: TypeAlias = Literal["accuracy", "balanced-accuracy", "mean-iou", "dice", "roc-auc", "average-precision"]
+RANKED: tuple[LabelScore, ...] = ("roc-auc", "average-precision")  # scores of probabilities
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class LabelOptions(SharedOptions):
         "accuracy",
         LABELS,
         "The score of each epoch, by which --validation chooses one. A rare class counts as much as a frequent "
-        "one in balanced-accuracy and mean-iou.",
+        "one in balanced-accuracy, mean-iou and dice. roc-auc and average-precision score the order of probabilities.",
     )
     ignore: tuple[str, ...] = option(
         (),

@@ -17,10 +17,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from diffnet.train.metrics import SCORE_NAMES, SHARES
+from diffnet.train.ranking import ranking_curves
 from diffnet.viz.palette import label_colors
 from diffnet.viz.pictures import short_names
 
 DPI = 160
+MAX_RANKED = 10  # classes with curves
 _MAX_CLASSES_WITH_NUMBERS = 25
 _MAX_CLASSES_WITH_NAMES = 60
 
@@ -58,6 +60,30 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.tick_params(length=0)
     if n <= _MAX_CLASSES_WITH_NUMBERS:
         _write_percentages(axes, shares, size)
+    return png_of(figure)
+
+
+def ranking_png(rankings: Sequence[Any], label_names: Sequence[str]) -> bytes:
+    """Draw ROC curves, and precision by recall, of each ranked class. Returns the content of a PNG file.
+
+    rankings: (2, K) of each class, or of the second one of two, see `exact_rankings`. Up to MAX_RANKED are drawn.
+    """
+    figure = Figure(figsize=(7.0, 3.4), layout="constrained")
+    roc, precision_by_recall = figure.subplots(1, 2)
+    names = label_names[-1:] if len(rankings) == 1 else label_names
+    ranked = [(name, counts) for name, counts in zip(names, rankings, strict=True) if np.asarray(counts).sum(1).all()]
+    for (name, counts), color in zip(ranked[:MAX_RANKED], label_colors(MAX_RANKED) / 255.0, strict=False):
+        false, true, precision = ranking_curves(counts)
+        roc.plot(false, true, color=color, lw=1.6, label=name.replace("$", r"\$"))
+        precision_by_recall.plot(true, precision, color=color, lw=1.6)
+    roc.plot([0, 1], [0, 1], color="0.7", lw=1, ls="--")
+    roc.set(xlabel="False positives", ylabel="True positives", title="ROC")
+    precision_by_recall.set(xlabel="Recall", ylabel="Precision", title="Precision by recall", ylim=(0, 1.02))
+    for axes in (roc, precision_by_recall):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="0.92")
+    if ranked:
+        roc.legend(frameon=False, fontsize=8)
     return png_of(figure)
 
 

@@ -20,6 +20,7 @@ from diffnet.train.report.report import (
     Prediction,
     charts_html,
     figure_html,
+    mesh_table_html,
     meshes_html,
     small_figure,
     table_html,
@@ -42,6 +43,7 @@ def write_values_report(
     summary: Mapping[str, str],
     *,
     columns: Sequence[Mapping[str, Any]],
+    meshes: Sequence[Sequence[Any]] = (),
     at: TargetsAt,
     scatter: bytes,
     curves: bytes | None = None,
@@ -53,6 +55,7 @@ def write_values_report(
         truth and error. Values of whole meshes are the caption of one picture.
     summary: entries at the top, in this order
     columns: name, count, mae, rmse and r2 of each column; a score may be None
+    meshes: the table of the scores of each mesh, see `mesh_table_html`
     scatter, curves: charts, see `scatter_png` and `curves_png`
     """
     table = (
@@ -68,6 +71,7 @@ def write_values_report(
     parts = [
         table_html("Columns", "Scores by column", ("Column", "Targets", "MAE", "RMSE", "R²"), table),
         charts_html(zip((scatter, curves), captions, captions, strict=True)),
+        mesh_table_html(meshes),
         meshes_html(rows, section, at),
     ]
     write_page(path, title, summary, parts)

@@ -22,6 +22,7 @@ from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
 
 PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
+LISTED_MESHES = 50  # in the table of scores
 SMALL_SIZE = (300, 260)  # the same of a mesh with one picture
 
 Chart = tuple[bytes | None, str, str]  # a PNG file or None, its description and its caption
@@ -49,7 +50,9 @@ def write_report(
     *,
     matrix: Any,
     label_names: Sequence[str],
+    meshes: Sequence[Sequence[Any]] = (),
     confusion: bytes | None = None,
+    ranking: bytes | None = None,
     curves: bytes | None = None,
     title: str = "Predictions",
     at: TargetsAt = "vertices",
@@ -60,7 +63,8 @@ def write_report(
     summary: entries at the top, for example {"Test accuracy": "92.1 %", "Date": "2025-03-01"}, in this order
     matrix: (C, C) integers, the confusion matrix over the test set, for the table of classes; rows are the truth
     label_names: the names of the classes
-    confusion, curves: charts to show, see `confusion_png` and `curves_png`
+    meshes: the table of the scores of each mesh, see `mesh_table_html`
+    confusion, ranking, curves: charts to show, see `confusion_png`, `ranking_png` and `curves_png`
     at: the elements with labels
     """
     scores = class_scores(matrix)
@@ -77,14 +81,15 @@ def write_report(
     columns = "Class", "Meshes" if at == "meshes" else "Elements", "Accuracy", "IoU"
     charts: list[Chart] = [
         (confusion, "Confusion matrix", "Confusions by class"),
+        (ranking, "ROC curves and precision by recall", "Ranking by probability"),
         (curves, "Losses and accuracies over the epochs", "Training"),
     ]
 
     def section(row: Prediction) -> str:
         return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, at)
 
-    tables = table_html("Classes", "Scores by class", columns, table)
-    write_page(path, title, summary, [tables, charts_html(charts), meshes_html(rows, section, at)])
+    tables = [table_html("Classes", "Scores by class", columns, table), charts_html(charts), mesh_table_html(meshes)]
+    write_page(path, title, summary, [*tables, meshes_html(rows, section, at)])
 
 
 def write_page(path: str | os.PathLike[str], title: str, summary: Mapping[str, str], parts: Iterable[str]) -> None:
@@ -110,6 +115,16 @@ def table_html(heading: str, label: str, columns: Sequence[str], rows: Iterable[
         f'<section><h2>{heading}</h2><div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
     )
+
+
+def mesh_table_html(rows: Sequence[Sequence[Any]]) -> str:
+    """A section with the scores of each mesh, the first LISTED_MESHES of them. rows: with a header, the worst first"""
+    if not rows:
+        return ""
+    more = len(rows) - 1 - LISTED_MESHES
+    heading = "Scores of each mesh" + (f", the first {LISTED_MESHES}; per_mesh.csv has all" if more > 0 else "")
+    header, *cells = ([html.escape(str(cell)) for cell in row] for row in rows[: LISTED_MESHES + 1])
+    return table_html(heading, "Scores of each mesh", header, cells)
 
 
 def meshes_html(rows: Iterable[Prediction], section: Callable[[Prediction], str], at: TargetsAt) -> str:

@@ -38,7 +38,7 @@ class TrainingStep:
     ) -> None:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
-        loss = _TaskLoss(task, options, task.new_tally(model.last.out_features, device))
+        loss = _TaskLoss(task, options, task.tallying(options)[0](model.last.out_features, device))
         self.tally, self.sums = loss.tally, loss.sums
         self._step = GraphedStep(
             _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average
@@ -111,15 +111,15 @@ class _TaskLoss(MaskedLoss):
     def __init__(self, task: Task[Any, Any], options: TrainOptions, tally: Tensor) -> None:
         super().__init__()
         self._task, self._options = task, options
-        self._counted = task.counted(options)
+        self._counted, self._tally_of = task.counted(options), task.tallying(options)[1]
         self.register_buffer("tally", tally)
         self.register_buffer("sums", torch.zeros(2, dtype=torch.float64, device=tally.device))
         self.register_buffer("_loss_and_one", torch.ones(2, dtype=torch.float64, device=tally.device))
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(outputs.device.type, enabled=False):
-            predictions = self._task.predict(outputs.detach())
-            self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1]))
+            predictions = self._task.to_score(outputs.detach(), self._options)
+            self.tally.add_(self._tally_of(predictions, targets, outputs.shape[-1]))
             loss: Tensor = self._task.loss(outputs, targets, self._options)
             self._loss_and_one[0].copy_(loss.detach())
             self.sums.addcmul_(self._loss_and_one, self._counted(targets))  # few kernels: a step has about a hundred

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
-from diffnet.data.stored import StoredMeshes
+from diffnet.data.stored import StoredMeshes, names_of
+from diffnet.geometry.files import as_text
 from diffnet.train.metrics import spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import CLASSIFICATION
@@ -37,6 +39,19 @@ class Classification(LabelTask):
 
     def classes_of(self, predictions: Tensor) -> Tensor:
         return predictions.argmax(-1)
+
+    def logits_of(self, predictions: Tensor) -> Tensor | None:
+        return predictions.log()
+
+    def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
+        """The class of each mesh, the predicted one, and the probabilities of both."""
+        names, rows = scored.label_names, [["mesh", "label", "predicted", "p_label", "p_predicted"]]
+        for name, truths, predicted in zip(names_of(scored.meshes), scored.truths(), scored.predictions, strict=True):
+            shares, truth = predicted.reshape(-1).tolist(), int(truths.reshape(-1)[0])
+            best = int(predicted.argmax())
+            label, share = ("", "") if truth < 0 else (names[truth], f"{shares[truth]:.6g}")
+            rows.append([as_text(name), label, names[best], share, f"{shares[best]:.6g}"])
+        return rows
 
     def shown(self, scored: Scored) -> list[int]:
         """The errors first, then others spread over the test set."""

@@ -156,6 +156,11 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             ],
         }
 
+    def per_mesh(self, scored: ScoredPairs, results: dict[str, Any]) -> list[list[Any]]:
+        """The error of each pair, if the true correspondences are known."""
+        columns = ["first", "second", "mean_error", "flipped"]
+        return [columns, *([row[name] for name in columns] for row in results["pairs"])]
+
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         table = Table("first", "second", "error ×100", "flipped")
         table.columns[2].justify = "right"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
 from diffnet.data.folders.files import listing
+from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import as_text, write_atomically
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
@@ -24,15 +26,33 @@ from diffnet.train.metrics import (
     balanced_accuracy,
     class_scores,
     confusion_matrix,
+    mean_dice,
     mean_iou,
+    number,
     percent,
     scores_a_test,
 )
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.labels import RANKED, LabelScore
+from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
 from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, with_class_options
 from diffnet.train.tasks.task import MeshTask, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
+
+
+LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
+    "balanced-accuracy": balanced_accuracy,
+    "mean-iou": mean_iou,
+    "dice": mean_dice,
+    "roc-auc": roc_auc,
+    "average-precision": average_precision,
+}
+
+
+def _known(score: float) -> float | None:
+    """The score, or None for NaN, which JSON doesn't have."""
+    return None if math.isnan(score) else score
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
@@ -68,7 +88,7 @@ class LabelTask(MeshTask):
     """The parts that tasks with labels share."""
 
     score_name = "accuracy"
-    report_files = ("confusion.png",)
+    report_files = ("confusion.png", "ranking.png")
 
     def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
         return with_label_names(data, names)
@@ -119,15 +139,59 @@ class LabelTask(MeshTask):
     def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
         return confusion_matrix(self.classes_of(predictions), targets, channels)
 
+    @abstractmethod
+    def logits_of(self, predictions: Tensor) -> Tensor | None:
+        """Logits (N, C) that rank the elements, from the result of `to_score`, or None if it has classes alone."""
+
+    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        if options.score not in RANKED:
+            return super().tallying(options)
+
+        def tally(predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
+            logits = self.logits_of(predictions)
+            assert logits is not None  # `to_score` keeps them for these scores
+            return ranking_tally(logits, targets)
+
+        return new_ranking, tally
+
+    def _read(self, scored: Scored) -> dict[str, Any]:
+        """The confusion matrix (C, C) of each mesh and of all, and the rankings, in one pass over all meshes."""
+        memo, classes = scored.memo, len(scored.label_names)
+        if "matrix" in memo:
+            return memo
+        each, odds, truths = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
+        for labels, predicted in zip(scored.truths(), scored.predictions, strict=True):
+            truth = torch.as_tensor(labels).reshape(-1)
+            each.append(self.tally(predicted, truth, classes).numpy())
+            if (logits := self.logits_of(predicted)) is not None:
+                odds.append(log_odds(logits).numpy().astype(np.float32))
+                truths.append(truth.numpy())
+        memo["matrix"] = sum(each, np.zeros((classes, classes), np.int64))
+        memo["matrices"], memo["odds"], memo["truths"] = each, odds, truths
+        memo["rankings"] = exact_rankings(odds, truths, classes) if odds else []
+        return memo
+
     def matrix_of(self, scored: Scored) -> NDArray[np.int64]:
-        """The confusion matrix (C, C) of all meshes, which are read one after another, once."""
-        if "matrix" not in scored.memo:
-            classes = len(scored.label_names)
-            matrix = torch.zeros(classes, classes, dtype=torch.int64)
-            for truth, predicted in zip(scored.truths(), scored.predictions, strict=True):
-                matrix += self.tally(predicted, torch.as_tensor(truth).reshape(-1), classes)
-            scored.memo["matrix"] = matrix.numpy()
-        return scored.memo["matrix"]  # type: ignore[no-any-return]
+        """The confusion matrix (C, C) of all meshes."""
+        return self._read(scored)["matrix"]  # type: ignore[no-any-return]
+
+    def worst_first(self, scored: Scored) -> list[int]:
+        """The meshes by their accuracy, the worst first, and those without labels last."""
+        shares = [accuracy(torch.from_numpy(matrix)) for matrix in self._read(scored)["matrices"]]
+        return sorted(range(len(shares)), key=lambda i: math.inf if math.isnan(shares[i]) else shares[i])
+
+    def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
+        memo, names = self._read(scored), names_of(scored.meshes)
+        header = ["mesh", "labeled", "accuracy", "balanced_accuracy", "mean_iou", "dice"]
+        rows: list[list[Any]] = [header + ["roc_auc", "average_precision"] * bool(memo["odds"])]
+        for i, (name, matrix) in enumerate(zip(names, memo["matrices"], strict=True)):
+            share = accuracy(torch.from_numpy(matrix))
+            scores = [share, balanced_accuracy(matrix), mean_iou(matrix), mean_dice(matrix)]
+            if memo["odds"]:
+                counts = exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix))
+                scores += [roc_auc(counts), average_precision(counts)]
+            rows.append([as_text(name), int(matrix.sum()), *("" if math.isnan(s) else f"{s:.6g}" for s in scores)])
+        return rows
 
     def results(self, scored: Scored) -> dict[str, Any]:
         """The accuracy over all elements, the mean over the classes that occur in the truth, and scores of these.
@@ -135,11 +199,14 @@ class LabelTask(MeshTask):
         The first two are None if nothing is labeled.
         """
         matrix = self.matrix_of(scored)
-        count, share, iou = class_scores(matrix)
-        labeled = bool(matrix.any())
+        count, share, iou, dice = class_scores(matrix)
+        labeled, rankings = bool(matrix.any()), self._read(scored)["rankings"]
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
             "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
+            "dice": _known(mean_dice(matrix)),
+            **({"roc_auc": _known(roc_auc(rankings))} if rankings else {}),
+            **({"average_precision": _known(average_precision(rankings))} if rankings else {}),
             **self.further_results(scored),
             "classes": [
                 {
@@ -147,6 +214,7 @@ class LabelTask(MeshTask):
                     "count": int(count[i]),
                     "accuracy": float(share[i]),
                     "iou": float(iou[i]),
+                    "dice": float(dice[i]),
                 }
                 for i in np.flatnonzero(count).tolist()
             ],
@@ -164,24 +232,35 @@ class LabelTask(MeshTask):
         self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
-        from diffnet.train.report.charts import confusion_png
+        from diffnet.train.report.charts import confusion_png, ranking_png
         from diffnet.train.report.report import write_report
 
         matrix = self.matrix_of(scored)
         confusion = confusion_png(matrix, scored.label_names)
         write_atomically(out / "confusion.png", confusion)
+        rankings = self._read(scored)["rankings"]
+        ranking = ranking_png(rankings, scored.label_names) if rankings else None
+        if ranking is not None:
+            write_atomically(out / "ranking.png", ranking)
 
         titles = {
             "test_accuracy": "Test accuracy" if scores_a_test(results) else "Accuracy",
             "balanced_accuracy": "Balanced accuracy",
             "mean_iou": "Mean IoU",
+            "dice": "Mean Dice",
             "soft_accuracy": "Accuracy by soft labels",
         }
+        ranked = {"roc_auc": "ROC-AUC", "average_precision": "Average precision"}
+        entries = {title: percent(results[name]) for name, title in titles.items() if name in results}
+        entries |= {title: number(results[name]) for name, title in ranked.items() if name in results}
+        rows = self.per_mesh(scored, results)
         write_report(
             out / "predictions.html",
             self.reported(scored, self.shown(scored)),
-            {**{title: percent(results[name]) for name, title in titles.items() if name in results}, **summary},
+            {**entries, **summary},
             matrix=matrix,
+            meshes=[rows[0], *(rows[1 + i] for i in self.worst_first(scored))],
+            ranking=ranking,
             label_names=scored.label_names,
             confusion=confusion,
             curves=curves,
@@ -199,7 +278,7 @@ class LabelTask(MeshTask):
     def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
         if options.score == "accuracy":
             return super().scoring(options)
-        return options.score.replace("-", "_"), mean_iou if options.score == "mean-iou" else balanced_accuracy
+        return options.score.replace("-", "_"), LABEL_SCORES[options.score]
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The scores of each class as a table, and those of all classes as a line."""
@@ -213,6 +292,8 @@ class LabelTask(MeshTask):
         if len(shown) > 30:
             table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
         iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
+        if "roc_auc" in results:
+            iou += f", ROC-AUC {number(results['roc_auc'])}, average precision {number(results['average_precision'])}"
         if "soft_accuracy" in results:
             iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
         name = "test accuracy" if scores_a_test(results) else "accuracy"

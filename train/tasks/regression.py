@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
+from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.files import as_text, csv_text, write_atomically
 from diffnet.train.metrics import column_scores, mean_r2, number, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
@@ -46,6 +47,12 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
     errors = torch.where(mask, predictions.double() - truth, 0)
     parts = (mask.double(), truth, truth**2, errors.abs(), errors**2)
     return torch.stack([part.sum(0) for part in parts], 1)
+
+
+def _errors(predicted: Tensor, truth: Tensor) -> list[tuple[float, float]]:
+    """The mean absolute error and the root of the mean squared one of each column. NaN without targets."""
+    errors = predicted.double() - truth
+    return list(zip(errors.abs().nanmean(0).tolist(), errors.square().nanmean(0).sqrt().tolist(), strict=True))
 
 
 def _truths(scored: Scored) -> Iterator[Tensor]:
@@ -169,6 +176,24 @@ class Regression(MeshTask):
         mean = mean_r2(tally)
         return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
 
+    def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
+        """The errors of each column, or the target and the prediction of whole meshes."""
+        whole = scored.labels_at == "meshes"
+        ends = ("", "_predicted") if whole else ("_mae", "_rmse")
+        rows: list[list[Any]] = [["mesh", *(f"{name}{end}" for name in scored.label_names for end in ends)]]
+        for name, predicted, truth in zip(names_of(scored.meshes), scored.predictions, _truths(scored), strict=True):
+            pairs = zip(truth[0], predicted[0], strict=True) if whole else _errors(predicted, truth)
+            numbers = [float(value) for pair in pairs for value in pair]
+            rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
+        return rows
+
+    def worst_first(self, scored: Scored) -> list[int]:
+        """The meshes by their errors in units of those of all meshes, the worst first."""
+        each = zip(scored.predictions, _truths(scored), strict=True)
+        errors = np.array([[rmse for _, rmse in _errors(predicted, truth)] for predicted, truth in each])
+        sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
+        return np.argsort(-sizes, kind="stable").tolist()
+
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         table = Table("column", "targets", "MAE", "RMSE", "R²")
         for column in table.columns[1:]:
@@ -185,15 +210,18 @@ class Regression(MeshTask):
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.regression import scatter_png, write_values_report
 
+        rows = self.per_mesh(scored, results)
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
-        shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
+        order = self.worst_first(scored)
+        shown = spread_over(order, SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
         write_values_report(
             out / "predictions.html",
             self.reported(scored, shown),
             {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **summary},
             columns=results["columns"],
+            meshes=[rows[0], *(rows[1 + i] for i in order)],
             at=scored.labels_at,
             scatter=scatter,
             curves=curves,

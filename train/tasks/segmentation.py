@@ -18,7 +18,7 @@ from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.labels import segmentation_rate
+from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import LabelTask
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
@@ -56,7 +56,7 @@ def _soft_results(scored: Scored) -> dict[str, float]:
         if item.accepted is None:
             return {}
         areas = np.where(item.labels >= 0, element_areas(item.mesh, cast(LabelsAt, scored.labels_at)), 0)
-        shares.append(soft_accuracy(predicted, item.accepted, areas))
+        shares.append(soft_accuracy(TASK.classes_of(predicted), item.accepted, areas))
     numbers = [share for share in shares if not np.isnan(share)]
     return {"soft_accuracy": float(np.mean(numbers))} if numbers else {}
 
@@ -82,12 +82,25 @@ class Segmentation(LabelTask):
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
 
+    def to_score(self, outputs: Tensor, options: TrainOptions) -> Tensor:
+        """The logits (N, C) float32 if they rank elements: of two classes, or for a score of rankings."""
+        return outputs.float() if options.score in RANKED or outputs.shape[-1] == 2 else self.predict(outputs)
+
+    def classes_of(self, predictions: Tensor) -> Tensor:
+        return predictions.argmax(-1) if predictions.is_floating_point() else predictions
+
+    def reported_values(self, predictions: Tensor) -> Tensor:
+        return self.classes_of(predictions)
+
+    def logits_of(self, predictions: Tensor) -> Tensor | None:
+        return predictions if predictions.is_floating_point() else None
+
     def further_results(self, scored: Scored) -> dict[str, Any]:
         matrix = self.matrix_of(scored)
         return {"mean_iou": mean_iou(matrix) if matrix.any() else None, **_soft_results(scored)}
 
     def shown(self, scored: Scored) -> list[int]:
-        return spread_over(range(len(scored.meshes)), SHOWN_MESHES)
+        return spread_over(self.worst_first(scored), SHOWN_MESHES)
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""

@@ -96,7 +96,7 @@ class Predicted(NamedTuple):
 class Scored:
     """Labeled meshes with their predictions.
 
-    predictions: for each mesh, the result of `Task.predict`, on the CPU. Those of a regression are in the units of the
+    predictions: for each mesh, the result of `Task.to_score`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64. Predictions at faces are those of the faces of the file.
     """
 
@@ -261,7 +261,11 @@ class Task(ABC, Generic[D, S]):
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
-        """The predictions (N, …) that scores and reports take."""
+        """The predictions (N, …)."""
+
+    def to_score(self, outputs: Tensor, options: TrainOptions) -> Tensor:
+        """What scores and reports take, if it is more than `predict` gives."""
+        return self.predict(outputs)
 
     @abstractmethod
     def new_tally(self, channels: int, device: torch.device) -> Tensor:
@@ -275,6 +279,10 @@ class Task(ABC, Generic[D, S]):
     def score(self, tally: Tensor) -> float:
         """The score in metrics.csv. The higher, the better."""
 
+    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        """`new_tally` and `tally`, for a task whose options choose its score."""
+        return self.new_tally, self.tally
+
     def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
         """`score_name` and `score`, for a task whose options choose its score."""
         return self.score_name, self.score
@@ -283,13 +291,17 @@ class Task(ABC, Generic[D, S]):
     def scored(self, data: D, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any) -> S:
         """The test part of a data set with its predictions.
 
-        predictions: for each sample, the result of `predict`, on the CPU, in the units of the targets
+        predictions: for each sample, the result of `to_score`, on the CPU, in the units of the targets
         where: more arguments of `score_pairs`
         """
 
     @abstractmethod
     def results(self, scored: S) -> dict[str, Any]:
         """The entries of results.json about the test meshes. Numbers are null if no element is labeled."""
+
+    @abstractmethod
+    def per_mesh(self, scored: S, results: dict[str, Any]) -> list[list[Any]]:
+        """The rows of per_mesh.csv, with a header: the scores of each mesh or pair. results: of `results`"""
 
     @abstractmethod
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
@@ -348,12 +360,16 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def on_meshes(self) -> MeshTask:
         return self
 
+    def reported_values(self, predictions: Tensor) -> Tensor:
+        """What a page shows of the result of `to_score`."""
+        return predictions
+
     def reported(self, scored: Scored, numbers: Iterable[int]) -> Iterator[Prediction]:
         """Some predictions as a page shows them. Meshes are read one after another."""
         from diffnet.train.report.report import Prediction  # loads Matplotlib, which takes half a second
 
         for i in numbers:
-            item, values = scored.meshes[i], scored.predictions[i].numpy()
+            item, values = scored.meshes[i], self.reported_values(scored.predictions[i]).numpy()
             if scored.labels_at != "meshes":
                 values = on_triangles(item.mesh, values, scored.labels_at)
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
