@@ -21,6 +21,7 @@ from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
+from diffnet.geometry.mesh.cortex import CortexValues, is_cortical, read_values
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, table, whole
 
@@ -174,7 +175,7 @@ def read_columns(path: Path) -> Columns:
     Raises DataError, which names the file and the row, for anything else, and for numbers that are infinite.
     """
     suffix = mesh_suffix(path)
-    if suffix == ".npy":
+    if suffix == ".npy" or is_cortical(path):
         numbers = read_array(path)
         if numbers.dtype.kind not in "biuf":
             raise DataError(f"{path}: targets should be numbers, dtype is {numbers.dtype}")
@@ -243,10 +244,14 @@ def _is_number(cell: str) -> bool:
 
 
 def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
-    """The array in a `.npy` file, which may be compressed. Raises DataError if the file holds anything else.
+    """The array in a `.npy` file, which may be compressed, or in a file of `is_cortical`.
+
+    Raises DataError if the file holds anything else.
 
     purpose: words for the message, such as " for file:NAME"
     """
+    if is_cortical(path):
+        return cortex_values(path).values
     content = content_of(path)
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
@@ -255,6 +260,14 @@ def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
     if not isinstance(array, np.ndarray):
         raise DataError(f"{path}: the file is an archive, expected a single array{purpose}")
     return array
+
+
+def cortex_values(path: Path) -> CortexValues:
+    """The values at the vertices of a cortex, see `is_cortical`. Raises DataError."""
+    try:
+        return read_values(path)
+    except ValueError as e:
+        raise DataError(f"{path}: {e}") from e
 
 
 def text_of(path: Path) -> str:

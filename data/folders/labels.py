@@ -220,7 +220,8 @@ class Numbering(NamedTuple):
         """The labels of a mesh (V,), (F,) or (E,) int64 from those in its file, see `place_labels`."""
         names = sources[0].names
         distinct, inverse = np.unique(sources[0].values, return_inverse=True)
-        classes = [self.classes[value if names is None else names[value]] for value in distinct.tolist()]
+        keys = distinct.tolist() if names is None else [names[i] if i >= 0 else None for i in distinct.tolist()]
+        classes = [UNLABELED if key is None else self.classes[key] for key in keys]
         return place_labels(mesh, np.array(classes, np.int64)[inverse.reshape(-1)], self.at, sources[0])
 
 

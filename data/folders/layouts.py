@@ -39,7 +39,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 BODIES = Path(__file__).parents[1] / "builtin" / "bodies"
 BODY_MAPS = BODIES.with_name("body_maps")
 
-_LABELS = (".txt", ".npy", ".seg", ".csv", ".json")
+_LABELS = (".txt", ".npy", ".seg", ".csv", ".json", ".label.gii")
 _LABELED: dict[Layout, LabelsAt] = {"rna": "vertices", "meshcnn": "edges", "princeton": "faces", "coseg": "faces"}
 _PLACES: dict[Layout, tuple[str | None, str]] = {  # of label files, and their extension; None is beside the mesh
     "rna": ("labels", ".txt"),

@@ -196,11 +196,10 @@ def _table_lines(table: Path, rule: Rule, columns: Sequence[str]) -> list[tuple[
     names = [name.lower() for name in header]
     if missing := [name for name in columns if name not in header]:
         raise DataError(f"{table}: there is no column {missing[0]!r} in the first line, {','.join(header)[:80]!r}")
-    by_participant = names[:1] == ["participant_id"]
     if columns:
         picks = [0, *map(header.index, columns), *(i for i, name in enumerate(names) if i and name == "split")]
         lines = [(number, [cells[i] if i < len(cells) else "" for i in picks]) for number, cells in lines]
-    if not by_participant:
+    if names[:1] != ["participant_id"]:
         return lines
     root, expanded = table.parent, [(lines[0][0], ["file", *lines[0][1][1:]])]
     every = [mesh.relative_to(root).as_posix() for mesh in meshes_by(root, rule.files)(root)]

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.numbers import Columns, checked_columns, read_columns, read_labels, text_of
+from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
+from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
 from diffnet.geometry.mesh.formats import READERS, ply_color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 from diffnet.geometry.mesh.text import integer, real
@@ -68,6 +69,10 @@ def read_source(path: Path, source: str = AUTO_LABELS) -> FileValues:
     names the file.
     """
     suffix = mesh_suffix(path)
+    if is_cortical(path):
+        values, names = cortex_values(path)
+        whole = _whole_numbers(path, "a label", checked_columns(path, values).values[:, 0])
+        return FileValues(path, "numbers" if names is None else "names", whole, names, "vertices")
     if source.startswith(FILE_PREFIX):
         return _of_name(path, source.removeprefix(FILE_PREFIX))
     if suffix in FORMATS:
@@ -272,7 +277,7 @@ def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileVal
 
 def _levels(colors: NDArray[np.float64]) -> NDArray[np.int64]:
     """A number (N,) from 0 to 2^24 for each color (N, 3)."""
-    return np.rint(colors * 255).astype(np.int64) @ [65536, 256, 1]
+    return np.rint(colors * 255).astype(np.int64) @ np.array([65536, 256, 1])
 
 
 def find_values(mesh: Path, name: str) -> Path:
@@ -324,7 +329,9 @@ def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> l
     """The files that can hold the array NAME of a mesh file, whether they exist or not."""
     stem, folder = mesh_stem(mesh), mesh.parent
     stems = [folder / f"{stem}.{name}", folder / name / stem, folder.parent / name / stem]
-    return [place.with_name(place.name + suffix) for place in stems for suffix in suffixes]
+    places = [place.with_name(place.name + suffix) for place in stems for suffix in suffixes]
+    is_cortex = mesh_suffix(mesh) in (".surf.gii", *FREESURFER)
+    return [*places, *(value_files(folder, stem, name) if is_cortex else [])]
 
 
 def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:

@@ -71,7 +71,8 @@ def check_content(data: bytes, suffix: str) -> None:
     for signature, what in _SIGNATURES:
         if data.startswith(signature):
             raise ValueError(f"the content is not {suffix[1:]}: it {what}")
-    if _MARKUP.match(data) and not (suffix in _VTK_FORMATS and b"<VTKFile" in data[:4096]):
+    roots = {".surf.gii": b"<GIFTI", **dict.fromkeys(_VTK_FORMATS, b"<VTKFile")}
+    if _MARKUP.match(data) and roots.get(suffix, b"\0") not in data[:4096]:
         raise ValueError(
             f"the content is not {suffix[1:]}: it is a web page or other markup. The download may have failed"
         )

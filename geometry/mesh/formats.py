@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.content import is_binary_stl, stl_count
+from diffnet.geometry.mesh.cortex import FREESURFER, read_freesurfer, read_gifti
 from diffnet.geometry.mesh.gltf import read_gltf, read_gltf_attributes
 from diffnet.geometry.mesh.objects import mean_normals, unit_normals
 from diffnet.geometry.mesh.ply import Columns, Lists, read_ply
@@ -466,4 +467,6 @@ READERS: dict[str, Reader] = {
     ".vtk": _VTK,
     ".vtp": _VTK,
     ".vtu": _VTK,
+    ".surf.gii": Reader(read_gifti),
+    **dict.fromkeys(FREESURFER, Reader(read_freesurfer)),
 }

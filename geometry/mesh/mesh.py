@@ -53,6 +53,8 @@ def _stem_and_suffix(name: str) -> tuple[str, str]:
     if len(name) > 3 and name[-3:].lower() == ".gz":
         name = name[:-3]
     dot = name.rfind(".")
+    if name[dot:].lower() == ".gii":
+        dot = max(name.rfind(".", 0, dot), 0) or dot  # .surf.gii and others
     return (name[:dot], name[dot:]) if 0 < dot < len(name) - 1 else (name, "")
 
 
@@ -141,7 +143,8 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
 
     source: one of
         a path to an obj, off, ply, stl, glb, gltf, vtk, vtp or vtu file, which may be compressed by gzip (.obj.gz).
-        VTK files need ``pip install 'diffnet[vtk]'``;
+        VTK files need ``pip install 'diffnet[vtk]'``. Cortices as GIFTI (.surf.gii) or of FreeSurfer (lh.pial, .white,
+        .inflated, .sphere) need ``pip install 'diffnet[neuro]'``;
         arrays (verts (V, 3), faces (F, 3) or quadrilaterals (F, 4)): NumPy arrays, tensors or lists. For a point
         cloud, faces is None or empty;
         points (V, 3) of a point cloud: a NumPy array, a tensor or a list;

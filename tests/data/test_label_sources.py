@@ -157,9 +157,9 @@ def test_tables_of_labels(tmp_path: Path) -> None:
     for content, message in (
         ("label\n7\n7.5\n1\n", "b.csv, line 3: '7.5' is not a whole number"),
         ("label\n", "b.csv: there are no labels in the file"),
-        ("quality\n7\n7\n7\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
-        ("3,4\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
-        ("", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
+        ("quality\n7\n7\n7\n", "no labels (.txt, .npy, .seg, .csv, .json, .label.gii) for b.off"),
+        ("3,4\n", "no labels (.txt, .npy, .seg, .csv, .json, .label.gii) for b.off"),
+        ("", "no labels (.txt, .npy, .seg, .csv, .json, .label.gii) for b.off"),
     ):
         (tmp_path / "b.csv").write_text(content)
         assert message in refusal(tmp_path)
@@ -169,7 +169,7 @@ def test_tables_of_labels(tmp_path: Path) -> None:
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"name,Label\n,7\n,7\n,-1\n"))
     assert by_name(load_dataset(tmp_path)) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
     (tmp_path / "b.csv.gz").write_bytes(b"label\n7\n")
-    assert "no labels (.txt, .npy, .seg, .csv, .json) for b.off" in refusal(tmp_path)
+    assert "no labels (.txt, .npy, .seg, .csv, .json, .label.gii) for b.off" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -264,7 +264,7 @@ def test_label_files_come_before_the_meshes_own(tmp_path: Path) -> None:
     np.save(tmp_path / "a.quality.npy", np.zeros(5))  # a feature
     assert load_dataset(tmp_path).label_names == ["1", "3"]
     (tmp_path / "b.txt").unlink()
-    assert "no labels (.txt, .npy, .seg, .csv, .json) for b.ply" in refusal(tmp_path)
+    assert "no labels (.txt, .npy, .seg, .csv, .json, .label.gii) for b.ply" in refusal(tmp_path)
     assert read_source(tmp_path / "b.ply").values.tolist() == [0, 1, 2, 3, 4]
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import nibabel
+import nibabel.freesurfer
 import numpy as np
 import pytest
 import trimesh
@@ -29,8 +31,10 @@ from diffnet.data import (
     write_shards,
 )
 from diffnet.data.folders.division import groups_of
+from diffnet.geometry import MeshError, load_mesh
 from diffnet.geometry.discretize.coincident import open_edges
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.cortex import read_values, value_files, values_bytes
 from diffnet.train.options import TrainOptions
 from diffnet.train.set_parts import held_out, with_held_out
 
@@ -39,6 +43,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CASES = Path(__file__).resolve().parents[3] / "shared" / "data" / "cases"
 SPHERE = trimesh.creation.icosphere(0)  # 12 vertices, 20 faces
 LABELS = [0, 1] * 6
+CORTEX = trimesh.creation.icosphere(2)
+REGIONS = np.where(CORTEX.vertices[:, 0] > 0.8, -1, np.where(CORTEX.vertices[:, 2] > 0, 1, 2))
 SMALL = ("--epochs", 1, "--k", 4, "--width", 4, "--blocks", 1, "--features", "log-hks", "--device", "cpu", "--jobs", 1)
 
 
@@ -370,6 +376,59 @@ def test_tables_of_participants(tmp_path: Path) -> None:
     refused(DataError, "no column 'size' in the first line", load_targets, table, "column:size")
     table.write_text("participant_id\tage\nsub-11\t3\n")
     refused(DataError, "line 2: no mesh below .* has 'sub-11' in its path", load_targets, table)
+
+
+def write_cortices(root: Path) -> Path:
+    """Subjects in the folders of FreeSurfer, with thickness, and regions without a label on the medial wall."""
+    verts, faces = CORTEX.vertices, CORTEX.faces
+    colors = np.array([[25, 5, 25, 0, 0], [25, 100, 40, 0, 0], [100, 25, 0, 0, 0]])
+    for i in range(4):
+        surf, label = root / f"sub-{i}/surf", root / f"sub-{i}/label"
+        surf.mkdir(parents=True), label.mkdir()
+        for name in ("pial", "white"):
+            nibabel.freesurfer.write_geometry(surf / f"lh.{name}", verts * (1 + i / 10), faces)
+        nibabel.freesurfer.write_morph_data(surf / "lh.thickness", 2 + verts[:, 2])
+        names = ["unknown", "precentral", "insula"]
+        nibabel.freesurfer.write_annot(label / "lh.aparc.annot", REGIONS, colors, names, fill_ctab=True)
+    return root
+
+
+def test_cortices_of_freesurfer(tmp_path: Path) -> None:
+    root, pattern = write_cortices(tmp_path / "set"), "sub-*/surf/lh.pial"
+    data = load_dataset(root, labels="file:aparc", files=pattern)
+    assert data.label_names == ["insula", "precentral", "unknown"]
+    labels = {-1: -1, 1: 1, 2: 0}  # precentral is 1 in the file, and insula 2
+    np.testing.assert_array_equal(data.train[0].labels, [labels[i] for i in REGIONS.tolist()])
+    refused(DataError, "'lh' occurs twice", load_dataset, root, labels="file:aparc")  # the pial and the white surface
+    run = ["train", "segmentation", "--data", root, "--files", pattern, "--labels", "file:aparc", "--ignore", "unknown"]
+    output(*run, "--out", tmp_path / "run", *SMALL[:8], "--features", "log-hks+file:thickness")
+    one = root / "sub-0/surf/lh.pial"
+    for name in ("lh.new.annot", "new.label.gii"):
+        output("predict", one, "--checkpoint", tmp_path / "run", "--out", tmp_path / name)
+    output("predict", one, "--checkpoint", tmp_path / "run", "--out", tmp_path / "new.txt")
+    expected = np.loadtxt(tmp_path / "new.txt", dtype=int)
+    for name in ("lh.new.annot", "new.label.gii"):
+        values, names = read_values(tmp_path / name)
+        assert names == ["insula", "precentral"]
+        np.testing.assert_array_equal(values, expected)
+    targets = load_targets(root, "file:thickness", files=pattern)
+    assert targets.labels_at == "vertices"
+    np.testing.assert_allclose(targets.train[0].labels, 2 + CORTEX.vertices[:, 2:], atol=1e-6)
+
+
+def test_cortices_of_gifti(tmp_path: Path) -> None:
+    data = load_dataset(case("10_gifti"))
+    assert (data.labels_at, data.label_names, len(data.train)) == ("vertices", ["0", "1"], 3)
+    assert sorted(names([*data.train, *data.test])) == [f"sub-{i}_hemi-L" for i in range(4)]
+    values = np.arange(5.0)[:, None] * [1, 2]
+    (tmp_path / "a.shape.gii").write_bytes(values_bytes(".shape.gii", values))
+    np.testing.assert_array_equal(read_values(tmp_path / "a.shape.gii").values, values)
+    files = value_files(tmp_path, "sub-1_hemi-L_pial", "thickness")
+    assert tmp_path / "sub-1_hemi-L_thickness.shape.gii" in files
+    (tmp_path / "a.surf.gii").write_text("<?xml version='1.0'?><GIFTI>")
+    refused(MeshError, "a.surf.gii: the file can't be read: nibabel can't read it", load_mesh, tmp_path / "a.surf.gii")
+    (tmp_path / "a.surf.gii").write_bytes(values_bytes(".shape.gii", values))
+    refused(MeshError, "no points or no triangles", load_mesh, tmp_path / "a.surf.gii")
 
 
 def test_commands_take_patterns_and_named_labels(tmp_path: Path) -> None:

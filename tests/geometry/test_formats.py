@@ -198,7 +198,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         "link.off": "no such file",
         "folder.ply/a.off": "no such file",
         "gone": "no such file",
-        "a.dxf": r"unknown format '\.dxf', expected one of \.obj, .*\.vtu, also with \.gz",
+        "a.dxf": r"unknown format '\.dxf', expected one of \.obj, .*\.sphere, also with \.gz",
         "a.gz": "unknown format '', expected one of",
         "a" * 300 + ".obj": "the file can't be read: .*name too long",
     }.items():

@@ -108,7 +108,7 @@ def output_files(
             raise OptionError(f"--format is for one file for each mesh, and {out} is a table of all meshes")
         return [out]
     several = is_batch(paths)
-    if not several and out.suffix.lower() in formats and not out.is_dir():
+    if not several and mesh_suffix(out) in formats and not out.is_dir():
         if form is not None:
             raise OptionError(f"--format is for a folder; the extension of {out} decides")
         return [out]

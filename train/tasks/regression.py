@@ -25,6 +25,8 @@ from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, csv_text, write_atomically
+from diffnet.geometry.mesh.cortex import values_bytes
+from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import column_scores, mean_r2, number, scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
@@ -231,7 +233,8 @@ class Regression(MeshTask):
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         if at == "meshes":
             return ()  # one table
-        return (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
+        formats = (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
+        return (*formats, ".shape.gii") if at == "vertices" else formats
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The columns with their names."""
@@ -240,7 +243,9 @@ class Regression(MeshTask):
 
         names, values, at = network.label_names, predicted.values.numpy(), network.labels_at
         assert at != "meshes"  # these are in a table
-        if file.suffix.lower() == ".npy":
+        if mesh_suffix(file) == ".shape.gii":
+            write_atomically(file, values_bytes(mesh_suffix(file), values))
+        elif file.suffix.lower() == ".npy":
             write_atomically(file, npy_bytes(values))
         elif file.suffix.lower() == ".csv":
             write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))

@@ -16,6 +16,8 @@ from torch import Tensor
 from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, index_dataset, with_labels_at
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.mesh.cortex import values_bytes
+from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
@@ -105,17 +107,22 @@ class Segmentation(LabelTask):
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
         suffix = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
-        return ".ply", ".txt", ".npy", ".csv", suffix[at]
+        of_cortices = (".annot", ".label.gii") if at == "vertices" else ()
+        return ".ply", ".txt", ".npy", ".csv", suffix[at], *of_cortices
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The labels as the numbers of the training files, and the instances."""
         from diffnet.viz import write_ply
+        from diffnet.viz.palette import label_colors
 
         mesh, classes = predicted.mesh, predicted.values.numpy()
         instances = predicted.instances
         names, numbers, at = network.label_names, network.label_numbers, cast(LabelsAt, network.labels_at)
         if file.suffix.lower() == ".ply":
             write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
+            return
+        if mesh_suffix(file) in (".annot", ".label.gii"):
+            write_atomically(file, values_bytes(mesh_suffix(file), classes, names, label_colors(len(names))))
             return
         labels = np.array([*numbers, UNLABELED], np.int64)[classes]  # an element without a prediction has class -1
         content: bytes | str
