@@ -43,7 +43,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
-    | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
+    | `method`, `map_k`, `feature_scale`, `regularizer` | of a correspondence | those of `pair_maps`, 30 |
     | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
     | `upright` | the orientation of the training meshes, for a warning of others | not known |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
