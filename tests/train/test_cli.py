@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -28,9 +29,10 @@ from two_ranks import environment, wait_for
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import BODIES, DataError, LabeledMeshes, load_dataset, shapes
-from diffnet.geometry import load_mesh
+from diffnet.geometry import load_mesh, processes
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.geometry.folder_lock import locked
+from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
 from diffnet.train.commands.training import find_data
@@ -223,6 +225,37 @@ def test_help_and_info_load_little_and_a_bug_shows_its_traceback(tmp_path: Path)
     assert "loaded for info: False" in ran.stdout
     assert ran.returncode == 1
     assert re.search("Traceback.*AttributeError", ran.stderr, re.DOTALL)
+
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+@pytest.mark.parametrize(
+    ("running", "before", "expected"),
+    [
+        ("1/99", {}, {"GOMP_SPINCOUNT": "30000"}),
+        ("999/999", {}, {"OMP_WAIT_POLICY": "passive"}),
+        (None, {}, {"GOMP_SPINCOUNT": "30000"}),  # a system that doesn't tell
+        ("999/999", {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ("999/999", {"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
+    ],
+)
+def test_how_threads_wait(
+    running: str | None,
+    before: dict[str, str],
+    expected: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command chooses it by what else runs, unless the user has."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in WAITING} | before)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(cli, "is_command", lambda: True)
+    monkeypatch.setattr(processes, "LOAD", tmp_path / "loadavg")
+    if running:
+        (tmp_path / "loadavg").write_text(f"0.00 0.00 0.00 {running} 7\n")
+    diffnet("--version")
+    assert {name: value for name, value in os.environ.items() if name in WAITING} == expected
 
 
 def test_warnings_are_lines_of_the_command(tmp_path: Path) -> None:
