@@ -262,11 +262,14 @@ def test_warnings_are_lines_of_the_command(tmp_path: Path) -> None:
     """They name the command, and no line of code."""
     folder = write_balls(tmp_path / "data", 2)
     for labels in folder.glob("*.txt"):
-        labels.write_text("0\n1\n" * 21)
+        labels.write_text("0\n2\n" * 21)
+    (folder / "label_names.txt").write_text("arm\nleg\n")
     places = ["--data", folder, "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
     process = start("train", "segmentation", *places, "--epochs", 1, *SMALL)
-    lines = process.communicate()[1].splitlines()
+    out, errors = process.communicate()
+    lines = errors.splitlines()
     assert process.returncode == 0
+    assert "names: 0 is arm, 2 is leg\n" in out  # by their order, not by their numbers
     assert [line.partition(" the labels of 2 of 2 meshes ")[0] for line in lines] == [f"diffnet: warning: {folder}:"]
 
 
@@ -354,15 +357,16 @@ def test_a_resumed_run_keeps_its_options(train: list[object], tmp_path: Path) ->
 
 def test_a_bad_mesh_of_a_data_set_is_named(tmp_path: Path) -> None:
     data = write_balls(tmp_path / "data", 3)
-    (data / "m1.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
-    (data / "m1.txt").write_text("0\n0\n1\n")
+    for stem in ("m1", "m2"):
+        (data / f"{stem}.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
+        (data / f"{stem}.txt").write_text("0\n0\n1\n")
     train = ["train", "segmentation", "--data", data, "--out", tmp_path / "out", "--cache", tmp_path / "c", *SMALL]
-    assert re.search(r"1 of 3 meshes.*m1: .*m1\.obj", complaint(*train))
+    assert f"2 of 3 meshes can't be used: {data / 'm1.obj'}, {data / 'm2.obj'}: " in complaint(*train)
     assert list((tmp_path / "out").iterdir()) == []  # it is named before training
     (data / "m1.obj").write_text("v 0 zero 0\nf 1 2 3\n")
     assert "m1.obj" in complaint(*train)
     (data / "m1.txt").write_text("0\n0\nred\n")
-    assert "m1.txt, line 3" in complaint(*train)
+    assert re.search("m1.txt, line 3.* label_names.txt", complaint(*train))
 
 
 def test_a_triangle_soup(room: Path, tmp_path: Path) -> None:
