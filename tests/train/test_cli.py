@@ -70,6 +70,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = ["--data", data, "--out", room / "run", "--cache", room / "cache"]
     out = output("train", "segmentation", *where, "--epochs", 12, *SMALL)
     assert "meshes: 4 to train on, 1 to test on\n" in out
+    assert f"\ncache: {room / 'cache'}\n" in out
     assert "classes: 2 at the vertices, without the test part: low " in out
     assert re.search(r"epoch   12  loss \d\.\d{4}  accuracy: train [\d.]+ %, test [\d.]+ %", out)
     assert "test accuracy" in out
