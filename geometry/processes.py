@@ -44,7 +44,7 @@ MAX_GROWTH = 256 << 20  # bytes
 LOAD = Path("/proc/loadavg")
 # How often a thread of OpenMP looks whether its work has come, before it sleeps. A quiet machine loses no time: pauses
 # between parallel work are shorter. With the default of GNU's library, 300,000, each wait for a thread that has lost
-# its core to another process takes as long as the other process may keep it, and an epoch up to 90 times as long.
+# its core to another process takes as long as the other process may keep it, and an epoch 90 times as long.
 SPINS = 30_000
 PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
 _idle: list[_Worker] = []  # the processes that wait for the next pool
