@@ -86,7 +86,9 @@ def _text_labels(path: Path) -> NDArray[np.int64]:
             try:
                 labels.append(integer(token))
             except (ValueError, OverflowError) as e:
-                raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
+                by_name = mesh_suffix(path) == ".txt" and token[0].isalpha()
+                hint = ". Write numbers here, and the names of the classes into label_names.txt" if by_name else ""
+                raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number{hint}") from e
     return np.array(labels)
 
 
