@@ -77,6 +77,8 @@ def block_attention(
             f"query should have shape (…, {heads}, {rows}, C), key and value (…, {heads}, {columns}, C), "
             f"shapes are {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    if channels == 0:
+        raise ValueError(f"query should have at least one channel, shape is {tuple(query.shape)}")
     dtype = compute_dtype(query, key, value)
     scale = channels**-0.5 if scale is None else scale
     if bias is not None:

@@ -158,7 +158,7 @@ def _group(hybrid: HybridPattern) -> Pattern:
     order = torch.sort(key, stable=True).indices
     if torch.equal(order, torch.arange(len(order), device=order.device)):
         order = order[:0]
-    return pattern.with_known(rows_by_length=order.to(pattern.column_indices.dtype))
+    return pattern.with_known(rows_by_length=order.to(pattern.column_indices.dtype), check=False)
 
 
 @not_compiled

@@ -18,6 +18,7 @@ from diffnet.ops.common.backend import Backend, check_backend, use_definition, u
 from diffnet.ops.common.checks import broadcast_shapes, check_operand, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
+from diffnet.ops.common.precision import in_dtype, product_dtype, without_autocast
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import (
@@ -41,9 +42,8 @@ def spmm(
     or a `SparseMatrix`. Convert a matrix that is used again with `SparseMatrix.from_torch` or `from_scipy` once: it
     keeps what products and gradients need.
 
-    The product of floating-point operands has the dtype of the values, as sparse products have under autocast. Low
-    precision is added up in float32. If one operand is integer or bool, both are promoted as PyTorch does. If both are,
-    the product is computed in int64 and returned in the promoted dtype.
+    The product has the promoted dtype of both operands, or autocast's, as dense products have. Low precision is added
+    up in float32. If both operands are integer or bool, the product is computed in int64.
 
     Differentiable in values and x. Deterministic, but on a GPU not for backend="torch".
 
@@ -79,9 +79,7 @@ def spmm(
     device = pattern.device
     check_operand("values", values, (pattern.nnz,), device)
     check_operand("the dense factor", x, (columns, "C"), device)
-    dtype = values.dtype
-    if not (dtype.is_floating_point and x.is_floating_point()):
-        dtype = torch.promote_types(dtype, x.dtype)
+    dtype = product_dtype(values, x)
     if not dtype.is_floating_point or use_definition(backend):
         check_backend(backend)
         places = pattern.row_indices, pattern.column_indices
@@ -104,8 +102,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     In attention, a is the query and b the key: (…, H, rows, C) and (…, H, columns, C) with C channels of each head give
     the scores (…, H, nnz) of H heads.
 
-    Low precision is added up in float32. If one factor is integer or bool, both are promoted as PyTorch does. If both
-    are, the product is computed in int64 and returned in the promoted dtype.
+    The result has the promoted dtype of both factors, or autocast's, as in `spmm`.
 
     Differentiable in a and b. Deterministic, but on a GPU not for backend="torch".
 
@@ -120,7 +117,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
 
     Raises:
         TypeError: for complex factors, and for a pattern that is none of these.
-        ValueError: if shapes or devices don't match, or if the factors have two floating-point dtypes.
+        ValueError: if shapes or devices don't match.
 
     >>> import torch
     >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
@@ -132,11 +129,8 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     device = pattern.device
     check_operand("the dense factor a", a, (rows, "C"), device)
     check_operand("the dense factor b", b, (columns, a.shape[-1]), device)
-    if a.dtype != b.dtype or not a.is_floating_point():
-        if a.is_floating_point() and b.is_floating_point():
-            raise ValueError(f"the dense factors should have one dtype, got {a.dtype} and {b.dtype}")
-        dtype = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(dtype), b.to(dtype)
+    dtype = product_dtype(a, b)
+    a, b = in_dtype(a, dtype), in_dtype(b, dtype)
     if not a.is_floating_point() or use_definition(backend):
         check_backend(backend)
         return definition.sddmm(pattern.row_indices, pattern.column_indices, a, b)
@@ -151,7 +145,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
 def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Sum the entries of each row: values (…, nnz) → (…, rows). Differentiable.
 
-    Integers and bools are added up in int64, as `torch.sum` does.
+    Integers and bools are added up in int64, and autocast changes no dtype, as in `torch.sum`.
 
     >>> import torch
     >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
@@ -161,7 +155,8 @@ def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> T
     check_operand("values", values, (pattern.nnz,), pattern.device)
     dtype = values.dtype if values.is_floating_point() else torch.int64
     ones = torch.ones(pattern.columns, 1, dtype=dtype, device=values.device)
-    return spmm(pattern, values, ones, backend=backend)[..., 0]
+    with without_autocast(values):
+        return spmm(pattern, values, ones, backend=backend)[..., 0]
 
 
 def diagonal(pattern: Pattern, values: Tensor) -> Tensor:

@@ -284,7 +284,7 @@ class Pattern:
                 check_plain("order", order)
             order = order.to(self.stored_indptr)
             if check:
-                _check_row_order(order, self.stored_indptr)
+                _check_permutation("row_order", order, self.stored_indptr)
         rows = torch.arange(self.shape[0], device=self.stored_indptr.device) if order is None else order
         stored, entries = rows_of(self, rows)
         return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
@@ -295,12 +295,19 @@ class Pattern:
         transpose: tuple[Pattern, Tensor] | None = None,
         long_pieces: Tensor | None = None,
         rows_by_length: Tensor | None = None,
+        check: bool = True,
     ) -> Pattern:
         """Return the same pattern, for which some properties are known already and need not be found.
 
         rows_by_length: also another order (rows,) in which products take rows, of the dtype of the indices. Unlike
             `with_row_order`, entries stay where they are.
+        check: whether to check rows_by_length, which waits for a GPU
+
+        Raises ValueError if rows_by_length is neither empty nor a permutation of the rows.
         """
+        if check and rows_by_length is not None and len(rows_by_length) > 0:
+            check_plain("rows_by_length", rows_by_length)
+            _check_permutation("rows_by_length", rows_by_length, self.stored_indptr)
         return remember(
             Pattern(self.stored_indptr, self.stored_indices, self.columns, self.row_order, check=False),
             _transpose=self._transpose if transpose is None else transpose,
@@ -376,7 +383,7 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
         row = int(descents.nonzero()[0])
         raise ValueError(f"indptr should not descend, got {indptr[row]} then {indptr[row + 1]} at row {row}")
     if row_order is not None:
-        _check_row_order(row_order, indptr)
+        _check_permutation("row_order", row_order, indptr)
     outside = (indices < 0) | (indices >= columns)
     if outside.any():
         entry = int(outside.nonzero()[0])
@@ -391,17 +398,17 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
         raise ValueError(f"indices should ascend within a row, got {problem} in row {row}")
 
 
-def _check_row_order(order: Tensor, indptr: Tensor) -> None:
+def _check_permutation(name: str, order: Tensor, indptr: Tensor) -> None:
     """Check that `order` is a permutation of the rows of a pattern. Raises ValueError that names the row."""
     rows = len(indptr) - 1
     if order.shape != (rows,) or order.dtype != indptr.dtype or order.device != indptr.device:
         raise ValueError(
-            f"row_order should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
+            f"{name} should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
             f"got {order.dtype} of shape {tuple(order.shape)} on {order.device}"
         )
     missing = (order.sort().values != torch.arange(rows, device=order.device)).nonzero()
     if len(missing) > 0:
-        raise ValueError(f"row_order should have each row once, row {int(missing[0])} is missing or twice")
+        raise ValueError(f"{name} should have each row once, row {int(missing[0])} is missing or twice")
 
 
 def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> CsrArrays:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor, nonnegative
 from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 
@@ -99,11 +99,12 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     Args:
         spectrum: (B, K, C) floating point
         evals: (B, K) floating point, the eigenvalues λ
-        time: (C,) floating point, at least 0, in squared units of the positions
+        time: (C,) floating point, finite and at least 0, in squared units of the positions
         backend: see `to_spectral`
 
     Returns (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch. Errors are those of
-    `to_spectral`.
+    `to_spectral`. On the CPU and in debug mode, a time that is negative or not finite raises ValueError. Elsewhere a
+    negative time gives NaN in its channel.
 
     >>> diffuse(torch.ones(1, 2, 1), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
     tensor([[[1.0000],
@@ -112,6 +113,11 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     check_tensor("spectrum", spectrum, ("B", "K", "C"))
     check_tensor("evals", evals, spectrum.shape[:2], spectrum.device)
     check_tensor("time", time, spectrum.shape[2:], spectrum.device)
+    return decay(spectrum, evals, nonnegative("time", time), backend)
+
+
+def decay(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend) -> Tensor:
+    """`diffuse` of checked arguments."""
     if use_kernels(backend, spectrum, evals, time):
         return diffuse_operator(spectrum.float(), evals, time)
     return definition.diffuse(spectrum, evals, time)
