@@ -16,7 +16,7 @@ from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_masks
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
-from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
+from diffnet.ops.common.dispatch import derivatives, differentiable, empty_like, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.sparse.softmax import checked_number
 
@@ -143,6 +143,15 @@ def _gradients(
     return attention_backward(BlockArrays(*structure), inputs, out, sums, grad)
 
 
+def _plain_gradients(structure: Sequence[Tensor], *arguments: Any) -> list[Tensor | None]:
+    (*tensors, _, _, _, _), (*_, grad) = arguments[:7], arguments
+
+    def attention(*tensors: Tensor) -> Tensor:
+        return reference.attention(*structure[:2], AttentionInputs(*tensors, *arguments[3:7]))
+
+    return derivatives(attention, tensors, grad)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     structure, *tensors, ctx.scale, ctx.block = inputs
     ctx.mark_non_differentiable(output[1])
@@ -156,5 +165,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), *grads, *[None] * 4
 
 
-_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, empty_like(1, 2, 3))
+_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, empty_like(1, 2, 3), _plain_gradients)
 _operator = differentiable("diffnet::block_attention", _forward, _fake, _save, _backward)

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_cpu_form, use_definition, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_tensor, nonnegative
-from diffnet.ops.common.dispatch import applied, is_traced, without_base
+from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import cpu
@@ -212,7 +211,7 @@ class _Block(torch.autograd.Function):
         return without_base(out)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("a block")
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
         from diffnet.ops.gradient_features.kernels import backward

@@ -231,4 +231,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward, plain=False)

@@ -236,6 +236,11 @@ def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time:
     return empty_like(1)(grad, spectrum), spectrum.new_empty(len(time))
 
 
+def _plain_diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    spectrum_grad = definition.diffuse(grad, evals, time)
+    return spectrum_grad, -(evals[..., None] * spectrum_grad * spectrum).sum((0, 1))
+
+
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     spectrum, evals, time = ctx.saved_tensors
     need_evals = ctx.needs_input_grad[1]
@@ -244,7 +249,9 @@ def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return spectrum_grad, evals_grad, time_grad.to(time.dtype)
 
 
-_diffuse_gradients_operator = opaque("diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake)
+_diffuse_gradients_operator = opaque(
+    "diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake, _plain_diffuse_gradients
+)
 diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, empty_like(0), save_inputs, _diffuse_backward)
 project_operator = differentiable("diffnet::project", _project_forward, _project_fake, save_inputs, _project_backward)
 evaluate_operator = differentiable(
