@@ -247,7 +247,7 @@ def _traced(arguments: Sequence[Any]) -> bool:
 
 def _refuse_transforms(name: str, plain: bool) -> None:
     if under_transforms() or forward_ad._current_level >= 0:
-        operation, advice = name.removeprefix("diffnet::"), "call backward or torch.autograd.grad, without vmap or jvp"
+        operation, advice = name.removeprefix("diffnet::"), "spectral diffusion does, and backward outside of them"
         if plain:
             operation, advice = f"{operation} on kernels", 'backend="torch" and "auto" do'
         raise RuntimeError(f"{operation} doesn't work under transforms of torch.func and in forward mode; {advice}")

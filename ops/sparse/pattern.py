@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_index, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import can_remember, memoized, remember
@@ -25,6 +26,9 @@ PIECE = 128
 # take rows of similar length together.
 ROWS_TOGETHER = 8
 MAX_UNEVENNESS = 2.0
+
+# A mark of functions that find what a pattern then remembers.
+at_first_use = partial(not_compiled, advice="call .prepare() of the pattern once before, uncompiled")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -127,6 +131,27 @@ class Pattern:
         if mask.dtype != torch.bool or mask.ndim != 2:
             raise ValueError(f"mask should be bool of shape (rows, columns), got {mask.dtype} of {tuple(mask.shape)}")
         return cls.from_row_lengths(mask.sum(1), mask.nonzero()[:, 1], mask.shape[1], check=False)
+
+    @classmethod
+    def from_coo(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> tuple[Pattern, Tensor]:
+        """Make a pattern from the row and the column of each entry, (nnz,) int32 or int64 in any order.
+
+        Returns the pattern, and the position of each of its entries in the arguments, (nnz,). Values move along as
+        values[..., entries]. Raises ValueError for an entry outside of the shape, and for one that occurs twice.
+
+        >>> import torch
+        >>> pattern, entries = Pattern.from_coo(torch.tensor([1, 0]), torch.tensor([2, 1]), (2, 3))
+        >>> pattern.row_indices, entries
+        (tensor([0, 1]), tensor([1, 0]))
+        """
+        for name, array in (("rows", rows), ("columns", columns)):
+            check_plain(name, array)
+            check_index(name, array, (len(rows),), rows.device)
+        if len(rows) > 0 and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
+            raise ValueError(f"rows should be from 0 to {shape[0] - 1}, got {int(rows.min())} to {int(rows.max())}")
+        entries = torch.argsort(rows.long() * shape[1] + columns)
+        lengths = torch.bincount(rows, minlength=shape[0])
+        return cls.from_row_lengths(lengths, columns[entries], shape[1]), entries
 
     @classmethod
     def window(cls, length: int, before: int, after: int = 0) -> Pattern:
@@ -620,7 +645,7 @@ def transposed_entries(pattern: Pattern) -> Tensor:
     return torch.sort(column * rows + pattern.row_indices).indices
 
 
-@not_compiled
+@at_first_use
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
     if pattern.stored_indices.is_meta:
@@ -636,7 +661,7 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
-@not_compiled
+@at_first_use
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     indptr = pattern.stored_indptr.long()
     lengths = torch.diff(indptr)
@@ -656,7 +681,7 @@ def are_similar(rows: int, longest: int, entries: int) -> bool:
     return (rows + -rows % ROWS_TOGETHER) * longest <= MAX_UNEVENNESS * entries
 
 
-@not_compiled
+@at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
     similar = pattern.stored_indices.new_empty(0)

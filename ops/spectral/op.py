@@ -158,6 +158,11 @@ def segment_mean(
 def _plain_sums(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None) -> tuple[Tensor, Tensor]:
     """The sums over each mesh of weights · x, (B, C), and of the weights, (B,), in the dtype of x."""
     weights = weights.to(x.dtype)
+    if torch.compiler.is_compiling() and lengths is None:  # sizes of parts would depend on the values of ptr
+        meshes = len(ptr) - 1
+        row = torch.repeat_interleave(torch.arange(meshes, device=x.device), torch.diff(ptr), output_size=len(x))
+        total = x.new_zeros(meshes, x.shape[1]).index_add(0, row, weights[:, None] * x)
+        return total, x.new_zeros(meshes).index_add(0, row, weights)
     parts = [definition.by_mesh(t, ptr, lengths) for t in (weights, x)]
     sums = [(w @ rows, w.sum()) for w, rows in zip(*parts, strict=True)]
     total, weight = (torch.stack(each)[: len(ptr) - 1] for each in zip(*sums, strict=True))
