@@ -138,8 +138,8 @@ class SparseMultiheadAttention(nn.Module):
         if attn_mask is not None and attn_mask.shape == (batch * heads, length, keys):
             attn_mask = attn_mask.reshape(batch, heads, length, keys)
         compute = self._at_blocks if isinstance(pattern, BlockPattern) else self._at_entries
-        mixed, weights = compute(pattern, q, k, v, key_padding_mask, attn_mask, is_causal, need_weights)
-        return mixed.transpose(1, 2).flatten(2), weights
+        mixed, dense = compute(pattern, q, k, v, key_padding_mask, attn_mask, is_causal, need_weights)
+        return mixed.transpose(1, 2).flatten(2), dense
 
     def _at_entries(
         self,

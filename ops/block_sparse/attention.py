@@ -143,13 +143,22 @@ def _gradients(
     return attention_backward(BlockArrays(*structure), inputs, out, sums, grad)
 
 
-def _plain_gradients(structure: Sequence[Tensor], *arguments: Any) -> list[Tensor | None]:
-    (*tensors, _, _, _, _), (*_, grad) = arguments[:7], arguments
+def _plain_gradients(
+    structure: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    block: int,
+    *results: Tensor,
+) -> list[Tensor | None]:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        inputs = AttentionInputs(query, key, value, key_mask, mask, scale, block)
+        return reference.attention(structure[0], structure[1], inputs)
 
-    def attention(*tensors: Tensor) -> Tensor:
-        return reference.attention(*structure[:2], AttentionInputs(*tensors, *arguments[3:7]))
-
-    return derivatives(attention, tensors, grad)
+    return derivatives(attention, [query, key, value], results[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

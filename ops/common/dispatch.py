@@ -169,7 +169,7 @@ def differentiable_once(operation: str) -> Callable[[F], F]:
                 results = backward(ctx, *grads)
             if not torch.is_grad_enabled():
                 return results
-            return Refusal.apply(*(None if grad is None else grad.detach().requires_grad_() for grad in results))
+            return applied(Refusal)(*(None if grad is None else grad.detach().requires_grad_() for grad in results))
 
         return call  # type: ignore[return-value]
 

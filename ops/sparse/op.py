@@ -365,7 +365,7 @@ class SparseMatrix:
         if not isinstance(matrix, Tensor):
             raise TypeError(f"a torch.sparse_csr or torch.sparse_coo tensor expected, got {type(matrix).__name__}")
         if matrix.layout in (torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc) and matrix.ndim == 2:
-            matrix = matrix.to_sparse_coo()
+            matrix = matrix.to_sparse_coo()  # type: ignore[no-untyped-call]
         if matrix.layout not in (torch.sparse_csr, torch.sparse_coo) or matrix.ndim != 2:
             raise ValueError(
                 f"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got {matrix.ndim}-D of {matrix.layout}"

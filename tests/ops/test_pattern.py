@@ -354,8 +354,9 @@ def test_patterns_remember_nothing_from_a_trace(trace: str) -> None:
         torch.export.export(Products(), (values, x))
     else:
         torch.func.grad(Products())(values, x)
+    # The properties would compute what the private fields remember.
     assert pattern._transpose is pattern._long_pieces is pattern._by_length is ell._csr is None
-    assert pattern._product_arrays == {}
+    assert pattern._product_arrays == {}  # neither does this one have a value
     out = Products()(values.requires_grad_(), x)
     (grad,) = torch.autograd.grad(out, values)
     assert type(out) is type(grad) is Tensor
