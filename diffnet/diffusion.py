@@ -61,6 +61,9 @@ class LearnedTimeDiffusion(nn.Module):
         o = operators
         return from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
 
+    def extra_repr(self) -> str:
+        return str(self.time.numel())
+
 
 def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
     """The times (C,) before training. Raises ValueError for an unknown choice."""

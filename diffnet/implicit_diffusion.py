@@ -66,3 +66,6 @@ class ImplicitDiffusion(nn.Module):
             check_every=self.check_every,
             backend=self.backend,
         )
+
+    def extra_repr(self) -> str:
+        return str(self.time.numel())
