@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import check_eigenpairs, is_plain, refuses_fields
-from diffnet.diffusion import LearnedTimeDiffusion
+from diffnet.diffusion import LearnedTimeDiffusion, current_time
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.errors import refuses
@@ -18,7 +18,7 @@ from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
 from diffnet.ops import Backend, Pattern, spmm
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.precision import compute_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features, diffusion_block
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
@@ -144,7 +144,8 @@ class DiffusionNetBlock(nn.Module):
             inputs = [x, self.diffusion(x, operators)]
             if self.gradient_features is not None:
                 matrix = operators.gradient
-                gradients = spmm(matrix.pattern, matrix.values, inputs[1], backend=self.backend)
+                with without_autocast(x):
+                    gradients = spmm(matrix.pattern, matrix.values, inputs[1], backend=self.backend)
                 inputs.append(self.gradient_features(gradients))
         else:
             x, *parts = diffused_with_features(x, check_arguments(x, arguments), self.backend)
@@ -165,7 +166,7 @@ class DiffusionNetBlock(nn.Module):
         o, diffusion, features = operators, self.diffusion, self.gradient_features
         assert isinstance(diffusion, LearnedTimeDiffusion)
         assert features is not None
-        time = diffusion.time if shared.clamped else diffusion.learned_time()
+        time = diffusion.time if shared.clamped else current_time(diffusion)
         a_re, a_im, swapped = features.a_re, features.a_im, features.swapped
         pattern: Pattern | None
         if self._takes_basis(o):

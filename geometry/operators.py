@@ -32,6 +32,7 @@ from diffnet.ops import (
 from diffnet.ops.common.checks import check_count, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import Later, can_remember, memoized, remember
+from diffnet.ops.common.precision import without_autocast
 from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.op import check_matrix_blocks
 
@@ -338,7 +339,8 @@ class Operators(Fields):
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
         if self.gradient_evecs is not None:
             return self
-        gradient_evecs = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
+        with without_autocast(self.evecs):
+            gradient_evecs = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
         return self._with_basis(self.evecs, gradient_evecs.to(self.evecs.dtype))
 
     def with_basis_dtype(self, dtype: torch.dtype) -> Operators:

@@ -77,7 +77,8 @@ def gradient(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> T
     tensor([[2., 0., 0.]])
     """
     _check_rows(x, operators)
-    return ops.spmm(operators.gradient.pattern, operators.gradient.values, x, backend=backend)
+    with without_autocast(x):
+        return ops.spmm(operators.gradient.pattern, operators.gradient.values, x, backend=backend)
 
 
 def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> Tensor:

@@ -13,12 +13,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
 
 
-def not_compiled(function: F) -> F:
-    """Like `torch.compiler.disable`: the function runs uncompiled, and the graph breaks around it."""
+def not_compiled(function: F, advice: str = "") -> F:
+    """Like `torch.compiler.disable`: the function runs uncompiled, and the graph breaks around it.
+
+    advice: what the error says if no break is allowed (`fullgraph=True`)
+    """
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg=advice)  # type: ignore[no-untyped-call]
             return torch.compiler.disable(function)(*arguments)  # type: ignore[no-untyped-call]
         return function(*arguments)
 

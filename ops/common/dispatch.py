@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, F, under_transforms
+from diffnet.ops.common.precision import without_autocast
 
 
 def differentiable(
@@ -21,6 +22,7 @@ def differentiable(
     backward: Callable[..., Any],
     *,
     tensor_lists: bool = False,
+    plain: bool = True,
 ) -> Callable[..., Any]:
     """Register a custom operator with a gradient, and return the function that calls it.
 
@@ -35,6 +37,7 @@ def differentiable(
         save: saves tensors for the backward, as the `setup_context` of `torch.library.register_autograd`
         backward: returns a tuple of gradients. For a list of tensors without gradients it returns a list of None.
         tensor_lists: whether the arguments include lists of tensors that have gradients. The output is then a list.
+        plain: whether backend="torch" computes in plain PyTorch instead, which messages then advise
     """
     operator = torch.library.custom_op(name, forward, mutates_args=())
     operator.register_fake(fake)
@@ -70,7 +73,7 @@ def differentiable(
         flat = _flattened(arguments) if tensor_lists else arguments
         if _traced(flat):
             return operator(*arguments)
-        _refuse_transforms(name)
+        _refuse_transforms(name, plain)
         if not differentiated(flat):
             return computed(*arguments)
         lengths = [tuple([len(a) if isinstance(a, list) else None for a in arguments])] if tensor_lists else []
@@ -90,23 +93,87 @@ def without_base(x: Tensor) -> Tensor:
     return x.data if x._is_view() else x
 
 
-def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+def opaque(
+    name: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    definition: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """Register a custom operator without a gradient, and return the function that calls it.
 
     Backward passes call these operators. Differentiating one raises RuntimeError.
+
+    definition: computes the same in plain PyTorch, where second derivatives may follow
     """
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise _only_once(name.removeprefix("diffnet::").removesuffix("_backward"))
+
     schema = torch.library.infer_schema(implementation, mutates_args=())
     operator = torch.library.custom_op(
         name, functools.partial(_with_separate_outputs, implementation), mutates_args=(), schema=schema
     )
     operator.register_fake(fake)
+    operator.register_autograd(refuse)
 
     def call(*arguments: Any) -> Any:
         flat = _flattened(arguments)
+        if definition is not None and differentiated(flat) and not is_traced(flat):
+            return definition(*arguments)
         # A direct call would make the result a constant, so a second derivative would be silently wrong.
         return operator(*arguments) if differentiated(flat) or _traced(flat) else implementation(*arguments)
 
     return call
+
+
+def derivatives(
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    tensors: Sequence[Tensor],
+    *grads: Tensor,
+    needed: Sequence[bool] | None = None,
+) -> list[Tensor | None]:
+    """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated.
+
+    needed: by default for tensors that require a gradient
+    """
+    needed = [t.requires_grad for t in tensors] if needed is None else needed
+    with without_autocast(tensors[0]):
+        views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
+        out = function(*views)
+        wanted = [view for view, need in zip(views, needed, strict=True) if need]
+        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
+    return [next(results) if need else None for need in needed]
+
+
+def _only_once(operation: str) -> RuntimeError:
+    return RuntimeError(
+        f'the kernels of {operation} can be differentiated once; backend="torch" has derivatives of any order'
+    )
+
+
+def differentiable_once(operation: str) -> Callable[[F], F]:
+    """Like `once_differentiable` of PyTorch, for the backward of kernels, with a message that says what to write."""
+
+    class Refusal(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            raise _only_once(operation)
+
+    def decorated(backward: F) -> F:
+        def call(ctx: Any, *grads: Any) -> Any:
+            with torch.no_grad():
+                results = backward(ctx, *grads)
+            if not torch.is_grad_enabled():
+                return results
+            return applied(Refusal)(*(None if grad is None else grad.detach().requires_grad_() for grad in results))
+
+        return call  # type: ignore[return-value]
+
+    return decorated
 
 
 def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
@@ -178,9 +245,9 @@ def _traced(arguments: Sequence[Any]) -> bool:
     return False
 
 
-def _refuse_transforms(name: str) -> None:
-    if under_transforms():
-        raise RuntimeError(
-            f"{name} doesn't work under vmap and other transforms of torch.func; "
-            'spectral networks of backend="torch" do'
-        )
+def _refuse_transforms(name: str, plain: bool) -> None:
+    if under_transforms() or forward_ad._current_level >= 0:
+        operation, advice = name.removeprefix("diffnet::"), "spectral diffusion does, and backward outside of them"
+        if plain:
+            operation, advice = f"{operation} on kernels", 'backend="torch" and "auto" do'
+        raise RuntimeError(f"{operation} doesn't work under transforms of torch.func and in forward mode; {advice}")

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
 from diffnet.ops.common.cuda_graph import is_recorded
 from diffnet.ops.common.launcher import compiles_only
 
@@ -22,13 +22,16 @@ T = TypeVar("T")
 def memoized(instance: S, name: str, compute: Callable[[S], T]) -> T:
     """Return an attribute of a frozen dataclass; if it is None, compute it and store it first.
 
+    While torch.export or a transform of torch.func runs, new tensors are stand-ins, so nothing is stored.
+
     This is no cached property, because torch.compile would not see its cache and would trace the computation into every
     step.
     """
     value: T | None = getattr(instance, name)
     if value is None:
         value = compute(instance)
-        remember(instance, **{name: value})
+        if not under_transforms() and type(torch.empty(0)) in PLAIN_TYPES:
+            remember(instance, **{name: value})
     return value
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from diffnet.ops.common.cpu import (
     add_product,
-    derivatives,
     keep_freed_memory,
     largest_chunk,
     row_chunks,
     tanh_,
     write_product,
 )
+from diffnet.ops.common.dispatch import derivatives
 from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.common.ragged import row_lengths, row_offsets
 from diffnet.ops.definition import BlockArguments, diffusion_and_gradient_features
@@ -84,8 +84,8 @@ class _DiffusionFeatures(torch.autograd.Function):
         diffused_grad = torch.zeros_like(features) if diffused_grad is None else diffused_grad
         features_grad = torch.zeros_like(features) if features_grad is None else features_grad
         if torch.is_grad_enabled():  # the derivative will be differentiated
-            tensors = [x, time, a_re, a_im]
-            results = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
+            tensors, needed = [x, time, a_re, a_im], ctx.needs_input_grad[:4]
+            results = derivatives(partial(_plain, o), tensors, diffused_grad, features_grad, needed=needed)
             if passed_grad is not None and results[0] is not None:
                 results[0] = results[0] + passed_grad
             return *results, None

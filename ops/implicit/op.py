@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor
+from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor, nonnegative
 from diffnet.ops.common.dispatch import differentiable, empty_like
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
@@ -92,7 +92,7 @@ def implicit_diffusion(
         raise ValueError(f"laplacian should be on {device}, it is on {pattern.device}")
     check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
-    check_finite("time", time, least=0)
+    time = nonnegative("time", time)
     check_finite("mass", mass)
     dtype = sum_dtype(x, laplacian.values)
     features, mass = x.to(dtype), mass.to(dtype)
@@ -105,7 +105,7 @@ def implicit_diffusion(
         diagonal(pattern, values.detach()),
         values,
         torch.where(live[:, 0], mass, 0),
-        torch.where(time >= 0, time, torch.nan).to(dtype),
+        time.to(dtype),
         torch.where(live, mass[:, None] * features, 0),
         row_lengths(ptr, lengths),
         tolerance,
@@ -231,4 +231,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward, plain=False)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.cpu import add_product, derivatives, keep_freed_memory, largest_chunk, row_chunks
+from diffnet.ops.common.cpu import add_product, keep_freed_memory, largest_chunk, row_chunks
+from diffnet.ops.common.dispatch import derivatives
 from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype, without_autocast
 
 LEVELS = 2**16  # of the probability of dropout
@@ -86,7 +87,7 @@ class _MLP(torch.autograd.Function):
         tensors, hidden = saved[:count], saved[count:]
         needed = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # the derivative will be differentiated
-            return None, *derivatives(lambda *t: _plain(layout, t, hidden), tensors, needed, grad)
+            return None, *derivatives(lambda *t: _plain(layout, t, hidden), tensors, grad, needed=needed)
         with without_autocast(grad):
             return None, *_backward(layout, tensors, hidden, needed, grad)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_index, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import can_remember, memoized, remember
@@ -25,6 +26,9 @@ PIECE = 128
 # take rows of similar length together.
 ROWS_TOGETHER = 8
 MAX_UNEVENNESS = 2.0
+
+# A mark of functions that find what a pattern then remembers.
+at_first_use = partial(not_compiled, advice="call .prepare() of the pattern once before, uncompiled")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -127,6 +131,27 @@ class Pattern:
         if mask.dtype != torch.bool or mask.ndim != 2:
             raise ValueError(f"mask should be bool of shape (rows, columns), got {mask.dtype} of {tuple(mask.shape)}")
         return cls.from_row_lengths(mask.sum(1), mask.nonzero()[:, 1], mask.shape[1], check=False)
+
+    @classmethod
+    def from_coo(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> tuple[Pattern, Tensor]:
+        """Make a pattern from the row and the column of each entry, (nnz,) int32 or int64 in any order.
+
+        Returns the pattern, and the position of each of its entries in the arguments, (nnz,). Values move along as
+        values[..., entries]. Raises ValueError for an entry outside of the shape, and for one that occurs twice.
+
+        >>> import torch
+        >>> pattern, entries = Pattern.from_coo(torch.tensor([1, 0]), torch.tensor([2, 1]), (2, 3))
+        >>> pattern.row_indices, entries
+        (tensor([0, 1]), tensor([1, 0]))
+        """
+        for name, array in (("rows", rows), ("columns", columns)):
+            check_plain(name, array)
+            check_index(name, array, (len(rows),), rows.device)
+        if len(rows) > 0 and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
+            raise ValueError(f"rows should be from 0 to {shape[0] - 1}, got {int(rows.min())} to {int(rows.max())}")
+        entries = torch.argsort(rows.long() * shape[1] + columns)
+        lengths = torch.bincount(rows, minlength=shape[0])
+        return cls.from_row_lengths(lengths, columns[entries], shape[1]), entries
 
     @classmethod
     def window(cls, length: int, before: int, after: int = 0) -> Pattern:
@@ -284,7 +309,7 @@ class Pattern:
                 check_plain("order", order)
             order = order.to(self.stored_indptr)
             if check:
-                _check_row_order(order, self.stored_indptr)
+                _check_permutation("row_order", order, self.stored_indptr)
         rows = torch.arange(self.shape[0], device=self.stored_indptr.device) if order is None else order
         stored, entries = rows_of(self, rows)
         return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
@@ -295,12 +320,19 @@ class Pattern:
         transpose: tuple[Pattern, Tensor] | None = None,
         long_pieces: Tensor | None = None,
         rows_by_length: Tensor | None = None,
+        check: bool = True,
     ) -> Pattern:
         """Return the same pattern, for which some properties are known already and need not be found.
 
         rows_by_length: also another order (rows,) in which products take rows, of the dtype of the indices. Unlike
             `with_row_order`, entries stay where they are.
+        check: whether to check rows_by_length, which waits for a GPU
+
+        Raises ValueError if rows_by_length is neither empty nor a permutation of the rows.
         """
+        if check and rows_by_length is not None and len(rows_by_length) > 0:
+            check_plain("rows_by_length", rows_by_length)
+            _check_permutation("rows_by_length", rows_by_length, self.stored_indptr)
         return remember(
             Pattern(self.stored_indptr, self.stored_indices, self.columns, self.row_order, check=False),
             _transpose=self._transpose if transpose is None else transpose,
@@ -376,7 +408,7 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
         row = int(descents.nonzero()[0])
         raise ValueError(f"indptr should not descend, got {indptr[row]} then {indptr[row + 1]} at row {row}")
     if row_order is not None:
-        _check_row_order(row_order, indptr)
+        _check_permutation("row_order", row_order, indptr)
     outside = (indices < 0) | (indices >= columns)
     if outside.any():
         entry = int(outside.nonzero()[0])
@@ -391,17 +423,17 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
         raise ValueError(f"indices should ascend within a row, got {problem} in row {row}")
 
 
-def _check_row_order(order: Tensor, indptr: Tensor) -> None:
+def _check_permutation(name: str, order: Tensor, indptr: Tensor) -> None:
     """Check that `order` is a permutation of the rows of a pattern. Raises ValueError that names the row."""
     rows = len(indptr) - 1
     if order.shape != (rows,) or order.dtype != indptr.dtype or order.device != indptr.device:
         raise ValueError(
-            f"row_order should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
+            f"{name} should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
             f"got {order.dtype} of shape {tuple(order.shape)} on {order.device}"
         )
     missing = (order.sort().values != torch.arange(rows, device=order.device)).nonzero()
     if len(missing) > 0:
-        raise ValueError(f"row_order should have each row once, row {int(missing[0])} is missing or twice")
+        raise ValueError(f"{name} should have each row once, row {int(missing[0])} is missing or twice")
 
 
 def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> CsrArrays:
@@ -613,7 +645,7 @@ def transposed_entries(pattern: Pattern) -> Tensor:
     return torch.sort(column * rows + pattern.row_indices).indices
 
 
-@not_compiled
+@at_first_use
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
     if pattern.stored_indices.is_meta:
@@ -629,7 +661,7 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
-@not_compiled
+@at_first_use
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     indptr = pattern.stored_indptr.long()
     lengths = torch.diff(indptr)
@@ -649,7 +681,7 @@ def are_similar(rows: int, longest: int, entries: int) -> bool:
     return (rows + -rows % ROWS_TOGETHER) * longest <= MAX_UNEVENNESS * entries
 
 
-@not_compiled
+@at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
     similar = pattern.stored_indices.new_empty(0)

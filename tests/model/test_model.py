@@ -25,6 +25,7 @@ from diffnet import (
     ImplicitDiffusion,
     LearnedTimeDiffusion,
     Operators,
+    SpatialGradientFeatures,
     block,
     collate,
     graphed,
@@ -139,7 +140,12 @@ def test_negative_diffusion_times_become_zero(meshes: list[Operators]) -> None:
         diffusion.time.copy_(torch.tensor([-0.1, 0.0, 0.1]))
     diffusion.eval()
     at_eval = diffusion(features(meshes[0]), meshes[0])
-    assert diffusion.time[0] < 0
+    assert str(SpatialGradientFeatures(3)) == "SpatialGradientFeatures(3, rotation=True)"
+    for layer in (diffusion, diffusion.train(), ImplicitDiffusion(3)):
+        assert str(layer).endswith("Diffusion(3)")
+        layer.time.data[0] = -0.1
+        assert layer.learned_time()[0] == 0
+        assert layer.time[0] < 0
     diffusion.train()
     out = diffusion(features(meshes[0]), meshes[0])
     torch.testing.assert_close(out, at_eval)

@@ -135,7 +135,8 @@ def test_what_has_no_batching_rule(operators: Operators, kind: str) -> None:
     for module in (module for model in models for module in model.train("training" in kind).modules()):
         if kind == "kernels" and hasattr(module, "backend"):
             module.backend = "triton"
-    with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
+    advice = 'backend="torch" and "auto" do' if kind == "kernels" else "spectral diffusion does"
+    with pytest.raises(RuntimeError, match=f"under transforms of torch.func.*; {advice}"):
         ensemble(models, torch.randn(54, 3), operators.with_gradient_evecs())
 
 

@@ -15,8 +15,15 @@ from torch.nn import functional as F
 
 from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.geometry import Operators, point_map, to_spectral, zoomout
-from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
-from diffnet.ops.functional_maps.op import Regularizer
+from diffnet.ops import (
+    Regularizer,
+    bijectivity_loss,
+    coupling_loss,
+    functional_map,
+    orthogonality_loss,
+    segment_mean,
+    soft_map,
+)
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 

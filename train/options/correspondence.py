@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from diffnet.data.folders.layouts import BODY_MAPS
 from diffnet.geometry.errors import OptionError
-from diffnet.ops.functional_maps.op import Regularizer
+from diffnet.ops import Regularizer
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import RecipeName, TaskOptions
