@@ -1,0 +1,77 @@
+"""`TangentVectors`: its definition, turned and mirrored meshes, and other tangent frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from graph_emulator import with_graphs
+from shapes import ellipsoid
+from torch import Tensor, nn
+
+from diffnet import DiffusionNet, Operators, TangentVectors, collate, hks, precompute
+from diffnet.geometry import random_rotations
+from diffnet.ops import SparseMatrix
+
+VERTS, FACES = (lambda mesh: (mesh.verts, mesh.faces))(ellipsoid(0, 2))
+TURN = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = DiffusionNet(16, 8, width=16, blocks=2, gradient_rotation=False, initial_times="spread")
+        self.head = TangentVectors(8, 2, normal=True)
+
+    def forward(self, x: Tensor, operators: Operators) -> Tensor:
+        return self.head(self.net(x, operators), operators)
+
+
+def vectors(operators: Operators) -> Tensor:
+    with torch.no_grad():
+        return Head().eval()(hks(operators), operators)
+
+
+@pytest.mark.parametrize(("matrix", "step"), [(TURN, 1), (np.diag([1, -1, 1]), -1), (TURN @ -np.eye(3), -1)])
+def test_vectors_turn_and_mirror_with_the_mesh(matrix: np.ndarray, step: int) -> None:
+    before = vectors(precompute((VERTS, FACES), k=24))
+    after = vectors(precompute((VERTS @ matrix, FACES[:, ::step]), k=24))
+    expected = before @ torch.from_numpy(matrix).float()
+    assert float((after - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_other_frames_in_a_batch() -> None:
+    plain = collate([precompute((VERTS * size, FACES), k=24) for size in (1, 1.5)])
+    angle = 6 * torch.rand(plain.num_vertices)
+    turn = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()], 1).reshape(-1, 2, 2)
+    frames = torch.cat([turn @ plain.frames[:, :2], plain.frames[:, 2:]], 1)
+    matrix = plain.gradient
+    values = torch.einsum("eij,je->ie", turn[matrix.pattern.row_indices], matrix.values)
+    other = replace(plain, frames=frames, gradient=SparseMatrix(matrix.pattern, values), gradient_evecs=None)
+    torch.testing.assert_close(vectors(other), vectors(plain), rtol=1e-4, atol=1e-4)
+
+
+def test_definition() -> None:
+    """The gradient of a coordinate is its direction without the part along the normal."""
+    operators = precompute((VERTS, FACES), k=8)
+    layer = TangentVectors(3)
+    with torch.no_grad():
+        layer.coefficients.weight.zero_()
+        layer.coefficients.bias.copy_(torch.tensor([1.0, 0.0, -2.0]))
+        found = layer(torch.from_numpy(VERTS).float(), operators)[:, 0]
+    direction, normals = torch.tensor([1.0, 0.0, -2.0]), operators.normals
+    expected = direction - (normals @ direction)[:, None] * normals
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+    torch.testing.assert_close((found * normals).sum(1), torch.zeros(len(found)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_in_a_graph() -> None:
+    plain, operators = Head().eval(), precompute((VERTS, FACES), k=24)
+    x = hks(operators)
+    model = with_graphs(plain)
+    for _ in range(2):
+        torch.testing.assert_close(model(x, operators), plain(x, operators), rtol=1e-4, atol=1e-4)
