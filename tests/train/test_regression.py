@@ -93,6 +93,58 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     assert "volume" in (tmp_path / "page.html").read_text()
 
 
+@pytest.fixture(scope="module")
+def cases(room: Path) -> Path:
+    """A run whose target at vertices and one whose target of meshes follow from a condition."""
+    folder = room / "cases"
+    folder.mkdir()
+    lines = ["file,text,speed,drag,split"]
+    for i in range(6):
+        mesh = ball(i)
+        mesh.export(folder / f"m{i}.ply")
+        np.save(folder / f"m{i}.p.npy", np.full(42, 3.0 * i))
+        lines.append(f"m{i}.ply,a,{20 + 10 * i},{i},{'test' if i == 2 else 'train'}")
+    (folder / "targets.csv").write_text("\n".join(lines))
+    shared = ["--cache", room / "cache", *SMALL, "--features", "xyz", "--conditions", "speed", "--epochs", 30]
+    more = ["--targets", "file:p", "--max-faces", 60, "--global-tokens", 2, "--decimate", 0.1, "--variants", 1]
+    output("train", "regression", "--data", folder, *shared, *more, "--out", room / "fields")
+    output("train", "regression", "--data", folder, *shared, "--targets", "drag", "--out", room / "drag")
+    return folder
+
+
+@pytest.mark.parametrize(("run", "factor"), [("fields", 3), ("drag", 1)])
+def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> None:
+    checkpoint, mesh = cases.parent / run / "last.pt", cases / "m1.ply"
+    stored = load_checkpoint(checkpoint)
+    assert (stored["options"]["conditions"], stored["condition_statistics"]["mean"]) == ("speed", [46])
+    network = DiffusionNet.load(checkpoint)
+    assert network.condition_channels == 1
+    means = [
+        float(predict_values([mesh], network, "cpu", conditions=[{"speed": speed}])[0][1].mean()) for speed in (20, 70)
+    ]
+    np.testing.assert_allclose(means, [0, 5 * factor], atol=factor)
+    found = []
+    predict = ["predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", "--out", tmp_path / "a.csv"]
+    for given in ("speed=30", cases / "targets.csv"):
+        output(*predict, "--condition", given)
+        found.append((tmp_path / "a.csv").read_text())
+    assert found[0] == found[1]
+    assert "--condition speed=NUMBER is missing; the conditions of the network are speed" in complaint(*predict)
+    assert "another one; the conditions" in complaint(*predict, "--condition", "speed=3", "--condition", "yaw=1")
+    scored = ["evaluate", "--checkpoint", checkpoint, "--data", cases, "--cache", cases.parent / "cache"]
+    output(*scored, "--out", tmp_path / "scores", "--device", "cpu")
+    assert results_of(tmp_path / "scores")["columns"] == results_of(checkpoint.parent)["columns"]
+    start = ["--from", checkpoint, "--epochs", 1, "--lr", 1e-9, "--out", tmp_path / "run", "--device", "cpu"]
+    faces = ["--max-faces", 60] if run == "fields" else []
+    again = ["--data", cases, "--conditions", "speed", "--targets", stored["options"]["targets"], *faces]
+    output("train", "regression", *again, *start, "--cache", cases.parent / "cache")
+    np.testing.assert_allclose(
+        [row["mae"] for row in results_of(tmp_path / "run")["columns"]],
+        [row["mae"] for row in results_of(checkpoint.parent)["columns"]],
+        rtol=1e-3,
+    )
+
+
 def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, draw = [], viz.picture
     monkeypatch.setattr(viz, "picture", lambda meshes, **given: drawn.append(given["scalars"]) or draw(meshes, **given))

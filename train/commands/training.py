@@ -157,6 +157,7 @@ def _loaded(
         **sets,
         cache=arguments["cache"],
         targets=options.targets,
+        conditions=options.conditions,
         group_by=options.group_by,
         seed=options.seed,
         jobs=arguments["jobs"],

@@ -127,7 +127,8 @@ class Regression(MeshTask):
             )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}")]
+        conditions = [("conditions", listing(data.condition_names))] if data.condition_names else []
+        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}"), *conditions]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
@@ -142,7 +143,7 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        return index_targets(data[0], how.cache, how.targets, **how.for_index())
+        return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
