@@ -15,7 +15,7 @@ from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshe
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
-from diffnet.geometry.options import ScaleRule, counts_all
+from diffnet.geometry.options import Scale, counts_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     return replace(item, labels=labels, accepted=None)
 
 
-def labels_on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
+def labels_on_surface(data: LabeledMeshes, scale: Scale) -> LabeledMeshes:
     """The data set without labels and targets at vertices of no face, which are no part of a surface.
 
     scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`

@@ -17,6 +17,7 @@ from diffnet.geometry import load_attributes
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from diffnet.train.inference.network_input import network_input
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.regression import TASK
@@ -65,6 +66,21 @@ def test_a_run_learns_and_reports(room: Path) -> None:
     assert results["test_r2"] == pytest.approx((first["r2"] + second["r2"]) / 2)
     # Errors are in the units of each column, of which the second one is 5 times the first.
     assert second["mae"] == pytest.approx(5 * first["mae"], rel=0.5)
+    cases = table_of(room / "run" / "per_mesh.csv")
+    errors = []
+    for i, case in zip((7, 8), cases, strict=True):
+        mesh = ball(i)
+        truth = heights(mesh.vertices)
+        truth[i::7] = np.nan
+        ((_, values),) = predict_values(
+            [room / "data" / f"m{i}.ply"], DiffusionNet.load(room / "run" / "last.pt"), "cpu"
+        )
+        areas = np.bincount(mesh.faces.reshape(-1), np.repeat(mesh.area_faces / 3, 3))[:, None]
+        errors.append(np.sqrt(np.nansum(areas * (values - truth) ** 2, 0) / np.nansum(areas * truth**2, 0)))
+        assert case["mesh"] == f"m{i}"
+        found = [float(case[f"heights_{n}_relative_l2"]) for n in (0, 1)]
+        np.testing.assert_allclose(found, errors[-1], rtol=1e-4)
+    np.testing.assert_allclose([row["relative_l2"] for row in results["columns"]], np.mean(errors, 0), rtol=1e-4)
     rows = table_of(room / "run" / "metrics.csv")
     assert {"train_r2", "validation_r2", "test_r2"} < set(rows[0])
     assert float(rows[-1]["test_r2"]) == pytest.approx(results["test_r2"], rel=1e-5)
@@ -79,6 +95,9 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     results = results_of(room / "whole")
     assert [(row["name"], row["count"]) for row in results["columns"]] == [("volume", 2), ("size", 2)]
     assert results["labels_at"] == "meshes"
+    cases = table_of(room / "whole" / "per_mesh.csv")
+    assert float(cases[0]["volume"]) == pytest.approx(ball(7).volume, rel=1e-5)
+    assert list(cases[0]) == ["mesh", "volume", "volume_predicted", "size", "size_predicted"]
     page = (room / "whole" / "predictions.html").read_text()
     assert page.count("<article>") == 2
     assert "truth: " in page
@@ -143,6 +162,22 @@ def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> Non
         [row["mae"] for row in results_of(checkpoint.parent)["columns"]],
         rtol=1e-3,
     )
+
+
+def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
+    """The choice is stored and applied in predictions."""
+    shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--epochs", 1]
+    output("train", "regression", *shared, "--normalize", "none", "--units", 2, "--out", tmp_path / "run")
+    sizes = [tmp_path / f"{size}.ply" for size in (1, 3)]
+    for path, size in zip(sizes, (1, 3), strict=True):
+        ball(0).apply_scale(size).export(path)
+    for run, differ in ((room / "whole", False), (tmp_path / "run", True)):
+        network = DiffusionNet.load(run / "last.pt")
+        (_, small), (_, large) = predict_values(sizes, network, "cpu")
+        assert np.allclose(small, large, rtol=1e-4) is not differ
+        assert network_input(network).options.scale == (2.0 if differ else "radius")
+    line = complaint("train", "regression", *shared, "--units", 2, "--out", tmp_path / "other")
+    assert "units are for --normalize none, and it is radius" in line
 
 
 def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

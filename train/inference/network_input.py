@@ -28,6 +28,7 @@ OPTIONAL = (
     "operators",
     "max_faces",
     "precision",
+    "units",
     "clip",
     "upright",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
@@ -41,7 +42,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     |---|---|---|
     | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
-    | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
+    | `normalize` | how positions are normalized first: true or "radius", "area", "none", a float, or false | none |
+    | `units` | with "none", the length that becomes 1 | 1.0 |
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
     | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
@@ -78,7 +80,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     options = {
         "task": "classification" if labels_at == "meshes" else "segmentation",
         "precision": "fp32",
-        "normalize": rule or "radius",
+        "normalize": "none" if isinstance(rule, float) else rule or "radius",
+        "units": rule if isinstance(rule, float) else 1.0,
         **{name: metadata[name] for name in ("features", "k", *OPTIONAL) if name in metadata},
     }
     hints = get_type_hints(TrainOptions)

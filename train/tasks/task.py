@@ -110,9 +110,13 @@ class Scored:
 
     def truths(self) -> Iterator[NDArray[Any]]:
         """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
+        return (truth for _, truth in self.cases())
+
+    def cases(self) -> Iterator[tuple[Mesh, NDArray[Any]]]:
+        """Each mesh with its labels or targets, see `truths`."""
         for item in self.meshes:
             per_polygon = self.labels_at == "faces" and item.mesh.has_polygons
-            yield on_polygons(item.mesh, item.labels) if per_polygon else item.labels
+            yield item.mesh, on_polygons(item.mesh, item.labels) if per_polygon else item.labels
 
 
 class Fields(NamedTuple):
