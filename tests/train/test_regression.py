@@ -9,11 +9,10 @@ import pytest
 import torch
 from command import complaint, output
 from runs import ball, results_of, table_of
-from shapes import ellipsoid
 
 from diffnet import DiffusionNet, viz
 from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
-from diffnet.geometry import load_attributes
+from diffnet.geometry import load_attributes, make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -302,7 +301,8 @@ def test_scores_of_targets_far_from_0(offset: float) -> None:
     """Targets with deviation 1, predicted with errors of deviation 1/2. One column is constant."""
     rng = np.random.default_rng(0)
     draws = rng.normal(size=(4000, 2)) * [1, 0]
-    items = [LabeledMesh("", ellipsoid(0), offset + rows) for rows in (draws[:1000], draws[1000:])]
+    parts = draws[:1000], draws[1000:]
+    items = [LabeledMesh("", make_mesh(rng.normal(size=(len(rows), 3)), None), offset + rows) for rows in parts]
     statistics = target_statistics(items, ["u", "v"])
     np.testing.assert_allclose(np.array(statistics["mean"]) - offset, draws.mean(0), atol=1e-4)
     np.testing.assert_allclose(statistics["std"], [draws[:, 0].std(), 1], rtol=1e-4)
