@@ -133,7 +133,7 @@ class DiffusionNetBlock(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read a pickle, which may be of a version without tokens and conditions."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         for name in ("tokens", "modulation"):
             if name not in self._modules:
                 vars(self).setdefault(name, None)

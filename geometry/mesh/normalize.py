@@ -45,8 +45,8 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: Scale = "rad
     center = surface.mean(0)
     centered: Positions = verts - center
     if isinstance(rule, float) or rule == "none":
-        size = 1.0 if rule == "none" else rule
-    elif rule.endswith("area"):
+        return centered if rule == "none" else centered / rule
+    if rule.endswith("area"):
         if faces is None or len(faces) == 0:
             raise OptionError(f'scale="{rule}" needs faces (F, 3); a point cloud has none, so use scale="radius"')
         size = _area(centered, faces) ** 0.5

@@ -99,7 +99,7 @@ class _TaskNetwork(nn.Module):
         conditions, rotations = further[:has_conditions], further[has_conditions:]
         if rotations:
             with torch.autocast(features.device.type, enabled=False):
-                features = rotate_vectors(features, self._vectors, *rotations, operators.ptr)
+                features = rotate_vectors(features, self._vectors, rotations[0], operators.ptr)
         outputs = self.model(features, operators, *conditions)
         with torch.autocast(features.device.type, enabled=False):
             return self._task.from_network(outputs, operators, self._options)
