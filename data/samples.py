@@ -100,7 +100,7 @@ class Sample:
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
-    features: (V, C) float32. On the CPU, features and labels that don't begin at a multiple of 64 bytes are copied.
+    features: (V, C) float32. On the CPU, features, labels and conditions that don't begin at a multiple of 64 bytes are copied.
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
@@ -124,6 +124,8 @@ class Sample:
     def __post_init__(self) -> None:
         for name, value in (("features", self.features), ("labels", self.labels.reshape(self.labels.shape or (1,)))):
             object.__setattr__(self, name, aligned(value))  # the only way to set a field of a frozen dataclass
+        if self.conditions is not None:
+            object.__setattr__(self, "conditions", aligned(self.conditions))
 
     def to(
         self,

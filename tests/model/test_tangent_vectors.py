@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from graph_emulator import with_graphs
 from shapes import ellipsoid
 from torch import Tensor, nn
 
@@ -66,12 +65,3 @@ def test_definition() -> None:
     expected = direction - (normals @ direction)[:, None] * normals
     assert float((found - expected).norm() / expected.norm()) < 0.05
     torch.testing.assert_close((found * normals).sum(1), torch.zeros(len(found)), rtol=0, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_in_a_graph() -> None:
-    plain, operators = Head().eval(), precompute((VERTS, FACES), k=24)
-    x = hks(operators)
-    model = with_graphs(plain)
-    for _ in range(2):
-        torch.testing.assert_close(model(x, operators), plain(x, operators), rtol=1e-4, atol=1e-4)
