@@ -100,7 +100,7 @@ class Sample:
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
-    features: (V, C) float32. On the CPU, features, labels and conditions that don't begin at a multiple of 64 bytes are copied.
+    features: (V, C) float32. On the CPU, tensors here that don't begin at a multiple of 64 bytes are copied.
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
