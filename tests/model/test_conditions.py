@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 
-OPTIONS = ({"condition_channels": 2}, {"global_tokens": 3}, {"condition_channels": 2, "global_tokens": 3})
+BOTH: dict[str, Any] = {"condition_channels": 2, "global_tokens": 3}
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,11 @@ def packed() -> Operators:
     return collate([precompute(mesh, k=6) for mesh in (two, trimesh.creation.icosphere(1))])
 
 
-def arguments(model: DiffusionNet, operators: Operators, dtype: torch.dtype = torch.float32) -> list[Any]:
+def arguments(model: DiffusionNet, operators: Operators) -> list[Any]:
     """Features, operators and, for a network that has them, conditions."""
     torch.manual_seed(1)
-    features = torch.randn(operators.num_vertices, 3, dtype=dtype, device=operators.device)
-    conditions = torch.randn(len(operators), 2, dtype=dtype, device=operators.device)
+    features, conditions = (torch.randn(*shape).to(operators.device) for shape in ((operators.num_vertices, 3), (2, 2)))
+    conditions = conditions[: len(operators)]
     return [features, operators, *([conditions] if model.condition_channels else [])]
 
 
@@ -40,7 +40,7 @@ def randomized(**options: Any) -> DiffusionNet:
     return model
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [{"condition_channels": 2}, BOTH], ids=str)
 def test_new_layers_change_nothing(packed: Operators, options: dict[str, Any]) -> None:
     plain, model = network(blocks=2), network(blocks=2, **options)
     if "global_tokens" in options:  # they draw random numbers
@@ -55,7 +55,7 @@ def test_new_layers_change_nothing(packed: Operators, options: dict[str, Any]) -
 
 def test_definitions(packed: Operators) -> None:
     """The layers are the formulas of their docstrings, mesh by mesh."""
-    model = randomized(condition_channels=2, global_tokens=3)
+    model = randomized(**BOTH)
     tokens, modulation = model.blocks[0].tokens, model.blocks[0].modulation
     x, conditions = torch.randn(packed.num_vertices, 8), torch.randn(2, 2)
     expected, scaled = [], []
@@ -79,41 +79,33 @@ def test_tokens_reach_other_components_and_no_other_mesh(packed: Operators) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_kernels_and_batches_agree(packed: Operators, options: dict[str, Any], device: str) -> None:
+def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
     """Outputs and all gradients of kernels, of compiled networks and of single meshes are those of float64."""
 
-    def results(model: DiffusionNet, batches: list[list[Any]]) -> list[Tensor]:
+    def results(model: DiffusionNet, batches: list[Any]) -> list[Tensor]:
         out = torch.cat([model(*batch) for batch in batches])
         return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
 
-    model = randomized(backend="torch", **options)
-    double = copy.deepcopy(model).double()
-    expected = results(double, [arguments(double, packed.to(dtype=torch.float64), torch.float64)])
-    x, _, *c = (t.float() if isinstance(t, Tensor) else t for t in arguments(double, packed, torch.float64))
-    alone = zip(packed.unpack(x), packed.split(), *(each.split(1) for each in c), strict=True)
-    kernels = randomized(backend="triton", **options).to(device)
+    model, kernels = (randomized(backend=backend, **BOTH) for backend in ("torch", "triton"))
     kernels.load_state_dict(model.state_dict())
+    x, _, c = arguments(model, packed)
+    expected = results(copy.deepcopy(model).double(), [(x.double(), packed.to(dtype=torch.float64), c.double())])
     for other, batches in (
-        (model, list(alone)),
-        (torch.compile(model, backend="aot_eager"), [(x, packed, *c)]),
-        (kernels, [(x.to(device), packed.to(device), *(each.to(device) for each in c))]),
+        (model, list(zip(packed.unpack(x), packed.split(), c.split(1), strict=True))),
+        (torch.compile(model, backend="aot_eager"), [(x, packed, c)]),
+        (kernels.to(device), [(x.to(device), packed.to(device), c.to(device))]),
     ):
-        found = results(other, batches)
-        assert all(relative(a.cpu(), b) < 1e-4 for a, b in zip(found, expected, strict=True))
+        assert all(relative(a.cpu(), b) < 1e-4 for a, b in zip(results(other, batches), expected, strict=True))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_graphs(device: str) -> None:
-    """They read new conditions, which may be given by name."""
-    plain = randomized(condition_channels=2, global_tokens=3).to(device)
-    model = with_graphs(plain, device)
-    operators = precompute(trimesh.creation.icosphere(1), k=6).to(device)
-    x, _, c = arguments(plain, operators)
+def test_graphs_read_new_conditions(device: str) -> None:
+    plain, operators = randomized(**BOTH).to(device), precompute(trimesh.creation.icosphere(1), k=6).to(device)
+    model, (x, _, c) = with_graphs(plain, device), arguments(plain, operators)
     for conditions in (c, 2 * c):
-        expected = plain(x, operators, conditions)
-        torch.testing.assert_close(model(x, operators, conditions=conditions), expected, rtol=1e-4, atol=1e-4)
+        found, expected = model(x, operators, conditions=conditions), plain(x, operators, conditions)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_bad_conditions(packed: Operators) -> None:

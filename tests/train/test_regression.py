@@ -157,14 +157,12 @@ def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
     """The choice is stored and applied in predictions."""
     shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--epochs", 1]
     output("train", "regression", *shared, "--normalize", "none", "--units", 2, "--out", tmp_path / "run")
-    sizes = [tmp_path / f"{size}.ply" for size in (1, 3)]
-    for path, size in zip(sizes, (1, 3), strict=True):
-        ball(0).apply_scale(size).export(path)
-    for run, differ in ((room / "whole", False), (tmp_path / "run", True)):
+    sizes = [make_mesh(size * ball(0).vertices, ball(0).faces) for size in (1, 3)]
+    for run, scale in ((room / "whole", "radius"), (tmp_path / "run", 2.0)):
         network = DiffusionNet.load(run / "last.pt")
         (_, small), (_, large) = predict_values(sizes, network, "cpu")
-        assert np.allclose(small, large, rtol=1e-4) is not differ
-        assert network_input(network).options.scale == (2.0 if differ else "radius")
+        assert np.allclose(small, large, rtol=1e-4) is (scale == "radius")
+        assert network_input(network).options.scale == scale
     line = complaint("train", "regression", *shared, "--units", 2, "--out", tmp_path / "other")
     assert "units are for --normalize none, and it is radius" in line
 
