@@ -140,8 +140,8 @@ def load_targets(
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
     conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are
-        `conditions` of the meshes. With "file:NAME", `path` is the table, or the folder with it. Columns that are
-        neither named here nor targets are ignored, if targets are named. A table may be a TSV file (.tsv).
+        `conditions` of the meshes. With "file:NAME", `path` is the table, or the folder with it. If targets are named,
+        other columns are ignored. A table may be a TSV file (.tsv).
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
