@@ -619,23 +619,16 @@ def test_positions_of_area_1() -> None:
     (listed,) = precompute_all([(moved, mesh.faces)], 2, normalize="area")
     assert float(unit.mass.sum()) == pytest.approx(1, rel=1e-5)
     assert torch.equal(listed.mass, unit.mass)
+    for fixed, area in (("none", area_of(moved, mesh.faces)), (7.0, area_of(mesh.verts, mesh.faces))):
+        assert float(precompute((moved, mesh.faces), k=2, normalize=fixed).mass.sum()) == pytest.approx(area, rel=1e-5)
+        assert np.abs(normalize_positions(moved, mesh.faces, fixed).mean(0)).max() < 1e-10
 
 
 def test_unusable_normalization() -> None:
     cloud = np.random.default_rng(0).random((40, 3)), None
     refused(MeshError, 'no area to normalize; use normalize="radius"', precompute, cloud, k=2, normalize="area")
     refused(OptionError, r'scale="area" needs faces \(F, 3\)', normalize_positions, cloud[0], scale="area")
-    with pytest.raises(
-        OptionError, match=r'normalize should be True, False, "radius", .* positive float, got \'bbox\''
-    ):
-        precompute(cloud, k=2, normalize="bbox")  # type: ignore[arg-type]
+    words = r'normalize should be True, False, "radius", .* positive float, got \'bbox\''
+    refused(OptionError, words, precompute, cloud, k=2, normalize="bbox")
     refused(OptionError, "normalize should be", precompute_all, [cloud], 2, normalize=1)
     refused(OptionError, "normalize should be", precompute_all, [cloud], 2, normalize=-2.0)
-
-
-def test_fixed_lengths() -> None:
-    ball = trimesh.creation.icosphere(1, radius=3).apply_translation([5, 0, 0])
-    areas = [float(precompute(ball, k=0, normalize=scale).mass.sum()) for scale in (False, "none", 3.0)]
-    np.testing.assert_allclose(areas, [ball.area, ball.area, ball.area / 9], rtol=1e-5)
-    moved = normalize_positions(ball.vertices, ball.faces, 3.0)
-    np.testing.assert_allclose([np.linalg.norm(moved, axis=1).max(), *moved.mean(0)], [1, 0, 0, 0], atol=1e-6)
