@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from shapes import ellipsoid
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffnet import DiffusionNet, Operators, TangentVectors, collate, hks, precompute
 from diffnet.geometry import random_rotations
@@ -18,20 +18,11 @@ VERTS, FACES = (lambda mesh: (mesh.verts, mesh.faces))(ellipsoid(0, 2))
 TURN = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
 
 
-class Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = DiffusionNet(16, 8, width=16, blocks=2, gradient_rotation=False, initial_times="spread")
-        self.head = TangentVectors(8, 2, normal=True)
-
-    def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        return self.head(self.net(x, operators), operators)
-
-
+@torch.no_grad()
 def vectors(operators: Operators) -> Tensor:
-    with torch.no_grad():
-        return Head().eval()(hks(operators), operators)
+    torch.manual_seed(0)
+    network = DiffusionNet(16, 8, width=16, blocks=2, gradient_rotation=False, initial_times="spread").eval()
+    return TangentVectors(8, 2, normal=True)(network(hks(operators), operators), operators)
 
 
 @pytest.mark.parametrize(("matrix", "step"), [(TURN, 1), (np.diag([1, -1, 1]), -1), (TURN @ -np.eye(3), -1)])
