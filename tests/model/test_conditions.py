@@ -25,12 +25,11 @@ def packed() -> Operators:
     return collate([precompute(mesh, k=6) for mesh in (two, trimesh.creation.icosphere(1))])
 
 
-def arguments(model: DiffusionNet, operators: Operators) -> list[Any]:
-    """Features, operators and, for a network that has them, conditions."""
+def arguments(operators: Operators) -> tuple[Tensor, Operators, Tensor]:
+    """Features, operators and conditions."""
     torch.manual_seed(1)
-    features, conditions = (torch.randn(*shape).to(operators.device) for shape in ((operators.num_vertices, 3), (2, 2)))
-    conditions = conditions[: len(operators)]
-    return [features, operators, *([conditions] if model.condition_channels else [])]
+    features, conditions = (torch.randn(n, c) for n, c in ((operators.num_vertices, 3), (len(operators), 2)))
+    return features.to(operators.device), operators, conditions.to(operators.device)
 
 
 def randomized(**options: Any) -> DiffusionNet:
@@ -45,11 +44,11 @@ def test_new_layers_change_nothing(packed: Operators, options: dict[str, Any]) -
     plain, model = network(blocks=2), network(blocks=2, **options)
     if "global_tokens" in options:  # they draw random numbers
         plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
-    found = model(*arguments(model, packed))
-    assert torch.equal(found, plain(*arguments(plain, packed)))
+    x, _, conditions = arguments(packed)
+    found, block = model(x, packed, conditions), model.blocks[0]
+    assert torch.equal(found, plain(x, packed))
     found.square().sum().backward()
-    block = model.blocks[0]
-    learns = [block.tokens.out] if block.tokens else [block.modulation.weight, block.modulation.bias]
+    learns = [block.modulation.weight, block.modulation.bias, *([block.tokens.out] if block.tokens else [])]
     assert all(bool((p.grad != 0).any()) for p in learns)
 
 
@@ -88,7 +87,7 @@ def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
 
     model, kernels = (randomized(backend=backend, **BOTH) for backend in ("torch", "triton"))
     kernels.load_state_dict(model.state_dict())
-    x, _, c = arguments(model, packed)
+    x, _, c = arguments(packed)
     expected = results(copy.deepcopy(model).double(), [(x.double(), packed.to(dtype=torch.float64), c.double())])
     for other, batches in (
         (model, list(zip(packed.unpack(x), packed.split(), c.split(1), strict=True))),
@@ -102,7 +101,7 @@ def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_graphs_read_new_conditions(device: str) -> None:
     plain, operators = randomized(**BOTH).to(device), precompute(trimesh.creation.icosphere(1), k=6).to(device)
-    model, (x, _, c) = with_graphs(plain, device), arguments(plain, operators)
+    model, (x, _, c) = with_graphs(plain, device), arguments(operators)
     for conditions in (c, 2 * c):
         found, expected = model(x, operators, conditions=conditions), plain(x, operators, conditions)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
