@@ -47,12 +47,11 @@ def test_other_frames_in_a_batch() -> None:
 def test_definition() -> None:
     """The gradient of a coordinate is its direction without the part along the normal."""
     operators = precompute((VERTS, FACES), k=8)
-    layer = TangentVectors(3)
+    layer, direction, normals = TangentVectors(3), torch.tensor([1.0, 0.0, -2.0]), operators.normals
     with torch.no_grad():
         layer.coefficients.weight.zero_()
-        layer.coefficients.bias.copy_(torch.tensor([1.0, 0.0, -2.0]))
+        layer.coefficients.bias.copy_(direction)
         found = layer(torch.from_numpy(VERTS).float(), operators)[:, 0]
-    direction, normals = torch.tensor([1.0, 0.0, -2.0]), operators.normals
     expected = direction - (normals @ direction)[:, None] * normals
     assert float((found - expected).norm() / expected.norm()) < 0.05
     torch.testing.assert_close((found * normals).sum(1), torch.zeros(len(found)), rtol=0, atol=1e-5)

@@ -112,8 +112,7 @@ def cases(room: Path) -> Path:
     folder.mkdir()
     lines = ["file,text,speed,drag,split"]
     for i in range(6):
-        mesh = ball(i)
-        mesh.export(folder / f"m{i}.ply")
+        ball(i).export(folder / f"m{i}.ply")
         np.save(folder / f"m{i}.p.npy", np.full(42, 3.0 * i))
         lines.append(f"m{i}.ply,a,{20 + 10 * i},{i},{'test' if i == 2 else 'train'}")
     (folder / "targets.csv").write_text("\n".join(lines))
@@ -127,7 +126,7 @@ def cases(room: Path) -> Path:
 @pytest.mark.parametrize(("run", "factor"), [("fields", 3), ("drag", 1)])
 def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> None:
     checkpoint, mesh = cases.parent / run / "last.pt", cases / "m1.ply"
-    stored = load_checkpoint(checkpoint)
+    stored, where = load_checkpoint(checkpoint), ["--device", "cpu", "--cache", cases.parent / "cache"]
     assert (stored["options"]["conditions"], stored["condition_statistics"]["mean"]) == ("speed", [46])
     conditions = [{"speed": speed} for speed in (20, 70)]
     found = predict_values([mesh] * 2, DiffusionNet.load(checkpoint), "cpu", conditions=conditions)
@@ -139,11 +138,10 @@ def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> Non
     predict.append(tmp_path / "c.csv")
     assert "--condition speed=NUMBER is missing; the conditions of the network are speed" in complaint(*predict)
     assert "another one; the conditions" in complaint(*predict, "--condition", "speed=3", "--condition", "yaw=1")
-    scored = ["evaluate", "--checkpoint", checkpoint, "--data", cases, "--cache", cases.parent / "cache"]
-    output(*scored, "--out", tmp_path / "scores", "--device", "cpu")
+    output("evaluate", "--checkpoint", checkpoint, "--data", cases, "--out", tmp_path / "scores", *where)
     assert results_of(tmp_path / "scores")["columns"] == results_of(checkpoint.parent)["columns"]
-    start = ["--from", checkpoint, "--epochs", 1, "--lr", 1e-9, "--out", tmp_path / "run", "--device", "cpu"]
-    again = ["--conditions", "speed", "--targets", stored["options"]["targets"], "--cache", cases.parent / "cache"]
+    start = ["--from", checkpoint, "--epochs", 1, "--lr", 1e-9, "--out", tmp_path / "run", *where]
+    again = ["--conditions", "speed", "--targets", stored["options"]["targets"]]
     other = cases / "other.csv"  # whose statistics are others
     other.write_text((cases / "targets.csv").read_text().rpartition("\n")[0])
     output("train", "regression", "--data", other, *again, *start, *(["--max-faces", 60] if run == "fields" else []))
@@ -161,8 +159,8 @@ def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
         (_, small), (_, large) = predict_values(sizes, network, "cpu")
         assert np.allclose(small, large, rtol=1e-4) is (scale == "radius")
         assert network_input(network).options.scale == scale
-    line = complaint("train", "regression", *shared, "--units", 2, "--out", tmp_path / "other")
-    assert "units are for --normalize none, and it is radius" in line
+    command = ["train", "regression", *shared, "--units", 2, "--out", tmp_path / "other"]
+    assert "units are for --normalize none, and it is radius" in complaint(*command)
 
 
 def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
