@@ -53,7 +53,6 @@ def test_new_layers_change_nothing(packed: Operators, options: dict[str, Any]) -
 
 
 def test_definitions(packed: Operators) -> None:
-    """The layers are the formulas of their docstrings, mesh by mesh."""
     model = randomized(**BOTH)
     tokens, modulation = model.blocks[0].tokens, model.blocks[0].modulation
     x, conditions = torch.randn(packed.num_vertices, 8), torch.randn(2, 2)
