@@ -229,6 +229,25 @@ def target_parts(targets: str) -> list[str]:
     return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
 
 
+def column_names(option: str, text: str) -> list[str]:
+    """The names of columns of a table in a text such as "speed,yaw", in their order.
+
+    Raises OptionError, which begins with the option, for a missing name and for one that is there twice.
+
+    >>> column_names("conditions", "speed, yaw")
+    ['speed', 'yaw']
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise OptionError(f"{option} should be different names separated by commas, got {text!r:.200}")
+    return names
+
+
+def is_in_files(targets: str) -> bool:
+    """Whether targets are in files for each mesh, as "file:u+file:v", and not the columns of a table."""
+    return ":" in targets
+
+
 def vector_columns(names: Sequence[str]) -> list[list[str]]:
     """The columns of targets whose names look like those of a vector in space, in threes.
 

@@ -121,14 +121,15 @@ def _label_column(path: Path) -> Iterator[Line]:
 
 
 def table_lines(path: Path, *, strict: bool = True) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a CSV file: their numbers from 1, and their stripped cells. Lines without a cell are left out.
+    """The lines of a CSV or TSV file: their numbers from 1, and their stripped cells. Empty lines are left out.
 
     strict: whether wrong quotes are an error
 
     Raises DataError for a file that is missing or is not a table of text.
     """
     try:
-        for number, cells in enumerate(csv_rows(io.StringIO(text_of(path)), strict=strict), 1):
+        delimiter = "\t" if mesh_suffix(path) == ".tsv" else ","
+        for number, cells in enumerate(csv_rows(io.StringIO(text_of(path)), strict=strict, delimiter=delimiter), 1):
             if cells:
                 yield number, [cell.strip() for cell in cells]
     except csv.Error as e:

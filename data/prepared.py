@@ -19,7 +19,7 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_of
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_from, sample_of
 from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import some_reasons
@@ -112,9 +112,8 @@ class PreparedSamples(LazySequence[Sample]):
         )
         if matrices is None:
             return None
-        names = {"features", "labels", *PARTS} & arrays.keys()
-        tensors = {key: torch.from_numpy(arrays[key]) for key in names}
-        return Sample((name,), tensors["features"], tensors["labels"], matrices, Interpolation.among(tensors))
+        names = {"features", "labels", "conditions", *PARTS} & arrays.keys()
+        return sample_from(name, {key: torch.from_numpy(arrays[key]) for key in names}, matrices)
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
         """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
@@ -125,6 +124,8 @@ class PreparedSamples(LazySequence[Sample]):
         name, verts = entry_name(mesh, self._decisive)
         arrays: Arrays = {"features": sample.features.numpy(), "labels": sample.labels.numpy()}
         arrays["faces"] = mesh.faces.astype(np.int32)
+        if sample.conditions is not None:
+            arrays["conditions"] = sample.conditions.numpy()
         if interpolation is not None:
             arrays |= {key: tensor.numpy() for key, tensor in interpolation.tensors.items()}
         if self._options.basis != "float32":

@@ -100,12 +100,13 @@ class Sample:
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
-    features: (V, C) float32. On the CPU, features and labels that don't begin at a multiple of 64 bytes are copied.
+    features: (V, C) float32. On the CPU, tensors here that don't begin at a multiple of 64 bytes are copied.
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
     interpolation: takes outputs to the elements that are scored, if these are of a mesh with more faces, see
         `decimated_to_score`, or polygons; or None
+    conditions: (B, C) float32, or None if the meshes have none
     """
 
     names: tuple[str, ...]
@@ -113,10 +114,18 @@ class Sample:
     labels: Tensor
     operators: Operators
     interpolation: Interpolation | None = None
+    conditions: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments of a network: features, operators and, if there are any, conditions."""
+        return self.features, self.operators, *(() if self.conditions is None else (self.conditions,))
 
     def __post_init__(self) -> None:
         for name, value in (("features", self.features), ("labels", self.labels.reshape(self.labels.shape or (1,)))):
             object.__setattr__(self, name, aligned(value))  # the only way to set a field of a frozen dataclass
+        if self.conditions is not None:
+            object.__setattr__(self, "conditions", aligned(self.conditions))
 
     def to(
         self,
@@ -135,6 +144,9 @@ class Sample:
             labels=self.labels.to(operators.device, non_blocking=non_blocking),
             operators=operators,
             interpolation=None if self.interpolation is None else self.interpolation.to(operators.device),
+            conditions=None
+            if self.conditions is None
+            else self.conditions.to(operators.device, real, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> Sample:
@@ -147,7 +159,8 @@ class Sample:
             features, labels = features.pin_memory(), labels.pin_memory()
         else:
             _, (features, labels) = pinned([features, labels])
-        return replace(self, features=features, labels=labels, operators=self.operators.pin_memory())
+        more = None if self.conditions is None else self.conditions.pin_memory()
+        return replace(self, features=features, labels=labels, operators=self.operators.pin_memory(), conditions=more)
 
 
 class PinnedSample(NamedTuple):
@@ -164,7 +177,7 @@ class PinnedSample(NamedTuple):
         """The sample on a device, as a network uses it. See `Operators.prepared`. The copy may still go on."""
         tensors = self.entries.to(device, non_blocking=True)
         operators = operators_of_tensors(tensors, *self.counts, basis_dtype)
-        return Sample((self.name,), tensors["features"], tensors["labels"], operators, Interpolation.among(tensors))
+        return sample_from(self.name, tensors, operators)
 
 
 def make_sample(
@@ -206,7 +219,16 @@ def sample_of(
 ) -> Sample:
     """A sample from a mesh at normalized positions and its operators, see `make_sample`."""
     features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
-    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
+    conditions = torch.from_numpy(item.conditions).float()[None] if len(item.conditions) else None
+    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation, conditions)
+
+
+def sample_from(name: str, tensors: Mapping[str, Tensor], operators: Operators) -> Sample:
+    """The sample of a mesh from the tensors of its entry in the cache."""
+    features, labels, conditions = (tensors.get(key) for key in ("features", "labels", "conditions"))
+    assert features is not None
+    assert labels is not None
+    return Sample((name,), features, labels, operators, Interpolation.among(tensors), conditions)
 
 
 @dataclass(eq=False, repr=False)
@@ -251,11 +273,13 @@ def collate_samples(samples: Sequence[Sample]) -> Sample:
     for sample in samples:
         if sample.interpolation is not None and sample.interpolation.picks is None:
             raise ValueError(f"{sample.names[0]}: a sample with an interpolation can't be packed with others")
+    conditions = [s.conditions for s in samples if s.conditions is not None]
     return Sample(
         names=sum((s.names for s in samples), ()),
         features=torch.cat([s.features for s in samples]),
         labels=torch.cat([s.labels for s in samples]),
         operators=collate([s.operators for s in samples]),
+        conditions=torch.cat(conditions) if conditions else None,
     )
 
 

@@ -10,7 +10,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.geometry.errors import refuses
-from diffnet.ops.common.checks import not_a_tensor
+from diffnet.ops.common.checks import check_tensor, not_a_tensor
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -49,6 +49,22 @@ def check_features(features: Any, operators: Operators, first: nn.Module) -> Non
     for name, other in devices.items():
         if other != device:
             raise ValueError(f"features and {name} should be on one device, they are on {device} and {other}")
+
+
+def check_conditions(conditions: Tensor | None, operators: Operators, channels: int) -> None:
+    """Check that conditions (B, channels) fit the operators and a network. It takes None if it has no channels.
+
+    Raises ValueError for another shape or device, and if there are conditions for a network without channels or none
+    for one with them, TypeError if they are no floating-point tensor.
+    """
+    if conditions is None and channels == 0:
+        return
+    shape = len(operators), channels
+    if conditions is None:
+        raise ValueError(f"the network has conditions; write model(features, operators, conditions) of shape {shape}")
+    if channels == 0:
+        raise ValueError("the network takes no conditions; write DiffusionNet(…, condition_channels=C)")
+    check_tensor("conditions", conditions, shape, operators.device)
 
 
 def is_plain(module: object, cls: type[M]) -> TypeGuard[M]:

@@ -58,9 +58,9 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def csv_rows(lines: Iterable[str], *, strict: bool = False) -> Iterator[list[str]]:
+def csv_rows(lines: Iterable[str], *, strict: bool = False, delimiter: str = ",") -> Iterator[list[str]]:
     """The rows of a CSV file, of `csv_text` or of another program. Raises csv.Error, see `csv.reader`."""
-    for row in csv.reader(lines, strict=strict):
+    for row in csv.reader(lines, strict=strict, delimiter=delimiter):
         yield [cell[1:] if _ESCAPED.match(cell) else cell for cell in row]
 
 

@@ -58,6 +58,8 @@ def network_in_checkpoint(
     if first is None or last is None or first.ndim != 2 or last.ndim != 2:
         raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
     outputs_at = outputs_at_of(checkpoint["labels_at"])
+    if "blocks.0.modulation.weight" in weights:
+        architecture["condition_channels"] = weights["blocks.0.modulation.weight"].shape[-1]
     architecture |= {"in_channels": first.shape[1], "out_channels": len(last), "outputs_at": outputs_at}
     return weights, architecture, metadata_of(checkpoint)
 
@@ -78,6 +80,9 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
     described = {**described, "label_names": checkpoint["label_names"], "statistics": statistics}
-    # Only a regression has targets, only numbered labels have numbers, and older versions stored no meshes.
-    more = {name: checkpoint.get(name) for name in ("label_numbers", "target_statistics", "train_meshes")}
+    # Only regressions have the statistics, only numbered labels have numbers, and older versions stored no meshes.
+    more = {
+        name: checkpoint.get(name)
+        for name in ("label_numbers", "target_statistics", "condition_statistics", "train_meshes")
+    }
     return described | {name: value for name, value in more.items() if value is not None}

@@ -26,6 +26,7 @@ OPTIONS = {
     "implicit": {"diffusion": "implicit"},
     "mlp_norm": {"mlp_norm": "layer"},
     "attention": {"attention_heads": 2},
+    "tokens": {"global_tokens": 2},
     "faces": {"outputs_at": "faces"},
     "global-mean": {"outputs_at": "global_mean"},
 }

@@ -12,6 +12,7 @@ from rich.table import Table
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
+from diffnet.geometry.options import scale_in_units
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SHARDS_PANEL = "Shards"  # of --help
 EXPORT_PANEL = "Exported networks"
-_PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize"
+_PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize", "units"
 
 
 @with_parameters(
@@ -112,7 +113,9 @@ def precompute(
     if checkpoint is not None:
         raise OptionError("--checkpoint is for --npz")
     targets, group_by, features = (options[name] for name in ("targets", "group_by", "features"))
-    preprocessing = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
+    chosen = {name: options[name] for name in _PREPROCESSING if name != "units"}
+    chosen["normalize"] = scale_in_units(options["normalize"], options["units"])
+    preprocessing = Preprocessing(**chosen, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
         _write_shards(paths, write_shards, preprocessing, cache, jobs, where, task, targets, part, group_by)

@@ -105,6 +105,14 @@ def predict(
         str | None, typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none.")
     ] = None,
     labels_at: LabelsAtOption = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="A condition of all meshes, for a network that was trained with --conditions; or a table with a "
+            "column file and a column for each condition (.csv or .tsv). May be repeated.",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
@@ -118,6 +126,7 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
+        from diffnet.data.folders.rows import conditions_of
         from diffnet.data.folders.sources import array_files
         from diffnet.data.numbers import check_vertex_numbers
         from diffnet.geometry import load_mesh
@@ -141,6 +150,7 @@ def predict(
             Path(name) for name in ranks.shared(lambda: [str(path) for path in find_meshes(meshes, without=out)])
         ]
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
+        conditions = conditions_of(sources, condition or [], expected.options.condition_names)
         report = report_file(out) if is_batch(meshes) else None
         requests = {"--probabilities": probabilities is not None, "--smooth": smooth > 0, "--instances": instances}
         _check_classes(requests, task, expected)
@@ -184,7 +194,7 @@ def predict(
         written: list[Path] = []
 
         def work(i: int) -> Any:
-            predicted = predicted_of(sources[i])
+            predicted = predicted_of(sources[i], conditions[i])
             for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
                 if file is not None and file.suffix.lower() != ".ply":  # which holds the vertices
                     check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
@@ -224,6 +234,7 @@ def predict(
                 files=files[0].suffix,
                 least_area=least,
                 background=background,
+                **({"conditions": conditions} if any(conditions) else {}),
             ),
             resume=resume,
             table=table,
@@ -391,6 +402,7 @@ def evaluate(
             **{name: options[name] for name in _SET_OPTIONS},
             cache=cache,
             targets=targets or expected.options.targets,
+            conditions=expected.options.conditions,
             seed=seed,
             channels=len(expected.label_names),
             needs_train=False,

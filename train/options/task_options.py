@@ -21,7 +21,7 @@ class SetOptions(Checked):
     """How a data set is read, which a run doesn't store. Each task reads the options of its sets.
 
     cache: the folder of preprocessed meshes and of indices
-    targets, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
+    targets, conditions, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
     needs_train: whether the training part is read
     jobs: see `index_dataset`
     """
@@ -42,6 +42,7 @@ class SetOptions(Checked):
     )
     cache: Path
     targets: str | None = None
+    conditions: str | None = None
     group_by: str | None = None
     seed: int = 0
     needs_train: bool = True

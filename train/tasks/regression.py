@@ -22,9 +22,19 @@ from torch.nn import functional as F
 from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
+from diffnet.data.stored import names_of
+from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.train.metrics import column_scores, mean_r2, number, scores_a_test, spread_over
+from diffnet.geometry.files import as_text, csv_text, write_atomically
+from diffnet.train.metrics import (
+    column_scores,
+    mean_r2,
+    number,
+    relative_l2,
+    score_columns,
+    scores_a_test,
+    spread_over,
+)
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
@@ -51,6 +61,17 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
 def _truths(scored: Scored) -> Iterator[Tensor]:
     """The targets (N, C) float64 of each mesh, which are read one after another."""
     return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
+
+
+def _relative_errors(scored: Scored) -> NDArray[np.float64]:
+    """The `relative_l2` of each mesh and column, (M, C), of targets at vertices, faces or edges."""
+    at = scored.labels_at
+    assert at != "meshes"
+    rows = []
+    for (mesh, truth), prediction in zip(scored.cases(), scored.predictions, strict=True):
+        areas = np.ones(len(truth)) if mesh.is_point_cloud else element_areas(mesh, at, per_polygon=mesh.has_polygons)
+        rows.append(relative_l2(prediction.numpy(), truth, areas))
+    return np.array(rows).reshape(len(rows), len(scored.label_names))
 
 
 def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -91,7 +112,7 @@ class Regression(MeshTask):
     heading = "Predicted values"
     targets_at = ("vertices", "faces", "edges", "meshes")
     score_name = "r2"
-    report_files = ("scatter.png",)
+    report_files = ("scatter.png", "per_mesh.csv")
     standardized = True
     no_classes = "the network predicts numbers and not classes; call predict_values"
 
@@ -127,7 +148,8 @@ class Regression(MeshTask):
             )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}")]
+        conditions = [("conditions", listing(data.condition_names))] if data.condition_names else []
+        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}"), *conditions]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
@@ -142,7 +164,7 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        return index_targets(data[0], how.cache, how.targets, **how.for_index())
+        return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
@@ -166,17 +188,34 @@ class Regression(MeshTask):
             {"name": name, **{key: None if np.isnan(value) else value for key, value in entry.items()}}
             for name, entry in zip(scored.label_names, scores, strict=True)
         ]
+        if scored.labels_at != "meshes":
+            errors = scored.memo["relative_l2"] = _relative_errors(scored)
+            for row, column in zip(rows, errors.T, strict=True):
+                row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
         mean = mean_r2(tally)
         return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
 
+    def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
+        """The rows of per_mesh.csv with a header: relative errors, or the target and the prediction of whole meshes."""
+        names, meshes = scored.label_names, [as_text(name) for name in names_of(scored.meshes)]
+        if scored.labels_at == "meshes":
+            header = [f"{name}{end}" for name in names for end in ("", "_predicted")]
+            pairs = zip(_truths(scored), scored.predictions, strict=True)
+            values = [torch.stack([truth[0], predicted[0]], 1).flatten().tolist() for truth, predicted in pairs]
+        else:
+            header, values = [f"{name}_relative_l2" for name in names], scored.memo["relative_l2"].tolist()
+        texts = [["" if math.isnan(value) else f"{value:.6g}" for value in row] for row in values]
+        return [["mesh", *header], *([name, *row] for name, row in zip(meshes, texts, strict=True))]
+
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
-        table = Table("column", "targets", "MAE", "RMSE", "R²")
+        scores = score_columns(results["columns"])
+        table = Table("column", "targets", *scores.values())
         for column in table.columns[1:]:
             column.justify = "right"
         for row in results["columns"][:30]:
-            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in ("mae", "rmse", "r2")))
+            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in scores))
         if len(results["columns"]) > 30:
-            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
+            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", *("" for _ in scores))
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(
@@ -187,6 +226,7 @@ class Regression(MeshTask):
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
+        write_atomically(out / "per_mesh.csv", csv_text(self.per_mesh(scored, results)))
         shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
         write_values_report(
