@@ -64,10 +64,11 @@ def derivatives(
     needed: Sequence[bool],
     *grads: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated."""
-    with without_autocast(tensors[0]):
+    """The gradients of a function in the tensors that need them, by autograd. In grad mode, they have gradients."""
+    create_graph = torch.is_grad_enabled()
+    with without_autocast(tensors[0]), torch.enable_grad():
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
         wanted = [view for view, need in zip(views, needed, strict=True) if need]
-        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
+        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=create_graph, allow_unused=True))
     return [next(results) if need else None for need in needed]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, is_batched, under_transforms
 
 
 def differentiable(
@@ -50,6 +50,7 @@ def differentiable(
         return output
 
     def backward_of_tensors(ctx: Any, *grads: Any) -> Any:
+        _refuse_batches(name, grads)
         return tuple(None if isinstance(grad, list) else grad for grad in backward(ctx, *grads))
 
     def forward_of_lists(ctx: Any, lengths: tuple[int | None, ...], *flat: Any) -> Any:
@@ -58,6 +59,7 @@ def differentiable(
         return tuple(forward_of_tensors(ctx, *arguments))
 
     def backward_of_lists(ctx: Any, *grads: Any) -> Any:
+        _refuse_batches(name, grads)
         nested = backward(ctx, list(grads))
         return (None, *(grad for part in nested for grad in (part if isinstance(part, list) else [part])))
 
@@ -183,4 +185,12 @@ def _refuse_transforms(name: str) -> None:
         raise RuntimeError(
             f"{name} doesn't work under vmap and other transforms of torch.func; "
             'spectral networks of backend="torch" do'
+        )
+
+
+def _refuse_batches(name: str, grads: Sequence[Any]) -> None:
+    if not torch.compiler.is_compiling() and is_batched(*(grad for grad in grads if isinstance(grad, Tensor))):
+        raise RuntimeError(
+            f"{name} computes one gradient at a time, not several at once as is_grads_batched and vmap ask; "
+            'networks of backend="torch" without implicit diffusion do'
         )
