@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, is_plain, refuses_fields
+from diffnet.arguments import check_eigenpairs, in_features_dtype, is_plain, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
@@ -134,6 +134,10 @@ class DiffusionNetBlock(nn.Module):
         if x.shape != (operators.num_vertices, self.channels):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
+        return in_features_dtype(self._outputs(x, operators, shared), x)
+
+    def _outputs(self, x: Tensor, operators: Operators, shared: Shared) -> Tensor:
+        """x (V, C) → (V, C), perhaps in the dtype of the operators"""
         mlp = self.mlp
         arguments = self._arguments(x, operators, shared) if self._is_spectral() else None
         layers = mlp.plain_parameters() if is_plain(mlp, MLP) else None

@@ -1,6 +1,6 @@
 from .augmentation.reduction import MeshPart as MeshPart, cut_by_plane as cut_by_plane, decimate as decimate
 from .augmentation.transforms import mirrored as mirrored, rotated as rotated, scaled as scaled
-from .batches.collate import collate as collate
+from .batches.collate import PerMesh as PerMesh, Rows as Rows, collate as collate
 from .batches.functional import (
     diffuse as diffuse,
     from_spectral as from_spectral,

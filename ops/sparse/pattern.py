@@ -13,7 +13,7 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.memo import can_remember, memoized, remember
+from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
 
@@ -28,7 +28,7 @@ MAX_UNEVENNESS = 2.0
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Pattern:
+class Pattern(FieldwiseCopy):
     """The structure of a sparse matrix in CSR form. It holds no values.
 
     Non-contiguous index arrays are copied, because kernels read them with stride 1.
