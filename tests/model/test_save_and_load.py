@@ -354,7 +354,7 @@ def test_state_dicts_of_other_networks(options: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "network.", "model.network."])
 def test_weights_of_a_larger_module(prefix: str, path: Path) -> None:
     """The message names the prefix, and what it says to write works."""
-    model, loaded = network(), network()
+    model, loaded, path = network(), network(), path.with_suffix(".ckpt")
     state_dict = {f"{prefix}{name}": weight for name, weight in model.state_dict().items()} | {
         "head.bias": torch.ones(1)
     }
