@@ -208,9 +208,7 @@ def test_what_programs_around_a_network_need() -> None:
     alone = [diffnet.diffuse(part, mesh, t) for part, mesh, t in zip(o.unpack(x), each, time, strict=True)]
     torch.testing.assert_close(diffnet.diffuse(x, o, time), torch.cat(alone))
     refused(ValueError, "time should be finite and at least 0, got -1", diffnet.diffuse, x, o, time - time - 1)
-    assert torch.equal(
-        geometry.spread(time, o), torch.cat([t.expand(n, 2) for t, n in zip(time, lengths, strict=True)])
-    )
+    assert torch.equal(geometry.spread(time, o), time[[0] * 4 + [1] * 8])
     padded, mask = geometry.to_padded(x, o)
     assert mask.sum(1).tolist() == lengths
     assert torch.equal(padded[mask], x)
