@@ -23,9 +23,9 @@ from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
+from diffnet.geometry.pytree import FieldwiseCopy
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
 from diffnet.geometry.store.transfer import aligned, pinned
-from diffnet.ops.common.memo import FieldwiseCopy
 
 
 class Interpolation(NamedTuple):

@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     def split(self) -> tuple[Tensor, ...]:
         """The rows of each mesh. They are views."""
         values = torch.as_tensor(self.values)
-        return values.split(self.lengths or (len(values),))
+        return torch.split(values, list(self.lengths or (len(values),)))
 
 
 @overload

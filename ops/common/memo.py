@@ -50,12 +50,13 @@ class FieldwiseCopy:
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        this: Any = self
+        values = [getattr(this, field.name) for field in fields(this)]
         if all(id(value) in memo and memo[id(value)] is value for value in values):
             draft = object.__new__(_draft_class(type(self)))
             vars(draft)["original"] = self
             return draft
-        make, arguments, state = self.__reduce_ex__(4)[:3]
+        make, arguments, state = this.__reduce_ex__(4)[:3]
         result = memo[id(self)] = make(*arguments)
         vars(result).update(copy.deepcopy(state, memo))
         return result

@@ -126,10 +126,11 @@ def _refuse_transforms(*arguments: Any) -> None:
     if torch.compiler.is_compiling():
         return
     tensors = [a.values if isinstance(a, SparseMatrix) else a for a in arguments]
-    forward = forward_ad._current_level >= 0 and any(
-        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    in_forward_mode = forward_ad._current_level >= 0 and any(
+        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
+        for t in tensors
     )
-    if forward or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
+    if in_forward_mode or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
         raise RuntimeError(
             "implicit_diffusion has no forward-mode derivatives and doesn't work under vmap and other transforms of "
             "torch.func, which batched gradients use, too; torch.autograd.grad differentiates it any number of times, "

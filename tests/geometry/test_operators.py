@@ -96,6 +96,7 @@ def test_other_libraries_convert_operators_and_look_for_a_batch_size() -> None:
         wide = apply_to_collection(operators, Tensor, lambda x: x.double() if x.is_floating_point() else x)
         assert type(wide) is Operators
         assert_same(wide, operators.to(torch.float64))
+        # What the pattern remembers stays with unchanged indices, and goes with others.
         assert wide.gradient.pattern._transpose is operators.gradient.pattern._transpose
         with pytest.raises(FrozenInstanceError):
             wide.mass = operators.mass
