@@ -53,7 +53,7 @@ class FieldwiseCopy:
         this: Any = self
         values = [getattr(this, field.name) for field in fields(this)]
         if all(id(value) in memo and memo[id(value)] is value for value in values):
-            draft = object.__new__(_draft_class(type(self)))
+            draft = object.__new__(_draft_class(type(this)))
             vars(draft)["original"] = self
             return draft
         make, arguments, state = this.__reduce_ex__(4)[:3]

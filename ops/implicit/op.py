@@ -235,7 +235,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    _refuse_transforms(grad)
     *structure, ptr, diagonal, values, mass, time, u = ctx.saved_tensors
     *_, triton = ctx.settings
     need_values, need_mass, need_time, need_b = ctx.needs_input_grad[3:7]
