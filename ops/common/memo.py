@@ -51,9 +51,10 @@ class FieldwiseCopy:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         this: Any = self
+        cls: Any = type(self)
         values = [getattr(this, field.name) for field in fields(this)]
         if all(id(value) in memo and memo[id(value)] is value for value in values):
-            draft = object.__new__(_draft_class(type(this)))
+            draft = object.__new__(_draft_class(cls))
             vars(draft)["original"] = self
             return draft
         make, arguments, state = this.__reduce_ex__(4)[:3]
@@ -63,7 +64,7 @@ class FieldwiseCopy:
 
 
 @functools.cache
-def _draft_class(cls: type[Any]) -> type[Any]:
+def _draft_class(cls: Any) -> type[Any]:
     """The class of a copy of which not all fields are set."""
     names = [field.name for field in fields(cls)]
 
