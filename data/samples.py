@@ -23,6 +23,7 @@ from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
+from diffnet.geometry.pytree import FieldwiseCopy
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
 from diffnet.geometry.store.transfer import aligned, pinned
 
@@ -96,7 +97,7 @@ PARTS = ("elements", "weights", "counts", "picks")  # of an interpolation
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(FieldwiseCopy):
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
@@ -292,7 +293,8 @@ class MeshBatches(Sampler[list[int]]):
         of the two limits is required.
     shuffle, seed: a new order in every epoch. The order depends only on the seed and the epoch.
     generator: draws the seed, once, instead of `seed`
-    num_replicas, rank: the number of processes that train together, and the number of this one, from 0. Each process
+    num_replicas, rank: the number of processes that train together, and the number of this one, from 0. Without both,
+        they are those of the process group of torch.distributed, if there is one when an epoch begins. Each process
         gets its share of every batch; shares have about equal numbers of vertices. The two limits are those of the
         whole batch. A batch has at least one mesh for each process, even with more vertices than `max_vertices`; the
         last one repeats the first meshes of the epoch for that.
@@ -316,8 +318,8 @@ class MeshBatches(Sampler[list[int]]):
         shuffle: bool = False,
         seed: int = 0,
         generator: torch.Generator | None = None,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         if meshes is None and max_vertices is None:
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
@@ -331,17 +333,38 @@ class MeshBatches(Sampler[list[int]]):
         self.seed = _integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        self.num_replicas = _integer("num_replicas", num_replicas, 1)
-        self.rank = _integer("rank", rank, 0)
-        if self.rank >= self.num_replicas:
-            raise ValueError(f"rank should be below num_replicas, {num_replicas}, got {rank}")
-        if 1 <= min(len(self.lengths), meshes or len(self.lengths)) < self.num_replicas:
-            limits = (
-                f"{len(self.lengths)} lengths" if meshes is None else f"{len(self.lengths)} lengths and meshes={meshes}"
-            )
-            raise ValueError(f"each batch needs a mesh for each of the {num_replicas} processes, got {limits}")
+        self._place: tuple[int, int] | None = None
+        if num_replicas is not None or rank is not None:
+            count = _integer("num_replicas", 1 if num_replicas is None else num_replicas, 1)
+            self._place = count, _integer("rank", 0 if rank is None else rank, 0)
+            if self._place[1] >= count:
+                raise ValueError(f"rank should be below num_replicas, {count}, got {rank}")
+        self._check_replicas()
         self.epoch = 0
         self._begun = 0
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of processes that train together."""
+        return self._replicas_and_rank()[0]
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return self._replicas_and_rank()[1]
+
+    def _replicas_and_rank(self) -> tuple[int, int]:
+        if self._place is not None:
+            return self._place
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size(), torch.distributed.get_rank()
+        return 1, 0
+
+    def _check_replicas(self) -> None:
+        lengths, meshes, processes = len(self.lengths), self.meshes, self.num_replicas
+        if 1 <= min(lengths, meshes or lengths) < processes:
+            limits = f"{lengths} lengths" if meshes is None else f"{lengths} lengths and meshes={meshes}"
+            raise ValueError(f"each batch needs a mesh for each of the {processes} processes, got {limits}")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
@@ -360,6 +383,8 @@ class MeshBatches(Sampler[list[int]]):
         return len(self._batches(self._begun))
 
     def _batches(self, epoch: int) -> list[list[int]]:
+        self._check_replicas()
+        replicas = self.num_replicas
         order = list(range(len(self.lengths)))
         if self.shuffle:
             generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
@@ -373,7 +398,7 @@ class MeshBatches(Sampler[list[int]]):
                 or (
                     self.max_vertices is not None
                     and vertices + self.lengths[i] > self.max_vertices
-                    and len(batches[-1]) >= self.num_replicas
+                    and len(batches[-1]) >= replicas
                 )
             )
             if full:
@@ -381,9 +406,9 @@ class MeshBatches(Sampler[list[int]]):
                 vertices = 0
             batches[-1].append(i)
             vertices += self.lengths[i]
-        if self.num_replicas == 1:
+        if replicas == 1:
             return batches
-        missing = self.num_replicas - len(batches[-1])
+        missing = replicas - len(batches[-1])
         batches[-1] += order[: max(missing, 0)]
         return [self._share(batch) for batch in batches]
 

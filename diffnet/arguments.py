@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -101,3 +102,10 @@ def has_plain_modules(network: nn.Module) -> bool:
 def is_sharded(module: nn.Module) -> bool:
     """Return whether FSDP manages a module, so that its parameters are copies of shares during a pass."""
     return "_is_fsdp_managed_module" in module.__dict__  # PyTorch marks what `fully_shard` takes
+
+
+def in_features_dtype(y: Tensor, features: Tensor) -> Tensor:
+    """Return outputs in the dtype of the features, whatever that of the operators is. Autocast decides for itself."""
+    if y.dtype == features.dtype or torch.is_autocast_enabled(features.device.type):
+        return y
+    return y.to(features.dtype)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_conditions, check_eigenpairs, is_plain, refuses_fields
+from diffnet.arguments import check_conditions, check_eigenpairs, in_features_dtype, is_plain, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion, current_time
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
@@ -157,6 +157,10 @@ class DiffusionNetBlock(nn.Module):
             check_conditions(conditions, operators, 0)
         x = x if self.tokens is None else self.tokens(x, operators)
         x = x if self.modulation is None else self.modulation(x, conditions, operators)
+        return in_features_dtype(self._outputs(x, operators, shared), x)
+
+    def _outputs(self, x: Tensor, operators: Operators, shared: Shared) -> Tensor:
+        """x (V, C) → (V, C), perhaps in the dtype of the operators"""
         mlp = self.mlp
         arguments = self._arguments(x, operators, shared) if self._is_spectral() else None
         layers = mlp.plain_parameters() if is_plain(mlp, MLP) else None

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, is_sharded, refuses_fields
+from diffnet.arguments import check_eigenpairs, in_features_dtype, is_sharded, refuses_fields
 from diffnet.geometry import Operators
 from diffnet.geometry.errors import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
@@ -59,7 +59,8 @@ class LearnedTimeDiffusion(nn.Module):
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         o = operators
-        return from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
+        diffused = from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
+        return in_features_dtype(diffused, x)
 
     def extra_repr(self) -> str:
         return str(self.time.numel())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffnet.arguments import check_conditions, check_features, is_plain, refuses_fields
+from diffnet.arguments import check_conditions, check_features, in_features_dtype, is_plain, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
 from diffnet.checkpoints.files import Activation, log_softmax
 from diffnet.geometry import Operators
@@ -207,7 +207,8 @@ class DiffusionNet(nn.Module):
         elif self.outputs_at == "edges":
             x = F.embedding(operators.edges, x).mean(1)
         elif self.outputs_at == "global_mean":
-            x = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
+            means = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
+            x = in_features_dtype(means, x)
         return x if self.last_activation is None else self.last_activation(x)
 
     def save(self, path: str | os.PathLike[str], /, **metadata: Any) -> None:

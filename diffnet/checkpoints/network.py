@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffnet.checkpoints.files import CheckpointError, check_names_and_shapes, kind_of, read_checkpoint_file, shown
+from diffnet.checkpoints.files import (
+    CheckpointError,
+    check_names_and_shapes,
+    kind_of,
+    larger_module,
+    read_checkpoint_file,
+    shown,
+)
 from diffnet.checkpoints.safetensors_file import is_safetensors, read_network_file
 from diffnet.checkpoints.training import network_in_checkpoint
 
@@ -122,6 +129,8 @@ def check_state_dict(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -
         )
     if "options" in state and "model" in state:
         raise RuntimeError("this is a checkpoint of `diffnet train`, not a state dict; write DiffusionNet.load(path)")
+    if (advice := larger_module(state, "state_dict")) is not None:
+        raise RuntimeError(advice)
     theirs, ours = visible_options(state), visible_options(expected)
     if not theirs.keys() >= set(SIZES):
         return

@@ -9,7 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, kind_of, with_older_scale
+from diffnet.checkpoints.files import (
+    CheckpointError,
+    check_format,
+    check_named_tensors,
+    kind_of,
+    larger_module,
+    with_older_scale,
+)
 from diffnet.options import Architecture
 
 FORMAT = 2  # increase when older versions would misread a checkpoint
@@ -38,6 +45,8 @@ def network_in_checkpoint(
     if kind is not None:
         program = "unsupervised functional maps" if kind.startswith("unsupervised") else "the original implementation"
         raise CheckpointError(f"{path}: a checkpoint of {program}; write DiffusionNet.from_original_checkpoint(path)")
+    if (advice := larger_module(checkpoint, "torch.load(path)")) is not None:
+        raise CheckpointError(f"{path}: {advice}, after building the network")
     if isinstance(checkpoint, dict) and "first.weight" in checkpoint:
         raise CheckpointError(
             f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, "

@@ -34,6 +34,11 @@ def under_transforms() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def is_batched(*tensors: torch.Tensor) -> bool:
+    """Return whether a gradient is one of several that are computed at once, by torch.func or `is_grads_batched`."""
+    return under_transforms() or any(torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
+
+
 def is_stand_in(value: object) -> bool:
     """Return whether the value stands for a tensor in an object that torch.compile makes while it traces.
 

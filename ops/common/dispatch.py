@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import PLAIN_TYPES, F, under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, F, is_batched, under_transforms
 from diffnet.ops.common.precision import without_autocast
 
 
@@ -22,7 +22,6 @@ def differentiable(
     backward: Callable[..., Any],
     *,
     tensor_lists: bool = False,
-    plain: bool = True,
 ) -> Callable[..., Any]:
     """Register a custom operator with a gradient, and return the function that calls it.
 
@@ -37,7 +36,6 @@ def differentiable(
         save: saves tensors for the backward, as the `setup_context` of `torch.library.register_autograd`
         backward: returns a tuple of gradients. For a list of tensors without gradients it returns a list of None.
         tensor_lists: whether the arguments include lists of tensors that have gradients. The output is then a list.
-        plain: whether backend="torch" computes in plain PyTorch instead, which messages then advise
     """
     operator = torch.library.custom_op(name, forward, mutates_args=())
     operator.register_fake(fake)
@@ -53,6 +51,7 @@ def differentiable(
         return output
 
     def backward_of_tensors(ctx: Any, *grads: Any) -> Any:
+        _refuse_batches(name, grads)
         return tuple(None if isinstance(grad, list) else grad for grad in backward(ctx, *grads))
 
     def forward_of_lists(ctx: Any, lengths: tuple[int | None, ...], *flat: Any) -> Any:
@@ -61,6 +60,7 @@ def differentiable(
         return tuple(forward_of_tensors(ctx, *arguments))
 
     def backward_of_lists(ctx: Any, *grads: Any) -> Any:
+        _refuse_batches(name, grads)
         nested = backward(ctx, list(grads))
         return (None, *(grad for part in nested for grad in (part if isinstance(part, list) else [part])))
 
@@ -73,7 +73,7 @@ def differentiable(
         flat = _flattened(arguments) if tensor_lists else arguments
         if _traced(flat):
             return operator(*arguments)
-        _refuse_transforms(name, plain)
+        _refuse_transforms(name)
         if not differentiated(flat):
             return computed(*arguments)
         lengths = [tuple([len(a) if isinstance(a, list) else None for a in arguments])] if tensor_lists else []
@@ -132,16 +132,17 @@ def derivatives(
     *grads: Tensor,
     needed: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated.
+    """The gradients of a function in the tensors that need them, by autograd. In grad mode, they have gradients.
 
     needed: by default for tensors that require a gradient
     """
     needed = [t.requires_grad for t in tensors] if needed is None else needed
-    with without_autocast(tensors[0]):
+    create_graph = torch.is_grad_enabled()
+    with without_autocast(tensors[0]), torch.enable_grad():
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
         wanted = [view for view, need in zip(views, needed, strict=True) if need]
-        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
+        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=create_graph, allow_unused=True))
     return [next(results) if need else None for need in needed]
 
 
@@ -245,9 +246,17 @@ def _traced(arguments: Sequence[Any]) -> bool:
     return False
 
 
-def _refuse_transforms(name: str, plain: bool) -> None:
+def _refuse_transforms(name: str) -> None:
     if under_transforms() or forward_ad._current_level >= 0:
-        operation, advice = name.removeprefix("diffnet::"), "spectral diffusion does, and backward outside of them"
-        if plain:
-            operation, advice = f"{operation} on kernels", 'backend="torch" and "auto" do'
-        raise RuntimeError(f"{operation} doesn't work under transforms of torch.func and in forward mode; {advice}")
+        raise RuntimeError(
+            f"{name.removeprefix('diffnet::')} on kernels doesn't work under transforms of torch.func and in forward "
+            'mode; backend="torch" and "auto" do'
+        )
+
+
+def _refuse_batches(name: str, grads: Sequence[Any]) -> None:
+    if not torch.compiler.is_compiling() and is_batched(*(grad for grad in grads if isinstance(grad, Tensor))):
+        raise RuntimeError(
+            f"{name.removeprefix('diffnet::')} computes one gradient at a time, not several as is_grads_batched "
+            'and vmap ask; networks of backend="torch" without implicit diffusion do'
+        )

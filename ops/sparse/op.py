@@ -18,6 +18,7 @@ from diffnet.ops.common.backend import Backend, check_backend, use_definition, u
 from diffnet.ops.common.checks import broadcast_shapes, check_operand, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
+from diffnet.ops.common.memo import FieldwiseCopy
 from diffnet.ops.common.precision import in_dtype, product_dtype, without_autocast
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
@@ -195,7 +196,7 @@ def pattern_of(matrix: Any) -> Pattern:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseMatrix:
+class SparseMatrix(FieldwiseCopy):
     """A pattern with values (…, nnz). Several sets of values are several matrices of one structure.
 
     >>> import torch

@@ -14,7 +14,7 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_count, check_index, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.memo import can_remember, memoized, remember
+from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
 
@@ -32,7 +32,7 @@ at_first_use = partial(not_compiled, advice="call .prepare() of the pattern once
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Pattern:
+class Pattern(FieldwiseCopy):
     """The structure of a sparse matrix in CSR form. It holds no values.
 
     Non-contiguous index arrays are copied, because kernels read them with stride 1.
@@ -169,6 +169,31 @@ class Pattern:
         lengths = end - first
         starts = torch.repeat_interleave(first - lengths.cumsum(0) + lengths, lengths)
         return cls.from_row_lengths(lengths, starts + torch.arange(len(starts)), length, check=False)
+
+    @classmethod
+    def between(
+        cls, lengths_a: Sequence[int], lengths_b: Sequence[int], device: torch.device | str | None = None
+    ) -> Pattern:
+        """Make the pattern in which each row of mesh p of batch a has all rows of mesh p of batch b.
+
+        lengths_a, lengths_b: the rows of each mesh, such as `lengths` of `Operators`
+
+        Attention on it is cross-attention between pairs of meshes, without a mask of all rows of both batches. Raises
+        ValueError for other numbers of meshes, and for a length below 0.
+
+        >>> Pattern.between([1, 2], [2, 1])
+        Pattern(shape=(3, 3), nnz=4, device=cpu)
+        """
+        a, b = (torch.tensor(list(lengths), dtype=torch.int64, device=device) for lengths in (lengths_a, lengths_b))
+        if len(a) != len(b) or min([0, *lengths_a, *lengths_b]) < 0:
+            raise ValueError(
+                f"lengths should be at least 0, one for each mesh of both, got {lengths_a} and {lengths_b}"
+            )
+        of_rows = b.repeat_interleave(a)  # entries of each row
+        starts = (b.cumsum(0) - b).repeat_interleave(a) - (of_rows.cumsum(0) - of_rows)
+        entries = torch.arange(int(a @ b), device=device)
+        columns = entries + starts.repeat_interleave(of_rows)
+        return cls.from_row_lengths(of_rows, columns, sum(lengths_b), check=False)
 
     @classmethod
     def random(cls, rows: int, columns: int, density: float, generator: torch.Generator | None = None) -> Pattern:

@@ -360,6 +360,24 @@ def test_state_dicts_of_other_networks(options: dict[str, Any], words: str) -> N
     assert message(lambda: nn.Sequential(other).load_state_dict(inside), RuntimeError) == line
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "network.", "model.network."])
+def test_weights_of_a_larger_module(prefix: str, path: Path) -> None:
+    """The message names the prefix, and what it says to write works."""
+    model, loaded, path = network(), network(), path.with_suffix(".ckpt")
+    state_dict = {f"{prefix}{name}": weight for name, weight in model.state_dict().items()} | {
+        "head.bias": torch.ones(1)
+    }
+    torch.save({"state_dict": state_dict, "epoch": 3}, path)
+    for line, names in (
+        (message(lambda: loaded.load_state_dict(state_dict), RuntimeError), {"state_dict": state_dict}),
+        (message(lambda: DiffusionNet.load(path)), {"torch": torch, "path": path}),
+    ):
+        assert f"begin with {prefix!r}" in line
+        torch.nn.init.zeros_(loaded.first.weight)
+        eval(line.split("write ")[1].split(", after")[0], {"network": loaded, **names})
+        assert torch.equal(loaded.first.weight, model.first.weight)
+
+
 def test_other_state_dicts() -> None:
     line = message(lambda: network(width=16, blocks=1).load_state_dict(network().state_dict()), RuntimeError)
     assert "width is 8 in the state dict and 16 here; blocks is 2" in line  # all differences

@@ -409,12 +409,6 @@ def test_transforms_of_operations(operation: str) -> None:
         )
 
 
-def test_transforms_of_implicit_diffusion_are_refused() -> None:
-    case = next(row.case for row in table("cpu") if row.operation == "implicit_diffusion")
-    call = torch.func.vmap(lambda x: case.run("torch", x=x)[0])
-    refused(RuntimeError, "implicit_solve.*spectral diffusion does, and backward", call, case.arguments["x"][None])
-
-
 @pytest.mark.parametrize("operation", [name for name in (*READ_BY_BACKWARD, "mlp") if name not in TWICE])
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_without_second_derivatives_raise(operation: str, device: str) -> None:

@@ -360,3 +360,14 @@ def test_patterns_remember_nothing_from_a_trace(trace: str) -> None:
     out = Products()(values.requires_grad_(), x)
     (grad,) = torch.autograd.grad(out, values)
     assert type(out) is type(grad) is Tensor
+
+
+@pytest.mark.parametrize("lengths", [([2, 3], [4, 1]), ([2, 0, 1], [0, 3, 2]), ([0], [3]), ([], [])], ids=str)
+def test_pattern_between_the_meshes_of_two_batches(lengths: tuple[list[int], list[int]]) -> None:
+    blocks = [torch.ones(a, b, dtype=torch.bool) for a, b in zip(*lengths, strict=True)]
+    expected = torch.block_diag(*blocks) > 0 if blocks else torch.zeros(0, 0, dtype=torch.bool)
+    found, dense = Pattern.between(*lengths), Pattern.from_mask(expected)
+    assert found.shape == dense.shape
+    assert torch.equal(found.indptr, dense.indptr)
+    assert torch.equal(found.indices, dense.indices)
+    refused(ValueError, "one for each mesh of both", Pattern.between, [*lengths[0], 1], lengths[1])
