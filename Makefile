@@ -124,6 +124,8 @@ $(VENV)/pyvenv.cfg:
 	    || { echo 'make: $(PYTHON) is older than 3.10; choose a newer one with make PYTHON=…' >&2; exit 1; }
 	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null \
 	    || { echo 'make: $(PYTHON) has no venv module (on Debian: apt install python3-venv)' >&2; exit 1; }
+	@test -n '$(PIP_EXTRA_INDEX_URL)' || command -v nvidia-smi >/dev/null || echo 'make: PyTorch for GPUs takes gigabytes;' \
+	    'without a GPU, stop and add PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu'
 	'$(PYTHON)' -m venv --clear $(VENV)
 
 clean:

@@ -17,7 +17,7 @@ from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.numbers import MAX_NUMBER, check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
-from diffnet.geometry.options import ScaleRule, counts_all
+from diffnet.geometry.options import Scale, counts_all
 
 
 def own_arrays(
@@ -57,7 +57,7 @@ def own_arrays(
 
 
 def array_statistics(
-    items: Sequence[LabeledMesh], features: str, jobs: int | None = None, scale: ScaleRule = "radius"
+    items: Sequence[LabeledMesh], features: str, jobs: int | None = None, scale: Scale = "radius"
 ) -> dict[str, ArrayStatistics]:
     """Mean and standard deviation of each channel of the own arrays, over the vertices of the training meshes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshe
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
-from diffnet.geometry.options import ScaleRule, counts_all
+from diffnet.geometry.options import Scale, counts_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     return replace(item, labels=labels, accepted=None)
 
 
-def labels_on_surface(data: LabeledMeshes, scale: ScaleRule) -> LabeledMeshes:
+def labels_on_surface(data: LabeledMeshes, scale: Scale) -> LabeledMeshes:
     """The data set without labels and targets at vertices of no face, which are no part of a surface.
 
     scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`
@@ -127,16 +127,23 @@ def _on_surface(item: LabeledMesh) -> LabeledMesh:
     return replace(item, labels=labels)
 
 
-def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str], jobs: int | None = None) -> ArrayStatistics:
+def target_statistics(
+    items: Sequence[LabeledMesh],
+    names: Sequence[str],
+    jobs: int | None = None,
+    of: Literal["targets", "conditions"] = "targets",
+) -> ArrayStatistics:
     """Mean and standard deviation of each column of the targets over the training meshes. NaN doesn't count.
 
     names: of the columns, for messages
+    of: or of the conditions, of which each mesh has one row
     jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
 
     The standard deviation of a constant column is given as 1. Raises DataError for targets of another shape than
     (N, C), for a column that is NaN everywhere, and for an infinite target.
     """
-    sums = np.array(remembered(partial(_moments, names=list(names)), items, "target moments", list(names), jobs=jobs))
+    work, about = partial(_moments, names=list(names), of=of), (f"{of.removesuffix('s')} moments", list(names))
+    sums = np.array(remembered(work, items, *about, jobs=jobs))
     counts, origins, means, squares = sums.astype(np.float64).transpose(1, 0, 2)  # (N, C) each
     for i, name in enumerate(names):
         if not counts[:, i].any():
@@ -152,11 +159,12 @@ def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str], jobs: 
     return {"mean": (origin + mean).tolist(), "std": np.where(std > 1e-12 * np.abs(origin), std, 1.0).tolist()}
 
 
-def _moments(item: LabeledMesh, names: Sequence[str]) -> list[list[float]]:
+def _moments(item: LabeledMesh, names: Sequence[str], of: Literal["targets", "conditions"]) -> list[list[float]]:
     """For each column: the count, the smallest target, the mean above it, and the sum of squares about the mean."""
-    if np.ndim(item.labels) != 2 or np.shape(item.labels)[1] != len(names):
-        raise DataError(f"{item.name}: targets should have shape (N, {len(names)}), got {np.shape(item.labels)}")
-    rows = np.asarray(item.labels, np.float64)
+    values = item.labels if of == "targets" else item.conditions[None]
+    if np.ndim(values) != 2 or np.shape(values)[1] != len(names):
+        raise DataError(f"{item.name}: {of} should have shape (N, {len(names)}), got {np.shape(values)}")
+    rows = np.asarray(values, np.float64)
     for i, name in enumerate(names):
         if np.isinf(rows[:, i]).any():
             raise DataError(f"{item.name}: the column {name!r} has an infinite target; targets should be finite or NaN")
@@ -175,8 +183,22 @@ def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatisti
 
 
 def _standardized(item: LabeledMesh, statistics: ArrayStatistics) -> LabeledMesh:
+    return replace(item, labels=standardized(item.labels, statistics))
+
+
+def standardized_conditions(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> Sequence[LabeledMesh]:
+    """The meshes with conditions at mean 0 and standard deviation 1 over the training meshes."""
+    return with_change(items, partial(_with_standard_conditions, statistics=statistics), "conditions", statistics)
+
+
+def _with_standard_conditions(item: LabeledMesh, statistics: ArrayStatistics) -> LabeledMesh:
+    return replace(item, conditions=standardized(item.conditions, statistics))
+
+
+def standardized(values: NDArray[Any], statistics: ArrayStatistics) -> NDArray[np.float32]:
+    """Numbers (…, C) at mean 0 and standard deviation 1, float32."""
     mean, std = np.array(statistics["mean"]), np.array(statistics["std"])
-    return replace(item, labels=((item.labels - mean) / std).astype(np.float32))
+    return ((values - mean) / std).astype(np.float32)
 
 
 def original_targets(values: Tensor, statistics: ArrayStatistics) -> Tensor:

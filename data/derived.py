@@ -133,6 +133,7 @@ def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[t
 
 def _content(item: LabeledMesh) -> Arrays:
     arrays = {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
+    arrays |= {"conditions": item.conditions} if len(item.conditions) else {}
     return {"verts": item.mesh.verts, "faces": item.mesh.faces, "labels": np.asarray(item.labels), **arrays}
 
 
@@ -152,7 +153,8 @@ def _from_arrays(arrays: Arrays) -> Made:
     features = {key.removeprefix("array "): x for key, x in arrays.items() if key.startswith("array ")}
     accepted = arrays["accepted"].astype(bool) if "accepted" in arrays else None
     back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
-    return LabeledMesh(name, mesh, arrays["labels"], features, accepted), back
+    conditions = arrays.get("conditions", np.zeros(0))
+    return LabeledMesh(name, mesh, arrays["labels"], features, accepted, conditions=conditions), back
 
 
 def interpolation_weights(target: Mesh, source: Mesh, at: ElementsAt) -> Weights:
@@ -183,7 +185,7 @@ def decimated(
     if small is item.mesh:
         return item
     labels = item.labels if at == "meshes" else transferred_labels(item.labels, item.mesh, small, at)
-    return LabeledMesh(item.name, small, labels, arrays)
+    return LabeledMesh(item.name, small, labels, arrays, conditions=item.conditions)
 
 
 def decimated_to_score(
@@ -315,4 +317,5 @@ def _cut(item: LabeledMesh, at: TargetsAt, direction: NDArray[np.float64], share
     else:
         rows = part.faces if at == "faces" else part.vertices
     labels = item.labels if at == "meshes" else item.labels[rows]
-    return LabeledMesh(item.name, part.mesh, labels, {name: x[part.vertices] for name, x in item.arrays.items()})
+    arrays = {name: x[part.vertices] for name, x in item.arrays.items()}
+    return LabeledMesh(item.name, part.mesh, labels, arrays, conditions=item.conditions)

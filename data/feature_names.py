@@ -81,7 +81,6 @@ FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
 LABEL_SOURCES = AUTO_LABELS, _, _, _ = "auto", "groups", "materials", "colors"  # besides file:NAME
-COLUMN_PREFIX = "column:"  # of columns of a table of meshes
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
 
@@ -227,36 +226,45 @@ def target_parts(targets: str) -> list[str]:
     except OptionError:
         parts = [""]
     if not all(part.startswith(FILE_PREFIX) for part in parts):
-        kinds = f"{FILE_PREFIX}NAME or {COLUMN_PREFIX}NAME"
-        raise OptionError(f"targets should be {kinds}, one or several joined by +, got {targets!r:.200}")
+        raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
     return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
 
 
 def checked_label_source(text: str) -> str:
-    """One of LABEL_SOURCES, file:NAME or column:NAME. Raises OptionError for other text."""
+    """One of LABEL_SOURCES, file:NAME, or the name of a column. Raises OptionError for other text."""
+    text = text.strip()
     is_file = text.startswith(FILE_PREFIX) and _OWN_NAME.fullmatch(text)
-    if text in LABEL_SOURCES or is_file or len(table_columns(text)) == 1:
+    if is_file or (not is_in_files(text) and len(column_names("labels", text)) == 1):
         return text
-    sources = ", ".join(LABEL_SOURCES[1:])
-    raise OptionError(f"labels should be file:NAME, column:NAME, {sources} or {AUTO_LABELS}, got {text!r:.80}")
+    sources = ", ".join(LABEL_SOURCES)
+    raise OptionError(f"labels should be {sources}, file:NAME or one column of a table, got {text!r:.80}")
 
 
 def checked_targets(text: str) -> str:
-    """Text of `target_parts` or of `table_columns`. Raises OptionError for other text."""
-    if not table_columns(text):
+    """Text of `target_parts` or of `column_names`. Raises OptionError for other text."""
+    if is_in_files(text):
         target_parts(text)
-    return text
+        return text
+    return ",".join(column_names("targets", text))
 
 
-def table_columns(text: str | None) -> list[str]:
-    """The names of columns in text such as "column:age+column:weight". Empty for text of another form.
+def column_names(option: str, text: str) -> list[str]:
+    """The names of columns of a table in a text such as "speed,yaw", in their order.
 
-    >>> table_columns("column:age+column:weight"), table_columns("file:age")
-    (['age', 'weight'], [])
+    Raises OptionError, which begins with the option, for a missing name and for one that is there twice.
+
+    >>> column_names("conditions", "speed, yaw")
+    ['speed', 'yaw']
     """
-    parts = [part.strip() for part in (text or "").split("+")]
-    names = [part.removeprefix(COLUMN_PREFIX) for part in parts if part.startswith(COLUMN_PREFIX)]
-    return names if all(names) and len(names) == len(parts) else []
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise OptionError(f"{option} should be different names separated by commas, got {text!r:.200}")
+    return names
+
+
+def is_in_files(text: str) -> bool:
+    """Whether labels or targets are in files for each mesh, as "file:u+file:v", and not the columns of a table."""
+    return ":" in text
 
 
 def vector_columns(names: Sequence[str]) -> list[list[str]]:

@@ -50,6 +50,7 @@ class LabeledMesh:
         found beside the file, see `own_arrays`.
     accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft
         labels; or None. See `soft_accuracy` in `train/metrics.py`.
+    conditions: (C,) float64, the numbers of the mesh that `condition_names` of the set names; none by default
     prepared: gives the mesh at normalized positions and its operators, as `prepare` does, for a mesh of `load_shards`;
         None if operators have to be computed
     """
@@ -60,6 +61,7 @@ class LabeledMesh:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     accepted: NDArray[np.bool_] | None = None
     prepared: Callable[[Preprocessing], tuple[Mesh, Operators]] | None = None
+    conditions: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
 
     def __repr__(self) -> str:
         labels = np.asarray(self.labels)
@@ -73,6 +75,7 @@ class LabeledMeshes:
     label_names: the names of the classes, or of the columns of the targets in a set for regression
     label_numbers: the number of each class in the label files, or None if these have no numbers
     validation: meshes by which training chooses an epoch, see the option `validation`
+    condition_names: of the numbers of each mesh that a network takes besides its features
     source: what divides the meshes into these parts
     left_out: what of the files is not used, and why
     labels_from: what of the mesh files the labels are, such as the name of a property; empty for other files
@@ -84,6 +87,7 @@ class LabeledMeshes:
     labels_at: TargetsAt
     label_numbers: list[int] | None = None
     validation: Sequence[LabeledMesh] = field(default=(), kw_only=True)
+    condition_names: tuple[str, ...] = field(default=(), kw_only=True)
     source: str = field(default="", kw_only=True)
     left_out: tuple[str, ...] = field(default=(), kw_only=True)
     labels_from: str = field(default="", kw_only=True)

@@ -87,7 +87,9 @@ def _text_labels(path: Path) -> NDArray[np.int64]:
             try:
                 labels.append(integer(token))
             except (ValueError, OverflowError) as e:
-                raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
+                by_name = mesh_suffix(path) == ".txt" and token[0].isalpha()
+                hint = ". Write numbers here, and the names of the classes into label_names.txt" if by_name else ""
+                raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number{hint}") from e
     return np.array(labels)
 
 
@@ -120,7 +122,7 @@ def _label_column(path: Path) -> Iterator[Line]:
 
 
 def table_lines(path: Path, *, strict: bool = True) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a CSV file: their numbers from 1, and their stripped cells. Lines without a cell are left out.
+    """The lines of a CSV or TSV file: their numbers from 1, and their stripped cells. Empty lines are left out.
 
     Cells of a `.tsv` file end at tabs.
 

@@ -14,7 +14,7 @@ from diffnet.geometry.options import (
     LaplacianKind,
     OperatorsKind,
     Options,
-    ScaleRule,
+    Scale,
     checked_k,
     chosen_scale,
 )
@@ -28,8 +28,8 @@ class Preprocessing:
 
     k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
     laplacian, basis, join, operators: see `precompute`
-    normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`. For the original's
-        operators, it becomes "all-radius" or "all-area".
+    normalize: "radius", "area", "none" or a length, how positions are normalized first; see `normalize_positions`. For
+        the original's operators, "radius" and "area" become "all-radius" and "all-area".
     features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
         canonical order.
 
@@ -45,7 +45,7 @@ class Preprocessing:
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
     operators: OperatorsKind = "diffnet"
-    normalize: ScaleRule = "radius"
+    normalize: Scale = "radius"
 
     def __post_init__(self) -> None:
         # `object.__setattr__` is the only way to set a field of a frozen dataclass.
@@ -53,7 +53,7 @@ class Preprocessing:
         checked_k(self.k, 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0)
         object.__setattr__(self, "laplacian", self.decisive.laplacian)  # `Options` checks these
         object.__setattr__(self, "normalize", chosen_scale(self.normalize, self.operators))
-        if self.normalize not in SCALE_RULES:
+        if not isinstance(self.normalize, float) and self.normalize not in SCALE_RULES:
             raise OptionError(f"normalize should be one of {', '.join(SCALE_RULES)}, got {self.normalize!r}")
 
     @property

@@ -19,9 +19,10 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_of
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_from, sample_of
 from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
+from diffnet.geometry.errors import some_reasons
 from diffnet.geometry.preprocessing.worker import entry_name
 from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 from diffnet.geometry.store.reading import operators_at, read_again
@@ -111,9 +112,8 @@ class PreparedSamples(LazySequence[Sample]):
         )
         if matrices is None:
             return None
-        names = {"features", "labels", *PARTS} & arrays.keys()
-        tensors = {key: torch.from_numpy(arrays[key]) for key in names}
-        return Sample((name,), tensors["features"], tensors["labels"], matrices, Interpolation.among(tensors))
+        names = {"features", "labels", "conditions", *PARTS} & arrays.keys()
+        return sample_from(name, {key: torch.from_numpy(arrays[key]) for key in names}, matrices)
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
         """Compute a sample from its mesh and write its entries. What can't be written is kept in memory."""
@@ -124,6 +124,8 @@ class PreparedSamples(LazySequence[Sample]):
         name, verts = entry_name(mesh, self._decisive)
         arrays: Arrays = {"features": sample.features.numpy(), "labels": sample.labels.numpy()}
         arrays["faces"] = mesh.faces.astype(np.int32)
+        if sample.conditions is not None:
+            arrays["conditions"] = sample.conditions.numpy()
         if interpolation is not None:
             arrays |= {key: tensor.numpy() for key, tensor in interpolation.tensors.items()}
         if self._options.basis != "float32":
@@ -175,8 +177,8 @@ class PreparedSamples(LazySequence[Sample]):
                     lambda n: self.make(missing[n])[0], lambda ready: fill(sources_of(items, missing), ready)
                 )
                 if failed:
-                    lines = [f"{items[missing[n]].name}: {reason}" for n, reason in failed.items()]
-                    raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
+                    lines = [_with_name(items[missing[n]].name, reason) for n, reason in failed.items()]
+                    raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: {some_reasons(lines)}")
                 every = gathered([not self._kept, [(missing[n], row.result()) for n, row in rows.items()]])
                 for i, row in (each for _, part in every for each in part):
                     facts[i] = row
@@ -184,6 +186,11 @@ class PreparedSamples(LazySequence[Sample]):
                     remember(facts, items, *about)
         self.facts = [SampleFacts(*row) for row in facts]
         return self
+
+
+def _with_name(name: str, reason: str) -> str:
+    """A reason that begins with what it is about: most name the file of the mesh."""
+    return reason if name in reason.partition(": ")[0] else f"{name}: {reason}"
 
 
 def _interpolation(items: Sequence[LabeledMesh], number: int, item: LabeledMesh, at: TargetsAt) -> Interpolation | None:

@@ -7,7 +7,7 @@ networks and layers of diffnet take `batch.x` and `batch.operators`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,18 +17,21 @@ from diffnet.geometry import MeshLike, Operators, collate, load_mesh, precompute
 from diffnet.geometry.mesh.objects import on_host
 
 try:
-    from torch_geometric.data import Batch, Data
+    from torch_geometric.data import Batch, Data, HeteroData
     from torch_geometric.transforms import BaseTransform
 except ImportError as e:
     raise ImportError(f"diffnet.data.pyg needs PyTorch Geometric ({e}): pip install 'diffnet[pyg]'") from e
 
-__all__ = ["AddOperators", "DataWithOperators", "from_data", "to_data"]
+__all__ = ["AddOperators", "DataWithOperators", "from_data", "pack_operators", "to_data"]
+
+D = TypeVar("D", bound="Data | HeteroData")
 
 
 class DataWithOperators(Data):  # type: ignore[misc]
     """A `Data` with `operators`, which are packed in a batch. `AddOperators` makes it.
 
-    A class of your own that has operators inherits from it in place of `Data`.
+    A class of your own that has operators inherits from it in place of `Data`. Other attributes may hold operators,
+    too, such as those of a second mesh; `pack_operators` packs them.
     """
 
     @property
@@ -36,20 +39,71 @@ class DataWithOperators(Data):  # type: ignore[misc]
         """The operators of this mesh, or the packed operators of the meshes of a batch."""
         if "operators" not in self:
             raise AttributeError("this data has no operators; write AddOperators()(data)")
-        operators = self["operators"]
-        if isinstance(operators, list):  # PyTorch Geometric makes a list of all that is no tensor
-            operators = self["operators"] = collate(operators)
-        return operators
+        if not isinstance(self["operators"], Operators):
+            pack_operators(self)
+            _check_positions(self)
+        elif "ptr" not in self:
+            _check_positions(self)
+        return self["operators"]
 
     @operators.setter
     def operators(self, operators: Operators) -> None:
         self["operators"] = operators
+        if self.pos is not None and len(operators) == 1:
+            self[_STEPS] = _steps(self.pos)
 
     def apply(self, func: Callable[[Any], Any], *args: str) -> DataWithOperators:
         """Apply a function, such as a move to a GPU, to all tensors. Operators are packed first, so they move once."""
         if "operators" in self:
             _ = self.operators
+        pack_operators(self)
         return super().apply(func, *args)
+
+
+_STEPS = "steps_of_operators"
+
+
+def pack_operators(batch: D) -> D:
+    """Pack the operators in all attributes of a batch, also of one of `HeteroData`. Returns the batch.
+
+    PyTorch Geometric makes a list of all that is no tensor. `DataWithOperators` calls this by itself.
+
+    >>> import torch
+    >>> from torch_geometric.data import HeteroData
+    >>> from torch_geometric.loader import DataLoader
+    >>> data = HeteroData()
+    >>> data["protein"].surface = precompute((torch.eye(3), [[0, 1, 2]]), k=2)
+    >>> (batch,) = DataLoader([data] * 4, batch_size=4)
+    >>> pack_operators(batch)["protein"].surface
+    Operators(meshes=4, vertices=12, faces=4, k=2, dtype=torch.float32, device=cpu)
+    """
+    for store in batch.stores:
+        for name, value in list(store.items()):
+            if isinstance(value, list) and value and all(isinstance(each, Operators) for each in value):
+                store[name] = collate(value)
+    return batch
+
+
+def _steps(pos: torch.Tensor) -> torch.Tensor:
+    """The sum of the distances from each point to the next, (1,) float64. Rotations and shifts don't change it."""
+    return pos.double().diff(dim=0).norm(dim=1).sum()[None]
+
+
+def _check_positions(data: Data) -> None:
+    """Raise ValueError if the points of a mesh have moved or are fewer than those that its operators are of.
+
+    Rotations, shifts and mirror images are allowed. Rounding of positions changes a step by less than a few units of
+    its last digit, at the size of the largest coordinate.
+    """
+    if _STEPS not in data or data.pos is None or data.pos.device.type != "cpu":
+        return
+    operators, way = data["operators"], "write AddOperators after the transforms that move or drop points"
+    if len(data.pos) != operators.num_vertices:
+        raise ValueError(f"the operators have {operators.num_vertices} vertices, pos has {len(data.pos)} points; {way}")
+    for mesh, (pos, before) in enumerate(zip(operators.unpack(data.pos), data[_STEPS], strict=True)):
+        rounding = 32 * torch.finfo(pos.dtype).eps * len(pos) * pos.abs().max() if len(pos) else 0
+        if (_steps(pos)[0] - before).abs() > rounding:
+            raise ValueError(f"the points of mesh {mesh} have moved since its operators were computed; {way}")
 
 
 class AddOperators(BaseTransform):  # type: ignore[misc]
@@ -58,8 +112,11 @@ class AddOperators(BaseTransform):  # type: ignore[misc]
     k: the number of eigenpairs
     options: the other options of `precompute`. With `cache_dir`, a mesh is preprocessed once.
 
-    The result is a `DataWithOperators`. Raises TypeError for a subclass of `Data` that doesn't inherit from it, and the
-    errors of `precompute`.
+    The result is a `DataWithOperators`. Rotations, shifts and mirror images may follow. After other transforms that
+    move or drop points, reading `operators` on the CPU raises ValueError.
+
+    Raises TypeError for a subclass of `Data` that doesn't inherit from `DataWithOperators`, and the errors of
+    `precompute`.
 
     >>> import torch
     >>> from torch_geometric.data import Data

@@ -23,6 +23,7 @@ from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
+from diffnet.geometry.pytree import FieldwiseCopy
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
 from diffnet.geometry.store.transfer import aligned, pinned
 
@@ -96,16 +97,17 @@ PARTS = ("elements", "weights", "counts", "picks")  # of an interpolation
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(FieldwiseCopy):
     """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
     names: the names of the meshes
-    features: (V, C) float32. On the CPU, features and labels that don't begin at a multiple of 64 bytes are copied.
+    features: (V, C) float32. On the CPU, tensors here that don't begin at a multiple of 64 bytes are copied.
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
         Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
     interpolation: takes outputs to the elements that are scored, if these are of a mesh with more faces, see
         `decimated_to_score`, or polygons; or None
+    conditions: (B, C) float32, or None if the meshes have none
     """
 
     names: tuple[str, ...]
@@ -113,10 +115,18 @@ class Sample:
     labels: Tensor
     operators: Operators
     interpolation: Interpolation | None = None
+    conditions: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments of a network: features, operators and, if there are any, conditions."""
+        return self.features, self.operators, *(() if self.conditions is None else (self.conditions,))
 
     def __post_init__(self) -> None:
         for name, value in (("features", self.features), ("labels", self.labels.reshape(self.labels.shape or (1,)))):
             object.__setattr__(self, name, aligned(value))  # the only way to set a field of a frozen dataclass
+        if self.conditions is not None:
+            object.__setattr__(self, "conditions", aligned(self.conditions))
 
     def to(
         self,
@@ -135,6 +145,9 @@ class Sample:
             labels=self.labels.to(operators.device, non_blocking=non_blocking),
             operators=operators,
             interpolation=None if self.interpolation is None else self.interpolation.to(operators.device),
+            conditions=None
+            if self.conditions is None
+            else self.conditions.to(operators.device, real, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> Sample:
@@ -147,7 +160,8 @@ class Sample:
             features, labels = features.pin_memory(), labels.pin_memory()
         else:
             _, (features, labels) = pinned([features, labels])
-        return replace(self, features=features, labels=labels, operators=self.operators.pin_memory())
+        more = None if self.conditions is None else self.conditions.pin_memory()
+        return replace(self, features=features, labels=labels, operators=self.operators.pin_memory(), conditions=more)
 
 
 class PinnedSample(NamedTuple):
@@ -164,7 +178,7 @@ class PinnedSample(NamedTuple):
         """The sample on a device, as a network uses it. See `Operators.prepared`. The copy may still go on."""
         tensors = self.entries.to(device, non_blocking=True)
         operators = operators_of_tensors(tensors, *self.counts, basis_dtype)
-        return Sample((self.name,), tensors["features"], tensors["labels"], operators, Interpolation.among(tensors))
+        return sample_from(self.name, tensors, operators)
 
 
 def make_sample(
@@ -206,7 +220,16 @@ def sample_of(
 ) -> Sample:
     """A sample from a mesh at normalized positions and its operators, see `make_sample`."""
     features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
-    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation)
+    conditions = torch.from_numpy(item.conditions).float()[None] if len(item.conditions) else None
+    return Sample((item.name,), features, torch.as_tensor(item.labels), operators, interpolation, conditions)
+
+
+def sample_from(name: str, tensors: Mapping[str, Tensor], operators: Operators) -> Sample:
+    """The sample of a mesh from the tensors of its entry in the cache."""
+    features, labels, conditions = (tensors.get(key) for key in ("features", "labels", "conditions"))
+    assert features is not None
+    assert labels is not None
+    return Sample((name,), features, labels, operators, Interpolation.among(tensors), conditions)
 
 
 @dataclass(eq=False, repr=False)
@@ -251,11 +274,13 @@ def collate_samples(samples: Sequence[Sample]) -> Sample:
     for sample in samples:
         if sample.interpolation is not None and sample.interpolation.picks is None:
             raise ValueError(f"{sample.names[0]}: a sample with an interpolation can't be packed with others")
+    conditions = [s.conditions for s in samples if s.conditions is not None]
     return Sample(
         names=sum((s.names for s in samples), ()),
         features=torch.cat([s.features for s in samples]),
         labels=torch.cat([s.labels for s in samples]),
         operators=collate([s.operators for s in samples]),
+        conditions=torch.cat(conditions) if conditions else None,
     )
 
 
@@ -268,7 +293,8 @@ class MeshBatches(Sampler[list[int]]):
         of the two limits is required.
     shuffle, seed: a new order in every epoch. The order depends only on the seed and the epoch.
     generator: draws the seed, once, instead of `seed`
-    num_replicas, rank: the number of processes that train together, and the number of this one, from 0. Each process
+    num_replicas, rank: the number of processes that train together, and the number of this one, from 0. Without both,
+        they are those of the process group of torch.distributed, if there is one when an epoch begins. Each process
         gets its share of every batch; shares have about equal numbers of vertices. The two limits are those of the
         whole batch. A batch has at least one mesh for each process, even with more vertices than `max_vertices`; the
         last one repeats the first meshes of the epoch for that.
@@ -292,8 +318,8 @@ class MeshBatches(Sampler[list[int]]):
         shuffle: bool = False,
         seed: int = 0,
         generator: torch.Generator | None = None,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         if meshes is None and max_vertices is None:
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
@@ -307,17 +333,38 @@ class MeshBatches(Sampler[list[int]]):
         self.seed = _integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        self.num_replicas = _integer("num_replicas", num_replicas, 1)
-        self.rank = _integer("rank", rank, 0)
-        if self.rank >= self.num_replicas:
-            raise ValueError(f"rank should be below num_replicas, {num_replicas}, got {rank}")
-        if 1 <= min(len(self.lengths), meshes or len(self.lengths)) < self.num_replicas:
-            limits = (
-                f"{len(self.lengths)} lengths" if meshes is None else f"{len(self.lengths)} lengths and meshes={meshes}"
-            )
-            raise ValueError(f"each batch needs a mesh for each of the {num_replicas} processes, got {limits}")
+        self._place: tuple[int, int] | None = None
+        if num_replicas is not None or rank is not None:
+            count = _integer("num_replicas", 1 if num_replicas is None else num_replicas, 1)
+            self._place = count, _integer("rank", 0 if rank is None else rank, 0)
+            if self._place[1] >= count:
+                raise ValueError(f"rank should be below num_replicas, {count}, got {rank}")
+        self._check_replicas()
         self.epoch = 0
         self._begun = 0
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of processes that train together."""
+        return self._replicas_and_rank()[0]
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return self._replicas_and_rank()[1]
+
+    def _replicas_and_rank(self) -> tuple[int, int]:
+        if self._place is not None:
+            return self._place
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size(), torch.distributed.get_rank()
+        return 1, 0
+
+    def _check_replicas(self) -> None:
+        lengths, meshes, processes = len(self.lengths), self.meshes, self.num_replicas
+        if 1 <= min(lengths, meshes or lengths) < processes:
+            limits = f"{lengths} lengths" if meshes is None else f"{lengths} lengths and meshes={meshes}"
+            raise ValueError(f"each batch needs a mesh for each of the {processes} processes, got {limits}")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
@@ -336,6 +383,8 @@ class MeshBatches(Sampler[list[int]]):
         return len(self._batches(self._begun))
 
     def _batches(self, epoch: int) -> list[list[int]]:
+        self._check_replicas()
+        replicas = self.num_replicas
         order = list(range(len(self.lengths)))
         if self.shuffle:
             generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
@@ -349,7 +398,7 @@ class MeshBatches(Sampler[list[int]]):
                 or (
                     self.max_vertices is not None
                     and vertices + self.lengths[i] > self.max_vertices
-                    and len(batches[-1]) >= self.num_replicas
+                    and len(batches[-1]) >= replicas
                 )
             )
             if full:
@@ -357,9 +406,9 @@ class MeshBatches(Sampler[list[int]]):
                 vertices = 0
             batches[-1].append(i)
             vertices += self.lengths[i]
-        if self.num_replicas == 1:
+        if replicas == 1:
             return batches
-        missing = self.num_replicas - len(batches[-1])
+        missing = replicas - len(batches[-1])
         batches[-1] += order[: max(missing, 0)]
         return [self._share(batch) for batch in batches]
 

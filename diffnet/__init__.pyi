@@ -32,10 +32,12 @@ from .geometry import (
     zoomout as zoomout,
 )
 from .geometry.errors import DiffnetError as DiffnetError
+from .global_tokens import GlobalTokens as GlobalTokens
 from .graphed_step import GraphedStep as GraphedStep
 from .implicit_diffusion import ImplicitDiffusion as ImplicitDiffusion
 from .mesh_attention import MeshAttention as MeshAttention
 from .model import DiffusionNet as DiffusionNet
+from .modulation import Modulation as Modulation
 from .ops import (
     dice_loss as dice_loss,
     focal_loss as focal_loss,
@@ -45,6 +47,7 @@ from .ops import (
 from .sparse.attention import SparseMultiheadAttention as SparseMultiheadAttention
 from .sparse.linear import SparseLinear as SparseLinear
 from .spatial_gradient_features import SpatialGradientFeatures as SpatialGradientFeatures
+from .tangent_vectors import TangentVectors as TangentVectors
 from .weight_average import WeightAverage as WeightAverage
 
 __version__: str

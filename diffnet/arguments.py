@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.geometry.errors import refuses
-from diffnet.ops.common.checks import not_a_tensor
+from diffnet.ops.common.checks import check_tensor, not_a_tensor
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -51,6 +52,22 @@ def check_features(features: Any, operators: Operators, first: nn.Module) -> Non
             raise ValueError(f"features and {name} should be on one device, they are on {device} and {other}")
 
 
+def check_conditions(conditions: Tensor | None, operators: Operators, channels: int) -> None:
+    """Check that conditions (B, channels) fit the operators and a network. It takes None if it has no channels.
+
+    Raises ValueError for another shape or device, and if there are conditions for a network without channels or none
+    for one with them, TypeError if they are no floating-point tensor.
+    """
+    if conditions is None and channels == 0:
+        return
+    shape = len(operators), channels
+    if conditions is None:
+        raise ValueError(f"the network has conditions; write model(features, operators, conditions) of shape {shape}")
+    if channels == 0:
+        raise ValueError("the network takes no conditions; write DiffusionNet(…, condition_channels=C)")
+    check_tensor("conditions", conditions, shape, operators.device)
+
+
 def is_plain(module: object, cls: type[M]) -> TypeGuard[M]:
     """Return whether a call of the module runs `forward` of this class on ordinary parameters, and nothing else.
 
@@ -85,3 +102,10 @@ def has_plain_modules(network: nn.Module) -> bool:
 def is_sharded(module: nn.Module) -> bool:
     """Return whether FSDP manages a module, so that its parameters are copies of shares during a pass."""
     return "_is_fsdp_managed_module" in module.__dict__  # PyTorch marks what `fully_shard` takes
+
+
+def in_features_dtype(y: Tensor, features: Tensor) -> Tensor:
+    """Return outputs in the dtype of the features, whatever that of the operators is. Autocast decides for itself."""
+    if y.dtype == features.dtype or torch.is_autocast_enabled(features.device.type):
+        return y
+    return y.to(features.dtype)

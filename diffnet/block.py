@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, is_plain, refuses_fields
-from diffnet.diffusion import LearnedTimeDiffusion
+from diffnet.arguments import check_conditions, check_eigenpairs, in_features_dtype, is_plain, refuses_fields
+from diffnet.diffusion import LearnedTimeDiffusion, current_time
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.errors import refuses
+from diffnet.global_tokens import GlobalTokens
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
+from diffnet.modulation import Modulation
 from diffnet.ops import Backend, Pattern, spmm
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.precision import compute_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features, diffusion_block
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
@@ -53,6 +55,9 @@ class BlockDetails(Checked):
             "`gradient_evecs`, else sparse."
         ),
     )
+    condition_channels: int = field(
+        default=0, metadata=about("Numbers in the conditions of a mesh, such as a speed or a time, or 0.", least=0)
+    )
     backend: Backend = field(
         default="auto",
         metadata=about("torch for plain PyTorch, triton for the kernels, auto for the kernels on a GPU."),
@@ -82,7 +87,8 @@ class DiffusionNetBlock(nn.Module):
     Its arguments are the fields of `BlockOptions`. "spectral" diffusion is a `LearnedTimeDiffusion`. "implicit"
     diffusion is an `ImplicitDiffusion`, which needs no eigenbasis; its gradients are sparse. `mlp_norm` is over the
     channels of each vertex, "layer" for `nn.LayerNorm` and "rms" for `nn.RMSNorm`. Attention is a `MeshAttention` over
-    the operators' neighborhood. Dropout is before every layer of the MLP but the first.
+    the operators' neighborhood. Dropout is before every layer of the MLP but the first. With tokens and conditions, the
+    input x goes through a `GlobalTokens` and then a `Modulation`, which change nothing in a new block.
 
     If `diffusion` or `gradient_features` is replaced by another module, has hooks or is changed in another way, it is
     called, with sparse gradients.
@@ -121,19 +127,40 @@ class DiffusionNetBlock(nn.Module):
         hidden = (channels, channels) if o.mlp_hidden is None else o.mlp_hidden
         self.mlp_norm = _MLP_NORMS[o.mlp_norm](inputs)
         self.mlp = MLP([inputs, *hidden, channels], o.dropout, o.backend)
+        tokens, conditions = o.global_tokens, o.condition_channels
+        self.tokens = GlobalTokens(channels, tokens, o.backend) if tokens else None
+        self.modulation = Modulation(channels, conditions, o.backend) if conditions else None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read a pickle, which may be of a version without tokens and conditions."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name in ("tokens", "modulation"):
+            if name not in self._modules:
+                vars(self).setdefault(name, None)
 
     @refuses_fields
-    def forward(self, x: Tensor, operators: Operators, *, shared: Shared = NOTHING) -> Tensor:
-        """x (V, C) → (V, C)
+    def forward(
+        self, x: Tensor, operators: Operators, conditions: Tensor | None = None, *, shared: Shared = NOTHING
+    ) -> Tensor:
+        """x (V, C), conditions (B, condition_channels) if the block has them → (V, C)
 
         shared: what the network has computed for all blocks
 
-        Raises ValueError for another shape of x, TypeError for operators of another type.
+        Raises ValueError for another shape of x, TypeError for operators of another type. For conditions see
+        `DiffusionNet`.
         """
         check_operators(operators)
         if x.shape != (operators.num_vertices, self.channels):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
+        if self.modulation is None:
+            check_conditions(conditions, operators, 0)
+        x = x if self.tokens is None else self.tokens(x, operators)
+        x = x if self.modulation is None else self.modulation(x, conditions, operators)
+        return in_features_dtype(self._outputs(x, operators, shared), x)
+
+    def _outputs(self, x: Tensor, operators: Operators, shared: Shared) -> Tensor:
+        """x (V, C) → (V, C), perhaps in the dtype of the operators"""
         mlp = self.mlp
         arguments = self._arguments(x, operators, shared) if self._is_spectral() else None
         layers = mlp.plain_parameters() if is_plain(mlp, MLP) else None
@@ -144,7 +171,8 @@ class DiffusionNetBlock(nn.Module):
             inputs = [x, self.diffusion(x, operators)]
             if self.gradient_features is not None:
                 matrix = operators.gradient
-                gradients = spmm(matrix.pattern, matrix.values, inputs[1], backend=self.backend)
+                with without_autocast(x):
+                    gradients = spmm(matrix.pattern, matrix.values, inputs[1], backend=self.backend)
                 inputs.append(self.gradient_features(gradients))
         else:
             x, *parts = diffused_with_features(x, check_arguments(x, arguments), self.backend)
@@ -165,7 +193,7 @@ class DiffusionNetBlock(nn.Module):
         o, diffusion, features = operators, self.diffusion, self.gradient_features
         assert isinstance(diffusion, LearnedTimeDiffusion)
         assert features is not None
-        time = diffusion.time if shared.clamped else diffusion.learned_time()
+        time = diffusion.time if shared.clamped else current_time(diffusion)
         a_re, a_im, swapped = features.a_re, features.a_im, features.swapped
         pattern: Pattern | None
         if self._takes_basis(o):

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, is_sharded, refuses_fields
+from diffnet.arguments import check_eigenpairs, in_features_dtype, is_sharded, refuses_fields
 from diffnet.geometry import Operators
 from diffnet.geometry.errors import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
@@ -42,8 +42,8 @@ class LearnedTimeDiffusion(nn.Module):
         self.time = nn.Parameter(starting_times(channels, initial_times))
 
     def learned_time(self) -> Tensor:
-        """Return the times (C,). In training, negative times are set to 0 first."""
-        return trained_time(self) if self.training else self.time
+        """Return the times (C,) with which the layer diffuses: a copy, in which negative times are 0."""
+        return self.time.clamp(min=0)
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).
@@ -51,7 +51,7 @@ class LearnedTimeDiffusion(nn.Module):
         Raises ValueError for operators with k = 0.
         """
         check_eigenpairs(operators)
-        o, time = operators, self.learned_time()
+        o, time = operators, current_time(self)
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
         return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
 
@@ -59,7 +59,11 @@ class LearnedTimeDiffusion(nn.Module):
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         o = operators
-        return from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
+        diffused = from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
+        return in_features_dtype(diffused, x)
+
+    def extra_repr(self) -> str:
+        return str(self.time.numel())
 
 
 def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
@@ -73,13 +77,16 @@ def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
     return torch.tensor([MIN_TIME * ratio ** (i / last) for i in range(channels)])
 
 
-def trained_time(module: Any) -> Tensor:
-    """Return `time` of a module in training: negative ones are set to 0 in place, see `keep_nonnegative`.
+def current_time(module: Any) -> Tensor:
+    """Return `time` of a module. In training, negative ones are set to 0 in place first, see `keep_nonnegative`.
 
-    A transform of torch.func allows no such write. Negative times stay as they are then, and values and gradients are
-    those at 0. Under FSDP they stay until the end of the backward pass, because each pass has copies of the weights.
+    In eval mode, they stay as they are. A transform of torch.func allows no such write. Negative times stay then, too,
+    and values and gradients are those at 0. Under FSDP they stay until the end of the backward pass, because each pass
+    has copies of the weights.
     """
     time: Tensor = module.time
+    if not module.training:
+        return time
     if not (is_sharded(module) or under_transforms()):
         keep_nonnegative([time])
         return time

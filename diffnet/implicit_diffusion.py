@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.diffusion import starting_times, trained_time
+from diffnet.diffusion import current_time, starting_times
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, implicit_diffusion
 from diffnet.ops.common.checks import check_count
@@ -48,12 +48,15 @@ class ImplicitDiffusion(nn.Module):
         self.backend: Backend = backend
         self.tolerance, self.max_iterations, self.check_every = tolerance, max_iterations, check_every
 
+    def learned_time(self) -> Tensor:
+        """Return the times (C,), see `LearnedTimeDiffusion.learned_time`."""
+        return self.time.clamp(min=0)
+
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        time = trained_time(self) if self.training else self.time
         return implicit_diffusion(
             x,
-            time.clamp(min=0),
+            current_time(self).clamp(min=0),
             operators.laplacian,
             operators.mass,
             operators.ptr,
@@ -63,3 +66,6 @@ class ImplicitDiffusion(nn.Module):
             check_every=self.check_every,
             backend=self.backend,
         )
+
+    def extra_repr(self) -> str:
+        return str(self.time.numel())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffnet.arguments import check_features, is_plain, refuses_fields
+from diffnet.arguments import check_conditions, check_features, in_features_dtype, is_plain, refuses_fields
 from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
 from diffnet.checkpoints.files import Activation, log_softmax
 from diffnet.geometry import Operators
@@ -91,8 +91,10 @@ class DiffusionNet(nn.Module):
     initial_times: InitialTimes
     mlp_norm: MLPNorm
     attention_heads: int
+    global_tokens: int = 0  # of the class, because pickles of older versions lack it
+    condition_channels: int = 0
     dropout: float
-    recompute_activations: bool = False  # of the class, because pickles of older versions lack it
+    recompute_activations: bool = False
 
     @refuses(
         C_in="in_channels",
@@ -152,27 +154,33 @@ class DiffusionNet(nn.Module):
         return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in names}
 
     @refuses_fields
-    def forward(self, features: Tensor, operators: Operators) -> Tensor:
+    def forward(self, features: Tensor, operators: Operators, conditions: Tensor | None = None) -> Tensor:
         """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
 
-        Raises TypeError if the features are no floating-point tensor. Raises ValueError if they don't fit the operators
-        or the network, for spectral diffusion without eigenpairs, and for outputs at faces or edges without faces.
+        conditions: (B, condition_channels), a row for each mesh, if the network has such channels
+
+        Raises TypeError if features or conditions are no floating-point tensor. Raises ValueError if they don't fit the
+        operators or the network, for spectral diffusion without eigenpairs, and for outputs at faces or edges without
+        faces.
         """
         check_operators(operators)
         check_features(features, operators, self.first)
+        check_conditions(conditions, operators, self.condition_channels)
         if self.outputs_at in ("faces", "edges") and operators.faces.shape[0] == 0:
             raise ValueError(
                 f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
         x = aligned(features)
-        first, *shared, last = shared_launches(self, [self.first, *self.blocks, self.last], self.backend, x, operators)
+        further = () if conditions is None else (conditions,)
+        layers = [self.first, *self.blocks, self.last]
+        first, *shared, last = shared_launches(self, layers, self.backend, x, operators, *further)
         x = self._linear(self.first, x, **first)
         # The operators as all blocks take them. On a GPU they are computed in the first step only.
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         prepared = (operators.prepared if on_basis else operators.with_basis_dtype)(compute_dtype(x))
         for block, more in zip(self.blocks, shared, strict=True):
-            x = self._call(block, x, prepared, **more)
+            x = self._call(block, x, prepared, *further, **more)
         return self._outputs(self._linear(self.last, x, **last), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
@@ -182,14 +190,14 @@ class DiffusionNet(nn.Module):
         biases = None if layer.bias is None else [layer.bias]
         return mlp_with([x], [layer.weight], biases, backend=self.backend, shared=shared)
 
-    def _call(self, block: nn.Module, x: Tensor, operators: Operators, **shared: Shared) -> Tensor:
+    def _call(self, block: nn.Module, x: Tensor, operators: Operators, *further: Tensor, **shared: Shared) -> Tensor:
         """Call a block. With `recompute_activations`, only its input is kept for the backward pass."""
         call: Callable[..., Tensor] = block
         if self.recompute_activations and torch.is_grad_enabled():
             # A CUDA graph can't record that a random state is restored.
             draws = not isinstance(block, DiffusionNetBlock) or block.draws_numbers()
             call = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=draws)
-        return call(x, operators, **shared)
+        return call(x, operators, *further, **shared)
 
     def _outputs(self, x: Tensor, operators: Operators) -> Tensor:
         """Average the values (V, C_out) at the vertices as `outputs_at` asks, and apply the last activation."""
@@ -199,7 +207,8 @@ class DiffusionNet(nn.Module):
         elif self.outputs_at == "edges":
             x = F.embedding(operators.edges, x).mean(1)
         elif self.outputs_at == "global_mean":
-            x = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
+            means = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
+            x = in_features_dtype(means, x)
         return x if self.last_activation is None else self.last_activation(x)
 
     def save(self, path: str | os.PathLike[str], /, **metadata: Any) -> None:

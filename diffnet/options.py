@@ -113,6 +113,14 @@ class BlockArchitecture(Checked):
     attention_heads: int = field(
         default=0, metadata=about("Heads of attention over one-rings in each block, or 0.", least=0)
     )
+    global_tokens: int = field(
+        default=0,
+        metadata=about(
+            "Tokens in each block that carry information across a whole mesh, also between components that don't "
+            "touch, or 0.",
+            least=0,
+        ),
+    )
     dropout: float = field(default=0.5, metadata=about("Dropout inside the blocks' MLPs.", least=0, below=1))
 
 

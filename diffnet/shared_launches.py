@@ -28,7 +28,12 @@ _called: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 
 
 def shared_launches(
-    network: nn.Module, modules: Sequence[nn.Module], backend: Backend, x: Tensor, operators: Operators
+    network: nn.Module,
+    modules: Sequence[nn.Module],
+    backend: Backend,
+    x: Tensor,
+    operators: Operators,
+    *further: Tensor,
 ) -> list[dict[str, Shared]]:
     """Return the further keyword arguments of each layer and block of a network.
 
@@ -40,7 +45,7 @@ def shared_launches(
         return nothing
     if not use_kernels(backend, x, matrix=True):
         return nothing
-    compile_before_first_call(network, x, operators)
+    compile_before_first_call(network, x, operators, *further)
     if not has_plain_modules(network):
         return nothing
     from diffnet.ops.common.matmul import operands  # imports Triton
@@ -74,8 +79,10 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(module, DiffusionNetBlock) and module.mlp.current_dropout() > 0
 
 
-def compile_before_first_call(network: nn.Module, features: Tensor, operators: Operators) -> None:
+def compile_before_first_call(network: nn.Module, features: Tensor, operators: Operators, *further: Tensor) -> None:
     """Compile all kernels of a step at the same time, if this is the first call of its kind on a GPU.
+
+    further: more arguments of the network
 
     Without it, each launch of the first step would wait for its own compilation. Networks with hooks or other changed
     modules are left out, because hooks would see values that mean nothing.
@@ -88,7 +95,7 @@ def compile_before_first_call(network: nn.Module, features: Tensor, operators: O
         return
     called.add(kind)
     if not compiles_only() and not is_recorded() and has_plain_modules(network):
-        _compile(network, features, operators)
+        _compile(network, features, operators, *further)
 
 
 def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashable:
@@ -104,11 +111,11 @@ def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashabl
     )
 
 
-def _compile(network: nn.Module, features: Tensor, operators: Operators) -> None:
+def _compile(network: nn.Module, features: Tensor, operators: Operators, *further: Tensor) -> None:
     from diffnet.cuda_graphs.recording import Replica, forked_random_numbers, trial
 
     # The call itself says what is wrong, if anything.
     with suppress(NotCapturable, torch.OutOfMemoryError), forked_random_numbers(features.device), trial():
         replica = Replica(network, copies_buffers=True)
         leaf = features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
-        compile_ahead(lambda: replica(leaf, operators), [leaf, *replica.parameters])
+        compile_ahead(lambda: replica(leaf, operators, *further), [leaf, *replica.parameters])

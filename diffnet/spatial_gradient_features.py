@@ -49,6 +49,10 @@ class SpatialGradientFeatures(nn.Module):
         """gradients (2, V, C), the X and Y components → (V, C)"""
         return gradient_features(gradients, self.a_re, self.a_im, self.backend, swapped=self.swapped)
 
+    def extra_repr(self) -> str:
+        rotation = "swapped" if self.swapped else self.a_im is not None
+        return f"{len(self.a_re)}, rotation={rotation}"
+
 
 def check_rotation(name: str, value: Any) -> None:
     """Raise ValueError unless a value is one of those that `SpatialGradientFeatures` takes as `rotation`."""

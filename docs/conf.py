@@ -22,7 +22,7 @@ PACKAGES = ("diffnet", *(f"diffnet.{room}" for room in ROOMS))
 
 project = "diffnet"
 version = release = diffnet.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/README.md", "examples/README.md"]
 html_theme = "furo"
@@ -53,7 +53,8 @@ def owners() -> dict[str, str]:
     for package in PACKAGES:
         for name in importlib.import_module(package).__all__:
             found.setdefault(name, package)
-    return {name: package for name, package in found.items() if not inspect.ismodule(getattr(diffnet, name, None))}
+    rooms = {name for name in found if inspect.ismodule(getattr(importlib.import_module(found[name]), name))}
+    return {name: package for name, package in found.items() if name not in rooms}
 
 
 OWNERS = owners()
@@ -66,7 +67,10 @@ def add_sources(app: Sphinx, page: str, text: list[str]) -> None:
     if page == "docs/reference/names":
         text[0] += names()
     elif page.startswith("docs/reference/"):
-        text[0] += entries(page.rpartition("/")[2])
+        package = page.rpartition("/")[2]
+        text[0] = linked(text[0], package) + entries(package, subjects(text[0], package))
+    elif page == "examples/README":
+        text[0] += gallery(text[0])
 
 
 def trees(front: str) -> str:
@@ -92,20 +96,67 @@ def names() -> str:
     return "\n".join([*rows, "```", ""])
 
 
-def entries(package: str) -> str:
-    """Directives of autodoc for the names that a package owns: classes, functions, then all others."""
-    module = importlib.import_module(package)
-    groups: dict[str, list[str]] = {"class": [], "function": [], "data": []}
-    for name in sorted((n for n in module.__all__ if OWNERS.get(n) == package), key=str.lower):
-        value = getattr(module, name)
-        groups["class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"].append(name)
+ROW = re.compile(r"^\| ([^|`]+) \| (`[^|]+`) \|$", re.MULTILINE)  # of a table of names by subject
+
+
+def subjects(page: str, package: str) -> dict[str, list[str]]:
+    """The names that a package owns, by the rows of the table of its page, else by their kinds.
+
+    Raises ValueError for a table that lacks a name or has another one.
+    """
+    owned = sorted((name for name, owner in OWNERS.items() if owner == package), key=str.lower)
+    if not (rows := ROW.findall(page)):
+        titles = {"class": "Classes", "function": "Functions", "data": "Types and constants"}
+        groups = {title: [n for n in owned if kind_of(package, n) == kind] for kind, title in titles.items()}
+        return {title: names for title, names in groups.items() if names}
+    table = {title: re.findall(r"`(\w+)`", names) for title, names in rows}
+    if differ := set(owned).symmetric_difference(listed := [name for names in table.values() for name in names]):
+        raise ValueError(f"docs/reference/{package}.md should list the names of {package}: {sorted(differ)}")
+    if len(listed) != len(owned):
+        raise ValueError(f"docs/reference/{package}.md lists a name twice")
+    return table
+
+
+def kind_of(package: str, name: str) -> str:
+    """The kind of the directive of autodoc."""
+    value = getattr(importlib.import_module(package), name)
+    return "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
+
+
+def linked(page: str, package: str) -> str:
+    """The page with a link for each name in its table."""
+    return ROW.sub(lambda row: re.sub(r"`(\w+)`", rf"{{py:obj}}`\1 <{package}.\1>`", row[0]), page)
+
+
+def entries(package: str, groups: dict[str, list[str]]) -> str:
+    """Directives of autodoc for names, by subject."""
     parts = []
-    for kind, title in (("class", "Classes"), ("function", "Functions"), ("data", "Types and constants")):
-        parts += [f"## {title}", "", "```{eval-rst}"] if groups[kind] else []
-        for name in groups[kind]:
+    for title, names in groups.items():
+        parts += [f"## {title}", "", "```{eval-rst}"]
+        for name in names:
+            kind = kind_of(package, name)
             parts += [f".. auto{kind}:: {package}.{name}", *(["   :members:"] if kind == "class" else []), ""]
-        parts += ["```", ""] if groups[kind] else []
+        parts += ["```", ""]
     return "\n".join(["", "", *parts])
+
+
+# Pictures of the pages that show what a program does.
+PICTURES = {
+    "functional_maps": "body_map.png",
+    "human_segmentation": "body_parts.png",
+    "classification": "shapes.png",
+    "viewing": "viewing_scalars.png",
+}
+
+
+def gallery(page: str) -> str:
+    """The code of the examples in the order of the page, some with a picture."""
+    parts = ["", "", "## The programs", ""]
+    for name in re.findall(r"^\| \[`(\w+)\.py`\]", page, re.MULTILINE):
+        parts += [f"### {name}", ""]
+        parts += [f"![What {name} is about](../docs/{PICTURES[name]})", ""] if name in PICTURES else []
+        parts += [f"```{{literalinclude}} {name}.py", ":language: python", "```", ""]
+    return "\n".join(parts)
 
 
 PARAMETER = re.compile(r"((?:[a-z_]\w*|\*\w+)(?:, (?:[a-z_]\w*|\*\w+))*): (?=\S)")
@@ -142,8 +193,18 @@ def as_rst(app: Sphinx | None, what: str, name: str, value: Any, options: Any, l
             choices = None
         parts = re.split(r"(`[^`]+`)", line)
         parts[::2] = [re.sub(r"([*|\\])", r"\\\1", re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", part)) for part in parts[::2]]
-        shown.append(re.sub(r"^(:param [^:]+: \w)\.", r"\1\\.", "".join(parts)))  # "H." would begin a list
+        shown.append(re.sub(r"^((?::param [^:]+:)? +\w)\.", r"\1\\.", "".join(parts)))  # "H." would begin a list
     lines[:] = shown
+
+
+def plain_signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A signature in words of its source: an array is an NDArray, and a default that a function makes is `…`."""
+    if signature:
+        signature = re.sub(r"~?numpy\.ndarray\[tuple\[[^]]*\], ~?numpy\.dtype\[([^]]*)\]\]", r"NDArray[\1]", signature)
+        signature = re.sub(r"~(?:\w+\.)+(?=\w)", "", signature.replace("<factory>", "..."))
+    return signature, returns
 
 
 def skip_alias(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
@@ -177,6 +238,7 @@ def write_index(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_sources)
     app.connect("autodoc-process-docstring", as_rst, priority=600)  # after napoleon
+    app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-skip-member", skip_alias)
     app.connect("doctree-read", folders_as_text)
     app.connect("missing-reference", public_target)

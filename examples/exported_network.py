@@ -1,10 +1,24 @@
-"""Run a network of `diffnet export` on arrays of `diffnet precompute --npz`, with PyTorch and NumPy alone."""
+"""Run a network of `diffnet export` on arrays of `diffnet precompute --npz`, with PyTorch and NumPy alone.
+
+Run `python exported_network.py NETWORK ARRAYS`. Without these files, diffnet writes them first: its
+network of body parts, and a built-in body.
+"""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
 import torch
+
+
+def written() -> tuple[str, str]:
+    from diffnet.data import BODIES
+
+    body, network = str(min((BODIES / "test").iterdir())), ("--checkpoint", "body-parts")
+    for arguments in (("export", "--out", "parts.pt2"), ("precompute", body, "--npz", "body.npz")):
+        subprocess.run([sys.executable, "-m", "diffnet", *arguments, *network], check=True, stdout=subprocess.DEVNULL)
+    return "parts.pt2", "body.npz"
 
 
 def main(network: str, inputs: str) -> None:
@@ -18,4 +32,4 @@ def main(network: str, inputs: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:] or written())

@@ -1,7 +1,7 @@
 """Label the parts of human bodies, as the original's first experiment does.
 
-Run `python human_segmentation.py FOLDER xyz` on labeled meshes, or with "hks". Without a folder, it
-takes the built-in bodies.
+Run `python human_segmentation.py FOLDER hks` on labeled meshes, or with "xyz", which needs more
+epochs. Without a folder, it takes the built-in bodies.
 """
 
 import sys
@@ -12,7 +12,7 @@ from diffnet import DiffusionNet, GraphedStep, random_rotation
 from diffnet.data import BODIES, Preprocessing, load_dataset, make_sample
 
 
-def main(folder: str = str(BODIES), features: str = "xyz", epochs: int = 5, k: int = 32, width: int = 32) -> None:
+def main(folder: str = str(BODIES), features: str = "hks", epochs: int = 15, k: int = 32, width: int = 32) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data, options = load_dataset(folder), Preprocessing(k=k, features=features)
     train = [make_sample(item, options, cache_dir="cache").to(device) for item in data.train]

@@ -18,7 +18,7 @@ class ContextNet(torch.nn.Module):
         return self.last(self.joint(torch.cat([x, context], 1), operators))
 
 
-def main(steps: int = 20, k: int = 32) -> None:
+def main(steps: int = 60, k: int = 32) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bodies = load_dataset(BODIES, labels_at="vertices").train[:2]
     samples = [(precompute(item.mesh, k=k, normalize=True), item.labels) for item in bodies]

@@ -1,5 +1,6 @@
-"""Serve a network of `diffnet train`: `python prediction_server.py run/last.pt`, with Python's standard library.
+"""Serve a network of `diffnet train`: `python prediction_server.py run`, with Python's standard library.
 
+Without a network, it takes the built-in one of body parts.
 Ask it with `curl --data-binary @scan.obj http://localhost:8000/scan.obj`. The path says what format the mesh has.
 """
 
@@ -16,9 +17,9 @@ from diffnet.geometry import MeshError
 from diffnet.train import predict_labels
 
 
-def server(checkpoint: str, port: int = 8000, largest: int = 2**28) -> HTTPServer:
+def server(name: str, port: int = 8000, largest: int = 2**28) -> HTTPServer:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = DiffusionNet.load(checkpoint, device=device)
+    network = DiffusionNet.from_pretrained(name, device=device)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -44,4 +45,4 @@ def server(checkpoint: str, port: int = 8000, largest: int = 2**28) -> HTTPServe
 
 
 if __name__ == "__main__":
-    server(sys.argv[1]).serve_forever()
+    server(*sys.argv[1:] or ["body-parts"]).serve_forever()

@@ -1,8 +1,10 @@
 from .augmentation.reduction import MeshPart as MeshPart, cut_by_plane as cut_by_plane, decimate as decimate
 from .augmentation.transforms import mirrored as mirrored, rotated as rotated, scaled as scaled
-from .batches.collate import collate as collate
+from .batches.collate import PerMesh as PerMesh, Rows as Rows, collate as collate
 from .batches.functional import (
     diffuse as diffuse,
+    divergence as divergence,
+    from_padded as from_padded,
     from_spectral as from_spectral,
     functional_map as functional_map,
     functional_map_from_points as functional_map_from_points,
@@ -10,6 +12,8 @@ from .batches.functional import (
     mesh_mean as mesh_mean,
     point_map as point_map,
     soft_functional_map as soft_functional_map,
+    spread as spread,
+    to_padded as to_padded,
     to_spectral as to_spectral,
     zoomout as zoomout,
 )

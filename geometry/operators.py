@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diffnet.geometry.device import existing_device
 from diffnet.geometry.discretize.connectivity import boundary_vertices
@@ -31,7 +32,8 @@ from diffnet.ops import (
 )
 from diffnet.ops.common.checks import check_count, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.memo import Later, can_remember, memoized, remember
+from diffnet.ops.common.memo import FieldwiseCopy, Later, can_remember, memoized, remember
+from diffnet.ops.common.precision import without_autocast
 from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.op import check_matrix_blocks
 
@@ -45,7 +47,7 @@ _EMPTY_MEMO = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparatio
 
 
 @dataclass(frozen=True, eq=False)
-class Operators(Fields):
+class Operators(FieldwiseCopy, Fields):
     """Discrete operators of a batch of B meshes packed as one larger, disconnected mesh of V vertices.
 
     It is a container of meshes: `len(operators)` is B, `operators[i]` is one mesh, `operators[i:j]` is a packed batch,
@@ -208,7 +210,7 @@ class Operators(Fields):
         """The operators of one mesh, or of several, packed.
 
         Negative numbers count from the end. Raises IndexError for a number out of range, TypeError for other indices.
-        To loop over all meshes, use `for mesh in operators` or `split`, which split once.
+        `for mesh in operators` takes one after the other. `split` splits many meshes faster.
         """
         meshes = len(self)
         if isinstance(index, slice):
@@ -226,8 +228,10 @@ class Operators(Fields):
         rest = len(self) - first - count
         return self if first == rest == 0 else self._groups([first, count, rest])[1]._aligned()
 
-    def __iter__(self) -> Iterator[Operators]:
-        return iter(self.split())
+    if TYPE_CHECKING:
+        # Python loops by `__getitem__`. An `Iterable` is a nest of lists for other libraries, which look for tensors in
+        # it without end: the only mesh of a batch is again a batch of one mesh.
+        def __iter__(self) -> Iterator[Operators]: ...
 
     @property
     def num_vertices(self) -> int:
@@ -334,11 +338,26 @@ class Operators(Fields):
             raise ValueError(f"y should have {sum(lengths)} {rows} in dimension {dim}, shape is {tuple(y.shape)}")
         return list(y.unbind(dim) if per_mesh else torch.split(y, list(lengths), dim))
 
+    def truncated(self, k: int) -> Operators:
+        """These operators with the first k eigenpairs, as `precompute` with this k computes them.
+
+        Raises ValueError for k below 1 or above the number of pairs, TypeError if it is no integer.
+
+        >>> from diffnet.geometry import precompute
+        >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=3)
+        >>> triangle.truncated(2)
+        Operators(meshes=1, vertices=3, faces=1, k=2, dtype=torch.float32, device=cpu)
+        """
+        if check_count("k", k, 1) > self.k:
+            raise ValueError(f"k should be at most {self.k}, the number of eigenpairs, got {k}")
+        return _with_pairs(self, k)
+
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
         if self.gradient_evecs is not None:
             return self
-        gradient_evecs = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
+        with without_autocast(self.evecs):
+            gradient_evecs = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
         return self._with_basis(self.evecs, gradient_evecs.to(self.evecs.dtype))
 
     def with_basis_dtype(self, dtype: torch.dtype) -> Operators:
@@ -534,14 +553,16 @@ def pack(batch: Sequence[Operators]) -> Operators:
         raise ValueError("collate needs at least one Operators, got an empty sequence")
     if len(batch) == 1:
         return batch[0]
+    k = max(o.k for o in batch)
     for what, values in (
-        ("k", {o.k for o in batch}),
+        ("k", {o.k for o in batch} if 0 in {o.k for o in batch} else set()),  # without pairs, nothing can be padded
         ("device", {o.device for o in batch}),
         ("dtype", {o.mass.dtype for o in batch}),
     ):
         if len(values) > 1:
             names = ", ".join(sorted(map(str, values)))
             raise ValueError(f"operators with different {what} can't be packed: {names}")
+    batch = [_with_pairs(o, k) for o in batch]
     lengths: tuple[int, ...] = sum((o.lengths for o in batch), ())
     face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
     extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
@@ -587,6 +608,21 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **extents)
     return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
+
+
+def _with_pairs(operators: Operators, k: int) -> Operators:
+    """Operators with k eigenpairs. Missing vectors are 0, and missing values repeat the last one."""
+    missing = k - operators.k
+    if missing == 0:
+        return operators
+
+    def vectors(x: Tensor) -> Tensor:
+        return F.pad(x, (0, missing)) if missing > 0 else x[..., :k].contiguous()
+
+    def values(x: Tensor) -> Tensor:
+        return F.pad(x, (0, missing), mode="replicate") if missing > 0 else x[..., :k].contiguous()
+
+    return changed(operators, {"evals": values, "evecs": vectors, "gradient_evecs": vectors})
 
 
 def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **fields: Any) -> Operators:

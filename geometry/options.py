@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import reprlib
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 OperatorsKind: TypeAlias = Literal["diffnet", "original"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 JoinRule: TypeAlias = Literal["auto", "always", "never"]
-ScaleRule: TypeAlias = Literal["radius", "area", "all-radius", "all-area"]
+ScaleRule: TypeAlias = Literal["radius", "area", "all-radius", "all-area", "none"]
+Scale: TypeAlias = ScaleRule | float  # a number is the length that becomes 1
 LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 OPERATORS: tuple[OperatorsKind, ...] = get_args(OperatorsKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
@@ -76,9 +78,23 @@ def chosen_scale(normalize: Any, operators: OperatorsKind) -> Any:
     return _OF_ALL.get(normalize, normalize) if counts_more else normalize
 
 
-def counts_all(rule: ScaleRule) -> bool:
+def counts_all(rule: Scale) -> bool:
     """Whether vertices of no face count as others do: in the scale, in statistics, in predictions and in scores."""
-    return rule.startswith("all-")
+    return str(rule).startswith("all-")
+
+
+def scale_in_units(rule: ScaleRule, units: float) -> Scale:
+    """The scale for a rule and for the length that becomes 1, by default 1.
+
+    Raises OptionError if this is not positive, and for another length with a rule that decides the size itself.
+    """
+    if not 0 < units < math.inf:
+        raise OptionError(f"units should be a positive number, got {units}")
+    if units == 1:
+        return rule
+    if rule != "none":
+        raise OptionError(f"units are for --normalize none, and it is {rule}")
+    return float(units)
 
 
 def checked_k(k: Any, least: int = 0) -> int:

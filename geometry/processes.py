@@ -41,6 +41,11 @@ IDLE_SECONDS = 60  # a process that waits keeps 50 MB after meshes of 15,000 ver
 # How much a process may grow after its first call, which imports modules. cholespy 2.2 never frees 32 bytes for each
 # vertex of a mesh, and the allocator keeps memory after large meshes.
 MAX_GROWTH = 256 << 20  # bytes
+LOAD = Path("/proc/loadavg")
+# How often a thread of OpenMP looks whether its work has come, before it sleeps. A quiet machine loses no time: pauses
+# between parallel work are shorter. With the default of GNU's library, 300,000, each wait for a thread that has lost
+# its core to another process takes as long as the other process may keep it, and an epoch 90 times as long.
+SPINS = 30_000
 PROTOCOL = 5  # of pickle. It copies an array once; the default of Python 3.11 copies it twice.
 _idle: list[_Worker] = []  # the processes that wait for the next pool
 _keeping = threading.Lock()
@@ -95,6 +100,31 @@ def available_cores() -> int:
     if rank.isdecimal() and ranks.isdecimal() and int(ranks) > 0:
         return max(1, len(range(int(rank), cores, int(ranks))))
     return cores
+
+
+def choose_waiting() -> None:
+    """Choose how threads of OpenMP wait for each other, unless the user has. Call this before PyTorch loads them.
+
+    They sleep at once if other processes want the cores now, because a thread that waits for another one would keep a
+    core from it. Else they look for SPINS rounds first. Results have the same bits.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ):
+        return
+    if _processes_beside() > (os.cpu_count() or 1) - available_cores():
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+    else:
+        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+
+
+def _processes_beside() -> int:
+    """The number of others that want a core at each of five moments. 0 on systems that don't tell."""
+    counts = []
+    with suppress(OSError):
+        for _ in range(5):
+            running, _, _ = LOAD.read_text().split()[3].partition("/")
+            counts.append(int(running) - 1)  # this process is one of them
+            time.sleep(0.002)
+    return min(counts, default=0)
 
 
 def rank_count() -> int:

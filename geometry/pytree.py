@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from diffnet.geometry.edges import Edges
 from diffnet.geometry.fields import FIELDS, Fields
 from diffnet.ops import Pattern, SparseMatrix
-from diffnet.ops.common.memo import remember
+from diffnet.ops.common.memo import FieldwiseCopy as FieldwiseCopy, remember  # higher rooms import it from here
 
 
 def register_tree(

@@ -79,6 +79,7 @@ def build_model(
         feature_channels(options.features, statistics),
         len(label_names),
         **options.network,
+        condition_channels=len(options.condition_names),
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,
     )
@@ -173,6 +174,8 @@ def _check_all_statistics(path: Path, checkpoint: Checkpoint, options: TrainOpti
         checkpoint["statistics"] = check_statistics(options.features, checkpoint.get("statistics", {}))
         targets, columns = checkpoint.get("target_statistics"), len(checkpoint["label_names"])
         checkpoint["target_statistics"] = check_target_statistics(targets, columns) if task.standardized else None
+        conditions, columns = checkpoint.get("condition_statistics"), len(options.condition_names)
+        checkpoint["condition_statistics"] = check_target_statistics(conditions, columns) if columns else None
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 

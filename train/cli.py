@@ -17,6 +17,7 @@ import typer
 
 from diffnet import __version__
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.processes import choose_waiting
 from diffnet.interrupts import is_command
 from diffnet.train.commands.demo import demo
 from diffnet.train.commands.exporting import export
@@ -74,6 +75,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal can't show
     if is_command():
         warnings.showwarning = show_warning
+        choose_waiting()
     try:
         prints = place().local_rank == 0
     except OptionError:  # the command says so, if it shares its work

@@ -69,7 +69,7 @@ def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, 
     model.eval()
     with torch.no_grad(), autocast(options.precision, device):
         sample = sample.to(device)
-        outputs: Tensor = model(sample.features, sample.operators)
+        outputs: Tensor = model(*sample.inputs)
         if sample.interpolation is not None:
             outputs = sample.interpolation(outputs)
     model.train(was_training)

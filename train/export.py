@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from diffnet import DiffusionNet, Operators, __version__, precompute
+from diffnet.arguments import check_conditions
 from diffnet.geometry.edges import Edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -35,6 +36,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "edges": ("E", 2),
     "neighbor_indptr": ("V+1",),
     "neighbor_indices": ("N",),
+    "conditions": ("C_cond",),
 }
 
 
@@ -59,11 +61,12 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
     network = copy.deepcopy(network).to("cpu", torch.float32).eval()
     operators = precompute(trimesh.creation.icosphere(1), k=8)
     features = torch.randn(operators.num_vertices, network.in_channels, generator=torch.Generator().manual_seed(0))
-    inputs = exported_inputs(network, features, operators)
+    conditions = torch.ones(1, network.condition_channels) if network.condition_channels else None
+    inputs = exported_inputs(network, features, operators, conditions)
     content = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own code is deprecated
-        expected = network(features, operators)
+        expected = network(features, operators, conditions)
         program = _exported(network, inputs)
         outputs = program.module()(**inputs)
     error, largest = (float(x.abs().max()) for x in (outputs - expected, expected))
@@ -82,11 +85,14 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
     write_atomically(path, content.getvalue())
 
 
-def exported_inputs(network: DiffusionNet, features: Tensor, operators: Operators) -> dict[str, Tensor]:
+def exported_inputs(
+    network: DiffusionNet, features: Tensor, operators: Operators, conditions: Tensor | None = None
+) -> dict[str, Tensor]:
     """The tensors that an exported network takes, by name, in the order of `forward`.
 
     features: (V, C_in)
     operators: of one mesh
+    conditions: (1, C_cond), of a network that has them
 
     | name | shape | in files of |
     |---|---|---|
@@ -95,8 +101,9 @@ def exported_inputs(network: DiffusionNet, features: Tensor, operators: Operator
     | `gradient_evecs` | (2, V, K) | all networks |
     | `faces` or `edges` | (F, 3) or (E, 2) int64 | networks with outputs at faces or edges |
     | `neighbor_indptr`, `neighbor_indices` | (V+1,), (N,) int32 | networks with attention; the pattern in CSR form |
+    | `conditions` | (C_cond,) | networks with conditions |
 
-    Raises ValueError for operators of several meshes.
+    Raises ValueError for operators of several meshes, and for missing conditions.
     """
     if len(operators) != 1:
         raise ValueError(f"an exported network takes one mesh, got operators of {len(operators)}")
@@ -109,6 +116,9 @@ def exported_inputs(network: DiffusionNet, features: Tensor, operators: Operator
     if network.attention_heads:
         pattern = (o.neighborhood or o.gradient.pattern).with_row_order(None)[0]
         inputs |= {"neighbor_indptr": pattern.indptr, "neighbor_indices": pattern.indices}
+    check_conditions(conditions, o, network.condition_channels)
+    if conditions is not None:
+        inputs["conditions"] = conditions[0].float()
     return inputs
 
 
@@ -148,6 +158,7 @@ class _Plain(nn.Module):
         edges: Tensor | None = None,
         neighbor_indptr: Tensor | None = None,
         neighbor_indices: Tensor | None = None,
+        conditions: Tensor | None = None,
     ) -> Any:
         fields: dict[str, Any] = {"mass": mass, "evals": evals[None], "evecs": evecs, "gradient_evecs": gradient_evecs}
         vertices, k = evecs.shape
@@ -160,4 +171,4 @@ class _Plain(nn.Module):
         operators = blank(vertices, k, evecs.device, **fields)
         if edges is not None:
             remember(operators, _edges=Edges(edges, (edges.shape[0],)))
-        return self.network(features, operators)
+        return self.network(features, operators, None if conditions is None else conditions[None])

@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, Modulation
 from diffnet.checkpoints.files import kind_of, read_checkpoint_file
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import outputs_at_of
@@ -19,7 +19,7 @@ from diffnet.train.options import TrainOptions
 
 # Options that the weights of a network decide. `diffnet train` has no option for the last three.
 DECIDED = (
-    *("features", "width", "blocks", "mlp_norm", "attention_heads"),
+    *("features", "width", "blocks", "mlp_norm", "attention_heads", "global_tokens", "conditions"),
     *("mlp_hidden", "gradient_features", "gradient_rotation"),
 )
 
@@ -50,7 +50,8 @@ def start_network(options: TrainOptions, network: DiffusionNet | None = None) ->
     with torch.device("meta"):
         built = DiffusionNet(network.in_channels, network.out_channels, **options.network)
     features = canonical_features(network.metadata.get("features", options.features))
-    theirs, ours = {**network.architecture, "features": features}, {**built.architecture, "features": options.features}
+    theirs = {**network.architecture, "features": features, "conditions": network.metadata.get("conditions")}
+    ours = {**built.architecture, "features": options.features, "conditions": options.conditions}
     for name in DECIDED:
         if ours[name] != theirs[name]:
             raise OptionError(f"{name} is {ours[name]}, and {theirs[name]} in the network of {options.start}")
@@ -82,11 +83,13 @@ def copy_weights(
     label_names: list[str],
     statistics: Statistics | None,
     targets: ArrayStatistics | None,
+    conditions: ArrayStatistics | None = None,
 ) -> None:
     """Give a new network the weights of another one, see `start_network`. The last layer stays new for other outputs.
 
-    statistics, targets: of the set of the run, by which its own arrays and its targets are standardized. The first and
-        the last layer follow, so a network with the same outputs predicts what it did.
+    statistics, targets, conditions: of the set of the run, by which its own arrays, its targets and its conditions are
+        standardized. The layers that read or give these follow, so a network with the same outputs predicts what it
+        did.
 
     Raises OptionError for own arrays with another number of channels.
     """
@@ -102,9 +105,21 @@ def copy_weights(
     weight, bias = network.first.weight.double(), network.first.bias.double()
     model.first.weight.copy_(weight * (new_std / std))
     model.first.bias.copy_(bias + weight @ ((new_mean - mean) / std))
+    if conditions is not None:
+        stored = check_target_statistics(network.metadata.get("condition_statistics"), network.condition_channels)
+        (mean, std), (new_mean, new_std) = _tensors(stored), _tensors(conditions)
+        for layer, source in zip(_modulations(model), _modulations(network), strict=True):
+            weight = source.weight.double()
+            layer.weight.copy_(weight * (new_std / std))
+            layer.bias.copy_(source.bias.double() + weight @ ((new_mean - mean) / std))
     names = _output_names(network, options)
     if sorted(names) == sorted(label_names):
         _copy_last(network, model, [names.index(name) for name in label_names], targets)
+
+
+def _modulations(network: DiffusionNet) -> list[Modulation]:
+    """The layers that read conditions."""
+    return [module for module in network.modules() if isinstance(module, Modulation)]
 
 
 def _copy_last(network: DiffusionNet, model: DiffusionNet, rows: list[int], targets: ArrayStatistics | None) -> None:

@@ -49,6 +49,7 @@ class RunData:
 
     statistics: of the own arrays among the features, see `array_statistics`
     target_statistics: of the targets of a regression, which are standardized in the samples
+    condition_statistics: of the conditions, which are standardized, too
     variants: of each training sample, see `make_variants`, or none. An epoch trains on one of a group.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
     start: the network that a new run starts from, in rank 0
@@ -60,6 +61,7 @@ class RunData:
     test: Sequence[Sample | PairSample]
     statistics: Statistics | None = None
     target_statistics: ArrayStatistics | None = None
+    condition_statistics: ArrayStatistics | None = None
     variants: Sequence[Sequence[Sample]] = ()
     held_out: Sequence[int] = ()
     start: DiffusionNet | None = None
@@ -143,6 +145,7 @@ def train(
             "train_meshes": train_meshes,
             "statistics": dict(data.statistics or {}),
             "target_statistics": data.target_statistics,
+            "condition_statistics": data.condition_statistics,
         }
 
     if resume:
@@ -235,7 +238,8 @@ def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[
     def started() -> dict[str, Any] | None:
         if data.start is None:
             return None
-        copy_weights(data.start, model, options, names, data.statistics, data.target_statistics)
+        statistics = data.statistics, data.target_statistics, data.condition_statistics
+        copy_weights(data.start, model, options, names, *statistics)
         return {"weights": model.state_dict(), "meshes": data.start.metadata.get("train_meshes") or []}
 
     start = ranks.shared(started) or {"weights": model.state_dict(), "meshes": []}

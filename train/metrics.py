@@ -158,6 +158,27 @@ def column_scores(tally: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def score_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The keys and the names of the scores in the rows of results.json, of which only fields have relative errors."""
+    scores = {"mae": "MAE", "rmse": "RMSE", "r2": "R²", "relative_l2": "relative L2"}
+    return {key: name for key, name in scores.items() if key in rows[0]}
+
+
+def relative_l2(predictions: Any, targets: Any, areas: Any) -> NDArray[np.float64]:
+    """The error of each column of a field relative to the field, √(Σ a e² / Σ a t²): (C,), NaN where the field is 0.
+
+    predictions, targets: (N, C); a target that is NaN doesn't count. areas: (N,)
+
+    >>> relative_l2([[2.0], [0.0]], [[1.0], [0.0]], [3.0, 1.0]).tolist()
+    [1.0]
+    """
+    truth = np.asarray(targets, np.float64)
+    weights = np.where(np.isnan(truth), 0, np.asarray(areas, np.float64)[:, None])
+    errors, values = (np.nan_to_num(x) ** 2 for x in (np.asarray(predictions) - truth, truth))
+    squares, size = (weights * errors).sum(0), (weights * values).sum(0)
+    return np.where(size > 0, np.sqrt(squares / np.where(size > 0, size, 1)), np.nan)
+
+
 def mean_r2(tally: Any) -> float:
     """The mean R² of the columns in which it is defined, see `column_scores`. NaN if there are none."""
     defined = [row["r2"] for row in column_scores(tally) if not math.isnan(row["r2"])]

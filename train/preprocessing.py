@@ -24,6 +24,7 @@ from diffnet.data import (
     array_statistics,
     fill_cache,
     original_targets,
+    standardized_conditions,
     standardized_targets,
     target_statistics,
 )
@@ -55,7 +56,10 @@ def run_data(
     jobs: int | None,
     console: Console,
 ) -> RunData:
-    """Standardize targets, decimate, make variants and preprocess. stored: the checkpoint to resume, or None"""
+    """Standardize targets and conditions, decimate, make variants and preprocess.
+
+    stored: the checkpoint to resume, or None
+    """
 
     def read() -> tuple[Any, ...]:
         fitted, tested, targets = data.train, data.test, None
@@ -63,6 +67,13 @@ def run_data(
             targets = target_statistics(data.train, data.label_names, jobs)
             targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
             fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
+        conditions = None
+        if data.condition_names:
+            conditions = target_statistics(data.train, data.condition_names, jobs, of="conditions")
+            conditions = (
+                conditions if stored is None else of_stored_run(stored, "condition_statistics", conditions, out)
+            )
+            fitted, tested = (standardized_conditions(part, conditions) for part in (fitted, tested))
         statistics = array_statistics(data.train, options.features, jobs, options.preprocessing.normalize)
         if stored is not None:
             statistics = of_stored_run(stored, "statistics", statistics, out)
@@ -72,9 +83,9 @@ def run_data(
         test_items = with_max_faces(tested, data.labels_at, options, to_score=True, **where)
         variants = _variants(train_items, data.labels_at, options, **where)
         items = joined([train_items, test_items, variants])
-        return statistics, targets, train_items, test_items, variants, items
+        return statistics, targets, conditions, train_items, test_items, variants, items
 
-    statistics, targets, train_items, test_items, variants, items = ranks.after_first(read)
+    statistics, targets, conditions, train_items, test_items, variants, items = ranks.after_first(read)
     prepared = preprocess(
         items, options.preprocessing, statistics, data.labels_at, cache_dir, jobs, console, device, memory, ranks
     )
@@ -92,6 +103,7 @@ def run_data(
         task.samples(data, "test", samples[trained:tests], options),
         statistics,
         targets,
+        conditions,
         [samples[a:b] for a, b in pairwise(bounds.tolist())] if len(origins) else [],
     )
 
@@ -102,7 +114,7 @@ def of_stored_run(stored: Checkpoint, name: str, statistics: Any, out: Path) -> 
     Raises CheckpointError if those of the data are others.
     """
     if not _is_close(stored[name], statistics):
-        what = "own arrays" if name == "statistics" else "targets"
+        what = "own arrays" if name == "statistics" else name.replace("_statistics", "s")
         raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other {what}")
     return stored[name]
 

@@ -90,6 +90,7 @@ def run_training(
     parts = part_names(data, held_out)
     for line in ranks.shared(lambda: set_summary(task, data, parts, options, jobs, start)):
         console.print(line, soft_wrap=True)
+    console.print(f"cache: {cache_dir}", soft_wrap=True)
     with _written_by_one(out, resume, ranks):
         stored = load_checkpoint(out / "last.pt") if resume else None
         if stored is not None:

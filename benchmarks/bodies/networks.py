@@ -23,7 +23,7 @@ from pathlib import Path
 from diffnet import DiffusionNet
 from diffnet.pretrained import FOLDER
 
-PAIRS = 12_000  # to train on, of the 28,680 of 240 meshes. On other bodies, 20,000 pairs gained nothing over 10,000.
+PAIRS = 7_000  # to train on, of the 28,680 of 240 meshes
 ABOUT = {
     "data": "bodies of the parametric model anny, with random shapes, poses, meshers, noise, holes and turns",
     "data_license": "CC0-1.0",

@@ -22,6 +22,7 @@ from diffnet.geometry.file_state import FileIdentity, hashed
 # (N, …), the labels or targets of each mesh, or how labels in files are numbered, or the columns in files
 Labels: TypeAlias = "NDArray[Any] | Numbering | Columns"
 Files: TypeAlias = Mapping[str, Sequence[Path]]  # by their kinds, see `indexed`
+Conditions: TypeAlias = "NDArray[np.float64]"  # (N, C), a row for each mesh
 FileFacts: TypeAlias = dict[str, list[Facts]]  # what is known of them
 
 
@@ -46,6 +47,7 @@ class IndexedMeshes(StoredMeshes):
     _bytes: NDArray[np.bytes_]  # (N, 1 + P), hashes of the bytes of the files
     _contents: NDArray[np.bytes_]  # (N, 1 + P), hashes of what was read from them
     _labels: Labels
+    _conditions: NDArray[np.float64]  # (N, C)
 
     def item(self, number: int) -> LabeledMesh:
         paths = [Path(os.fsdecode(name)) for name in self._files[number]]
@@ -55,7 +57,7 @@ class IndexedMeshes(StoredMeshes):
                 raise DataError(f"{path}: the file has changed since the data set was indexed. Index it again")
         kinds = () if isinstance(self._labels, np.ndarray) else self._labels.kinds
         contents = [read_file(kind, path, self.cache_dir) for kind, path in zip(("mesh", *kinds), paths, strict=True)]
-        return _labeled(os.fsdecode(self._names[number]), contents, self._labels, number)
+        return _labeled(os.fsdecode(self._names[number]), contents, self._labels, number, self._conditions)
 
     @property
     def names(self) -> list[str]:
@@ -72,17 +74,23 @@ class IndexedMeshes(StoredMeshes):
     def digest(self, i: int) -> int:
         """A number that is another one if item i, its files or its label have changed, but not if they are moved."""
         label = 0 if self.mesh_labels is None else self.mesh_labels[i].tolist()
-        return hashed(self._names[i].tolist(), self._bytes[i].tolist(), self._contents[i].tolist(), label)
+        more = self._conditions[i : i + 1].tolist() if self._conditions.size else []
+        return hashed(self._names[i].tolist(), self._bytes[i].tolist(), self._contents[i].tolist(), label, *more)
 
     @property
     def mesh_labels(self) -> NDArray[Any] | None:
         return self._labels if isinstance(self._labels, np.ndarray) else None
 
+    def _of_meshes(self) -> list[NDArray[Any]]:
+        """The labels and the conditions of the meshes, if they have any that no file of a mesh holds."""
+        labels = [] if self.mesh_labels is None else [self.mesh_labels]
+        return labels + ([self._conditions] if self._conditions.size else [])
+
     @property
     def contents(self) -> list[list[str]]:
         hashes: list[list[str]] = [[digest.decode() for digest in row] for row in self._contents]
-        if self.mesh_labels is not None:
-            hashes = [[*row, repr(label)] for row, label in zip(hashes, self.mesh_labels.tolist(), strict=True)]
+        for values in self._of_meshes():
+            hashes = [[*row, repr(value)] for row, value in zip(hashes, values.tolist(), strict=True)]
         return hashes
 
     @property
@@ -97,8 +105,7 @@ class IndexedMeshes(StoredMeshes):
 
         It doesn't depend on the folder, which may be given in several ways.
         """
-        labels = () if self.mesh_labels is None else (self.mesh_labels,)
-        content = content_hash(self._names, self._bytes, self._contents, *labels)
+        content = content_hash(self._names, self._bytes, self._contents, *self._of_meshes())
         return hashlib.sha256(f"{content} {self.meaning}".encode(errors="surrogatepass")).hexdigest()
 
 
@@ -124,7 +131,9 @@ class Index:
         """What is known of the files, by their kinds, see `indexed`. edges: whether those of meshes matter"""
         return indexed(self.root, files, self.cache_dir, self.jobs)
 
-    def items(self, names: Sequence[str], files: Files, facts: FileFacts, labels: Labels) -> IndexedMeshes:
+    def items(
+        self, names: Sequence[str], files: Files, facts: FileFacts, labels: Labels, conditions: Conditions
+    ) -> IndexedMeshes:
         """The meshes with their labels. files: the meshes, and then the files of their labels. facts: of these"""
         sizes: list[MeshFacts] = [size for _, size in facts["mesh"]]
         rows = list(zip(*(facts[kind] for kind in files), strict=True))
@@ -143,6 +152,7 @@ class Index:
             _bytes=table([[identity.content.encode() for identity, _ in row] for row in rows]),
             _contents=table([[content.content.encode() for _, content in row] for row in rows]),
             _labels=labels,
+            _conditions=conditions,
         )
 
 
@@ -162,13 +172,16 @@ class Whole:
         nothing, facts = FileIdentity(0, ""), partial(facts_of, edges=edges, hashes=False)
         return {kind: [(nothing, facts(content)) for content in self._contents[kind]] for kind in files}
 
-    def items(self, names: Sequence[str], files: Files, facts: FileFacts, labels: Labels) -> list[LabeledMesh]:
+    def items(
+        self, names: Sequence[str], files: Files, facts: FileFacts, labels: Labels, conditions: Conditions
+    ) -> list[LabeledMesh]:
         contents = zip(*(self._contents[kind][-len(names) :] for kind in files), strict=True)
-        return [_labeled(name, row, labels, i) for i, (name, row) in enumerate(zip(names, contents, strict=True))]
+        rows = enumerate(zip(names, contents, strict=True))
+        return [_labeled(name, row, labels, i, conditions) for i, (name, row) in rows]
 
 
-def _labeled(name: str, contents: Sequence[Any], labels: Labels, number: int) -> LabeledMesh:
+def _labeled(name: str, contents: Sequence[Any], labels: Labels, number: int, conditions: Conditions) -> LabeledMesh:
     """contents: of the file of a mesh, and of those of its labels. number: of the mesh"""
     mesh, *sources = contents
     values = labels[number] if isinstance(labels, np.ndarray) else labels.labels(mesh, sources)
-    return LabeledMesh(name, mesh, np.asarray(values))
+    return LabeledMesh(name, mesh, np.asarray(values), conditions=conditions[number])

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from diffnet.data.feature_names import AUTO_LABELS, FILE_PREFIX, table_columns
+from diffnet.data.feature_names import AUTO_LABELS, FILE_PREFIX, LABEL_SOURCES
 from diffnet.data.folders.division import BY_LISTS, Division, Rule, divided, find_parts, has_set, part_folders
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
@@ -79,8 +79,9 @@ def find_files(root: Path, layout: Layout, rule: Rule, source: str = AUTO_LABELS
         layout = "folder" if rule.files or source != AUTO_LABELS else _detect(root, rule.needs_train)
     if rule.files and layout not in ("princeton", "folder"):
         raise DataError(f"{root}: files is {rule.files!r}, but the layout {layout} tells the files; use folder")
-    if table_columns(source):
-        raise DataError(f"{root}: labels is {source!r}, but a column of a table has one label for each mesh")
+    if source not in LABEL_SOURCES and not source.startswith(FILE_PREFIX):
+        sources = ", ".join(LABEL_SOURCES)
+        raise DataError(f"{root}: labels is {source!r}, but labels at elements are {sources} or file:NAME")
     if source != AUTO_LABELS and layout != "folder":
         raise DataError(f"{root}: labels is {source!r}, but the layout {layout} tells the labels; use folder")
     train = counts_train(root, rule.needs_train)

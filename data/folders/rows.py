@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +15,12 @@ from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, me
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_names, parse_number, table_lines
 from diffnet.geometry import FORMATS
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
 CLASS_TABLE = "labels.csv"  # the name of a table of classes in a folder
+_CLASSES = ["file", "label"]  # its first line, if it has one
 
 
 class Row(NamedTuple):
@@ -27,6 +30,7 @@ class Row(NamedTuple):
     split: its part, or None if that is not decided
     targets: the numbers in the cells
     line: its number in a table, which other meshes of the same participant share; 0 without one
+    conditions: the numbers in the columns of conditions
     """
 
     name: str
@@ -35,8 +39,10 @@ class Row(NamedTuple):
     split: Part | None
     targets: Sequence[float] = ()
     line: int = 0
+    conditions: Sequence[float] = ()
 
 
+_Line: TypeAlias = tuple[int, list[str]]  # the number of a line of a table, and its cells
 _Rows: TypeAlias = tuple[list[Row], str, list[str]]  # the meshes, what divides them, and what is left out
 
 
@@ -66,39 +72,108 @@ def find_classes(root: Path, rule: Rule, columns: Sequence[str] = ()) -> tuple[D
     return replace(division, left_out=(*division.left_out, *strays)), names
 
 
-def find_target_rows(root: Path, rule: Rule, columns: Sequence[str] = ()) -> tuple[Division[Row], list[str]]:
-    """The meshes of each part in a table of targets, and the names of its columns, see `load_targets`.
+def find_target_rows(
+    root: Path, rule: Rule, targets: Sequence[str] | None = None, conditions: Sequence[str] = ()
+) -> tuple[Division[Row], list[str]]:
+    """The meshes of each part in a table, and the names of the columns of targets, see `load_targets`.
 
-    columns: those of the targets, or none for all
+    targets: these columns. None for all but those of conditions.
     """
     table = root if root.is_file() else root / TARGET_TABLE
     if not table.is_file():
+        if targets is not None:
+            columns = ",".join(["file", *targets, *conditions])
+            hint = f", or --targets file:{targets[0]} for targets at vertices, faces or edges" if targets else ""
+            raise DataError(f"{root}: no table. Expected {TARGET_TABLE} with the columns {columns}{hint}")
         raise DataError(
             f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
             "for targets at vertices, faces or edges"
         )
-    lines = _table_lines(table, rule, columns)
-    header = lines[0][1] if lines else []
-    has_split = bool(header) and header[-1].lower() == "split"
-    names = header[1 : -1 if has_split else None]
-    if not names or header[0].lower() != "file":
-        raise DataError(
-            f"{table}: the first line should be file,COLUMN,… or file,COLUMN,…,split, got {','.join(header)[:80]!r}"
-        )
-    check_names(table, names)
-    for number, cells in lines[1:]:
-        if len(cells) != len(header):
-            raise DataError(f"{table}, line {number}: {len(cells)} cells, but the first line has {len(header)}")
-    rows = _table_rows(table, lines[1:], len(names))
-    for i, ((number, _), row) in enumerate(zip(lines[1:], rows, strict=True)):
-        named = zip(names, row.cells, strict=True)
-        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in named]
-        rows[i] = row._replace(targets=values)
+    rows, names = _numbered_rows(table, rule.files, targets, conditions)
     division = _divided(table.parent, rows, f"by the table {table.name}", rule)
     for part in rule.needed:
         if not division.parts[part]:
             raise DataError(f"{table}: there are no {part} meshes")
     return division if rule.needs_train else division.of_test(), names
+
+
+def _numbered_rows(
+    table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
+) -> tuple[list[Row], list[str]]:
+    """The meshes in a table with their numbers, and the names of the columns of targets, see `find_target_rows`."""
+    chosen, names = _chosen_lines(table, files, targets, conditions)
+    rows = _table_rows(table, chosen, len(names) + len(conditions))
+    for i, ((number, _), row) in enumerate(zip(chosen, rows, strict=True)):
+        named = zip([*names, *conditions], row.cells, strict=True)
+        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in named]
+        rows[i] = row._replace(targets=values[: len(names)], conditions=values[len(names) :])
+        missing = [name for name, value in zip(conditions, rows[i].conditions, strict=True) if math.isnan(value)]
+        if missing:
+            raise DataError(f"{table}, line {number}: the condition {missing[0]} is missing")
+    return rows, names
+
+
+def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence[str]) -> list[dict[str, float]]:
+    """The conditions of meshes, from texts such as "speed=30" for all of them, and from tables with a line for each.
+
+    names: of the conditions. A table has a column for each that no text gives.
+
+    Raises OptionError for a text that is neither, and for a name that is missing or none of these; DataError for a mesh
+    that is in no table.
+    """
+    common = [text.partition("=") for text in texts if "=" in text]
+    values = {name.strip(): parse_number(f"--condition {name}", number) for name, _, number in common}
+    rest = [name for name in names if name not in values]
+    rows = [{**values} for _ in sources]
+    for table in (Path(text) for text in texts if "=" not in text):
+        by_path = {row.path.resolve(): row.conditions for row in _numbered_rows(table, None, (), rest)[0]}
+        for source, row in zip(sources, rows, strict=True):
+            if source.resolve() not in by_path:
+                raise DataError(f"{table}: there is no line for {source}")
+            row.update(zip(rest, by_path[source.resolve()], strict=True))
+        rest = []
+    if rest or values.keys() - set(names):
+        asked = f"--condition {rest[0]}=NUMBER is missing" if rest else "--condition names another one"
+        raise OptionError(f"{asked}; the conditions of the network are {listing(names) or 'none'}")
+    return rows
+
+
+def _chosen_lines(
+    table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
+) -> tuple[list[_Line], list[str]]:
+    """The lines behind the first one with the columns of `_columns` alone, and the names of those of targets."""
+    lines = _table_lines(table, files)
+    header = lines[0][1] if lines else []
+    names, places = _columns(table, header, targets, conditions)
+    for number, cells in lines[1:]:
+        if len(cells) != len(header):
+            raise DataError(f"{table}, line {number}: {len(cells)} cells, but the first line has {len(header)}")
+    return [(number, [cells[place] for place in places]) for number, cells in lines[1:]], names
+
+
+def _columns(
+    table: Path, header: list[str], targets: Sequence[str] | None, conditions: Sequence[str]
+) -> tuple[list[str], list[int]]:
+    """The names of the columns of targets, and the numbers of the columns: file, targets, conditions, perhaps split.
+
+    For the rest see `find_target_rows`. Raises DataError if one is missing or ambiguous.
+    """
+    lower = [name.lower() for name in header]
+    others = [name for name in header if name.lower() not in ("file", "split") and name not in conditions]
+    names = others if targets is None else list(targets)
+    if "file" not in lower or (targets is None and not names):
+        raise DataError(
+            f"{table}: the first line should be file,COLUMN,… or file,COLUMN,…,split, got {','.join(header)[:80]!r}"
+        )
+    wanted = [*names, *conditions]
+    for i, name in enumerate(wanted):
+        if name not in header:
+            raise DataError(f"{table}: there is no column {name[:40]!r}; the columns are {listing(header)}")
+        if name in wanted[:i] and name in conditions:
+            raise DataError(f"{table}: the column {name!r} can't be a target and a condition")
+    check_names(table, [name for name in header if name in wanted])
+    split = [lower.index("split")] if "split" in lower else []
+    return names, [lower.index("file"), *map(header.index, wanted), *split]
 
 
 def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
@@ -170,8 +245,8 @@ def _class_rows(folder: Path, meshes: Sequence[Path], part: Part | None) -> list
 
 
 def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
-    lines = _table_lines(table, rule, columns)
-    if columns or (lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"])):
+    lines = _chosen_lines(table, rule.files, columns, ())[0] if columns else _table_lines(table, rule.files)
+    if lines and not columns and [cell.lower() for cell in lines[0][1]] in (_CLASSES, [*_CLASSES, "split"]):
         lines = lines[1:]
     for number, cells in lines:
         if len(cells) not in (2, 3) or not cells[0] or not cells[1]:
@@ -181,28 +256,23 @@ def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
     return _table_rows(table, lines, 1), f"by the table {table.name}", []
 
 
-def _table_lines(table: Path, rule: Rule, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+def _table_lines(table: Path, pattern: str | None) -> list[_Line]:
     """The lines of a table of meshes that aren't blank, with their numbers.
 
-    A column `participant_id` instead of `file`, as in BIDS, stands for all meshes of the participant below the folder
-    of the table: those with the id in their paths. They get the same line, and n/a is an empty cell.
+    A first column `participant_id` instead of `file`, as in BIDS, stands for all meshes of the participant below the
+    folder of the table: those with the id in their paths. They get the same line, and n/a is an empty cell.
 
-    columns: leaves these alone, after the file and before a split; none leaves all
+    pattern: of these meshes, see `meshes_by`
 
-    Raises DataError for columns that the table lacks, and for a participant without meshes.
+    Raises DataError for a participant without meshes.
     """
     lines = [line for line in table_lines(table) if any(line[1])]
     header = lines[0][1] if lines else []
     names = [name.lower() for name in header]
-    if missing := [name for name in columns if name not in header]:
-        raise DataError(f"{table}: there is no column {missing[0]!r} in the first line, {','.join(header)[:80]!r}")
-    if columns:
-        picks = [0, *map(header.index, columns), *(i for i, name in enumerate(names) if i and name == "split")]
-        lines = [(number, [cells[i] if i < len(cells) else "" for i in picks]) for number, cells in lines]
-    if names[:1] != ["participant_id"]:
+    if names[:1] != ["participant_id"] or "file" in names:
         return lines
-    root, expanded = table.parent, [(lines[0][0], ["file", *lines[0][1][1:]])]
-    every = [mesh.relative_to(root).as_posix() for mesh in meshes_by(root, rule.files)(root)]
+    root, expanded = table.parent, [(lines[0][0], ["file", *header[1:]])]
+    every = [mesh.relative_to(root).as_posix() for mesh in meshes_by(root, pattern)(root)]
     for number, (person, *cells) in lines[1:]:
         is_of = re.compile(rf"(?:^|.*/){re.escape(person)}(?![A-Za-z0-9])").match
         files = list(filter(is_of, every))
@@ -212,7 +282,7 @@ def _table_lines(table: Path, rule: Rule, columns: Sequence[str]) -> list[tuple[
     return expanded
 
 
-def _table_rows(table: Path, lines: list[tuple[int, list[str]]], columns: int) -> list[Row]:
+def _table_rows(table: Path, lines: list[_Line], columns: int) -> list[Row]:
     """The meshes of the lines of a table: a file, whose name is relative to the table, cells, and perhaps a split.
 
     columns: the number of cells between file and split

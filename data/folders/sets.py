@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
-from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, table_columns, target_parts
+from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, column_names, is_in_files, target_parts
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
@@ -23,6 +24,7 @@ from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
+from diffnet.geometry.mesh.mesh import mesh_suffix
 
 _Files: TypeAlias = "Index | Whole"
 _Path: TypeAlias = "str | os.PathLike[str]"
@@ -121,7 +123,7 @@ def load_classes(
     `seed`, is the test part. It has at least one mesh of each class. Classes are sorted by name. Meshes beside the
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
-    labels: "column:NAME" is another column of a table
+    labels: the name of another column of a table
     group_by, files: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
@@ -139,6 +141,7 @@ def load_targets(
     path: str | os.PathLike[str],
     targets: str | None = None,
     *,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -148,7 +151,7 @@ def load_targets(
 ) -> LabeledMeshes:
     """Read all of a data set for regression.
 
-    targets: where they are.
+    targets: where they are, or the columns of the table, such as "drag,lift".
         "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, which
         is divided as `load_dataset` divides it. The numbers of a mesh STEM are in `STEM.NAME.npy`, `.txt` or `.csv`
         beside it; or in `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME is beside the mesh or beside its
@@ -156,7 +159,9 @@ def load_targets(
         and a row for each element. The number of rows decides which elements these are.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
-        "column:NAME", or several such parts joined by +: columns of such a table, which may have others
+    conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are
+        `conditions` of the meshes. With "file:NAME", `path` is the table, or the folder with it. If targets are named,
+        other columns are ignored. A table may be a TSV file (.tsv).
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
@@ -172,7 +177,8 @@ def load_targets(
     contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
     another form; and MeshError for a mesh that can't be read.
     """
-    return _targets(path, targets, Rule(test_fraction, seed, group_by, needs_train, files=files), Whole(cache_dir))
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    return _targets(path, targets, conditions, rule, Whole(cache_dir))
 
 
 def index_dataset(
@@ -234,6 +240,7 @@ def index_targets(
     cache_dir: str | os.PathLike[str],
     targets: str | None = None,
     *,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -246,7 +253,7 @@ def index_targets(
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
-    return _targets(path, targets, rule, Index(Path(path), cache_dir, jobs))
+    return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
 def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files) -> Any:
@@ -269,7 +276,8 @@ def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files
     if rule.needs_train and len(classes.names) == 1:
         only = f"{classes.names[0]!r} is the only class"
         raise DataError(f"{root}: {only}; segmentation needs at least 2. A negative label means unlabeled")
-    items = files.items(layout_files.names, kinds, facts, Numbering(classes.places, at, kind))
+    numbering, nothing = Numbering(classes.places, at, kind), np.zeros((len(meshes), 0))
+    items = files.items(layout_files.names, kinds, facts, numbering, nothing)
     fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
     data = files.dataset(**fields, labels_at=at, labels_from=listing(inside))
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
@@ -281,55 +289,74 @@ def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files
 def _classes(path: _Path, labels: str, rule: Rule, files: _Files) -> Any:
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
         return shards
-    columns = table_columns(checked_label_source(labels))
-    if labels != AUTO_LABELS and not columns:
-        raise DataError(f"{path}: labels is {labels!r}, and classes need a table and column:NAME")
-    parts, names = find_classes(Path(path), rule, columns)
+    labels = checked_label_source(labels)
+    if is_in_files(labels):
+        raise DataError(f"{path}: labels is {labels!r}, and classes need the name of a column of a table")
+    parts, names = find_classes(Path(path), rule, [] if labels == AUTO_LABELS else [labels])
     places = {name: i for i, name in enumerate(names)}
     classes = np.array([places[row.cells[0]] for row in parts.every], np.int64)
     return files.dataset(**_of_rows(parts, classes, files), label_names=names, labels_at="meshes")
 
 
-def _targets(path: _Path, targets: str | None, rule: Rule, files: _Files) -> Any:
+def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rule, files: _Files) -> Any:
+    named = () if conditions is None else tuple(column_names("conditions", conditions))
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train, "targets"):
+        if named:
+            raise DataError(f"{path}: shards have no conditions; give the table of their meshes")
         return shards
     root = Path(path)
-    columns_of_table = table_columns(targets)
-    names = None if targets is None or columns_of_table else target_parts(targets)
+    names = None if targets is None or not is_in_files(targets) else target_parts(targets)
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
-    if names is not None and not root.is_dir():
-        raise DataError(f"{root}: a folder is needed for the targets {targets}, and this is a file")
+    if names is not None and root.is_file() and mesh_suffix(root) not in (".csv", ".tsv"):
+        raise DataError(f"{root}: a folder or a table is needed for the targets {targets}, and this is another file")
     at: TargetsAt = "meshes"
     if names is None:
-        rows, columns = find_target_rows(root, rule, columns_of_table)
+        chosen = None if targets is None else column_names("targets", targets)
+        rows, columns = find_target_rows(root, rule, chosen, named)
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
     else:
-        parts = find_parts(root, rule)
-        parts = parts if rule.needs_train else parts.of_test()
-        meshes = parts.every
+        rows = _meshes_with_conditions(root, rule, named)
+        meshes = [row.path for row in rows.every]
         kinds = {"mesh": meshes} | {f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in names}
         facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
         at = find_elements(pairs)
-        fields = parts.fields(files.items(mesh_names(root, meshes), kinds, facts, Columns(names, at)))
+        items = files.items([row.name for row in rows.every], kinds, facts, Columns(names, at), _conditions_of(rows))
+        fields = rows.fields(items)
         present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
     missing = ~present[: len(fields["train"])].any(0)
     if rule.needs_train and missing.any():
         raise DataError(
             f"{root}: the column {columns[int(missing.argmax())]!r} is missing (NaN) in all training meshes"
         )
-    return files.dataset(**fields, label_names=columns, labels_at=at)
+    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=named)
+
+
+def _meshes_with_conditions(root: Path, rule: Rule, conditions: Sequence[str]) -> Division[Row]:
+    """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions."""
+    if conditions or root.is_file():
+        return find_target_rows(root, rule, (), conditions)[0]
+    parts = find_parts(root, rule)
+    parts = parts if rule.needs_train else parts.of_test()
+    names = dict(zip(parts.every, mesh_names(root, parts.every), strict=True))
+    return parts.of(lambda path: Row(names[path], path, [], None))
+
+
+def _conditions_of(rows: Division[Row]) -> NDArray[np.float64]:
+    """(N, C), the conditions of all meshes."""
+    return np.array([row.conditions for row in rows.every], np.float64).reshape(len(rows.every), -1)
 
 
 def _of_rows(parts: Division[Row], labels: NDArray[Any], files: _Files) -> dict[str, Any]:
     """The fields of a set whose meshes have these labels."""
     rows = parts.every
     kinds = {"mesh": [row.path for row in rows]}
-    return parts.fields(files.items([row.name for row in rows], kinds, files.facts(kinds), labels))
+    items = files.items([row.name for row in rows], kinds, files.facts(kinds), labels, _conditions_of(parts))
+    return parts.fields(items)
 
 
 def _pairs(kinds: dict[str, list[Path]], facts: dict[str, list[Any]]) -> list[Pair]:

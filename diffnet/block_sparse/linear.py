@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diffnet.ops import Backend, BlockPattern, block_matmul
+from diffnet.ops import Backend, BlockPattern, Pattern, block_matmul
 from diffnet.sparse.linear import PatternModule
 
 
@@ -52,6 +52,27 @@ class BlockSparseLinear(BlockSparseModule):
         if pattern.heads != 1:
             raise ValueError(f"the layout of a linear layer has 2 dimensions, got {layout.ndim}")
         super().__init__(pattern, bias, backend)
+
+    @classmethod
+    def from_dense(
+        cls, linear: nn.Linear, layout: Tensor | None = None, *, block: int = 32, backend: Backend = "auto"
+    ) -> BlockSparseLinear:
+        """Keep the weights of a dense layer in some blocks, by default those with a weight that is not 0.
+
+        layout: (output blocks, input blocks) bool
+
+        >>> BlockSparseLinear.from_dense(torch.nn.Linear(64, 64)).weight.shape
+        torch.Size([4, 32, 32])
+        """
+        weight = linear.weight.detach()
+        if layout is None:
+            layout = BlockPattern.covering(Pattern.from_mask(weight != 0), block).mask[0]
+        layer = cls(linear.in_features, linear.out_features, layout, block=block, bias=False, backend=backend)
+        layer.to(weight.device)
+        layer.weight.data = layer.pattern.sample(weight[None])
+        if linear.bias is not None:
+            layer.bias = nn.Parameter(linear.bias.detach().clone())
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, in_features) → (…, out_features)"""

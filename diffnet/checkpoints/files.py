@@ -22,6 +22,7 @@ from diffnet.pretrained import NETWORK_FILE, names_text
 #     (Cao et al. 2023).
 Kind: TypeAlias = Literal["original", "original correspondence", "unsupervised correspondence"]
 
+FIRST = "first.weight"  # of each `DiffusionNet`
 PREFIX = "feature_extractor."
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
@@ -53,6 +54,27 @@ def kind_of(content: Any) -> Kind | None:
     if isinstance(extractor, dict) and "first_linear.weight" in extractor:
         return "unsupervised correspondence"
     return None
+
+
+def larger_module(content: Any, state: str) -> str | None:
+    """What to write for the weights of a module that holds a network, such as those of Lightning or torch.compile.
+
+    content: a state dict, or a dictionary with one as "state_dict"
+    state: how the message names the content
+
+    Returns None for other content.
+    """
+    inner = content.get("state_dict") if isinstance(content, dict) else None
+    weights, place = (inner, f'{state}["state_dict"]') if isinstance(inner, dict) else (content, state)
+    names = [name for name in weights if isinstance(name, str)] if isinstance(weights, Mapping) else []
+    prefix = next((name.removesuffix(FIRST) for name in names if name.endswith(f".{FIRST}")), None)
+    if prefix is None or FIRST in names:
+        return None
+    size = len(prefix)
+    return (
+        f"the names of the weights begin with {prefix!r}, as those of a larger module; write "
+        f"network.load_state_dict({{k[{size}:]: w for k, w in {place}.items() if k.startswith({prefix!r})}})"
+    )
 
 
 def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:

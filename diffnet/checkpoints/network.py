@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffnet.checkpoints.files import CheckpointError, check_names_and_shapes, kind_of, read_checkpoint_file, shown
+from diffnet.checkpoints.files import (
+    CheckpointError,
+    check_names_and_shapes,
+    kind_of,
+    larger_module,
+    read_checkpoint_file,
+    shown,
+)
 from diffnet.checkpoints.safetensors_file import is_safetensors, read_network_file
 from diffnet.checkpoints.training import network_in_checkpoint
 
@@ -82,6 +89,8 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["mlp_norm"] = "layer" if shifts else "rms" if scales else "none"
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
+        options["global_tokens"] = shapes.get("blocks.0.tokens.share.weight", (0,))[0]
+        options["condition_channels"] = (*shapes.get("blocks.0.modulation.weight", ()), 0, 0)[1]
     layers = mlp_layers(shapes)
     if layers and all(len(shapes[f"blocks.0.mlp.{i}.weight"]) == 2 for i in layers):
         options["mlp_hidden"] = [shapes[f"blocks.0.mlp.{i}.weight"][0] for i in layers[:-1]]
@@ -120,6 +129,8 @@ def check_state_dict(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -
         )
     if "options" in state and "model" in state:
         raise RuntimeError("this is a checkpoint of `diffnet train`, not a state dict; write DiffusionNet.load(path)")
+    if (advice := larger_module(state, "state_dict")) is not None:
+        raise RuntimeError(advice)
     theirs, ours = visible_options(state), visible_options(expected)
     if not theirs.keys() >= set(SIZES):
         return

@@ -9,7 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors, kind_of, with_older_scale
+from diffnet.checkpoints.files import (
+    CheckpointError,
+    check_format,
+    check_named_tensors,
+    kind_of,
+    larger_module,
+    with_older_scale,
+)
 from diffnet.options import Architecture
 
 FORMAT = 2  # increase when older versions would misread a checkpoint
@@ -38,6 +45,8 @@ def network_in_checkpoint(
     if kind is not None:
         program = "unsupervised functional maps" if kind.startswith("unsupervised") else "the original implementation"
         raise CheckpointError(f"{path}: a checkpoint of {program}; write DiffusionNet.from_original_checkpoint(path)")
+    if (advice := larger_module(checkpoint, "torch.load(path)")) is not None:
+        raise CheckpointError(f"{path}: {advice}, after building the network")
     if isinstance(checkpoint, dict) and "first.weight" in checkpoint:
         raise CheckpointError(
             f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, "
@@ -58,6 +67,8 @@ def network_in_checkpoint(
     if first is None or last is None or first.ndim != 2 or last.ndim != 2:
         raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
     outputs_at = outputs_at_of(checkpoint["labels_at"])
+    if "blocks.0.modulation.weight" in weights:
+        architecture["condition_channels"] = weights["blocks.0.modulation.weight"].shape[-1]
     architecture |= {"in_channels": first.shape[1], "out_channels": len(last), "outputs_at": outputs_at}
     return weights, architecture, metadata_of(checkpoint)
 
@@ -78,6 +89,9 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
     described = {**described, "label_names": checkpoint["label_names"], "statistics": statistics}
-    # Only a regression has targets, only numbered labels have numbers, and older versions stored no meshes.
-    more = {name: checkpoint.get(name) for name in ("label_numbers", "target_statistics", "train_meshes")}
+    # Only regressions have the statistics, only numbered labels have numbers, and older versions stored no meshes.
+    more = {
+        name: checkpoint.get(name)
+        for name in ("label_numbers", "target_statistics", "condition_statistics", "train_meshes")
+    }
     return described | {name: value for name, value in more.items() if value is not None}

@@ -186,7 +186,7 @@ class GraphedForward(GraphRuntime):
         if not may_have_graphs(batch, at, self.settings.recorder):
             return self._eager(*arguments, **options)
         if batch.operators.num_vertices > self.max_vertices(batch):
-            compile_before_first_call(self.network, batch.features, batch.operators)
+            compile_before_first_call(self.network, batch.features, batch.operators, *batch.further)
             return self._eager(*arguments, **options)
         facts = self.facts()
         reason = facts.refused or check_rows(batch, at)
@@ -222,7 +222,7 @@ class GraphedForward(GraphRuntime):
                 for lane in self.lanes:
                     if not lane.busy and not size.fits_into(lane.arena.capacity):
                         lane.clear()
-            compile_before_first_call(self.network, batch.features, batch.operators)
+            compile_before_first_call(self.network, batch.features, batch.operators, *batch.further)
             return None
 
         def replayed() -> Tensor | None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.ops import Backend, BlockPattern, Pattern, block_matmul, block_softmax, sddmm, sparse_softmax, spmm
+from diffnet.ops import (
+    Backend,
+    BlockPattern,
+    Pattern,
+    SparseMatrix,
+    block_matmul,
+    block_softmax,
+    sddmm,
+    sparse_softmax,
+    spmm,
+)
 from diffnet.ops.block_sparse.attention import block_attention
 from diffnet.ops.common.checks import check_count, check_dropout
 
@@ -59,18 +71,47 @@ class SparseMultiheadAttention(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-    ) -> Tensor:
-        """query (B, L, E), key and value (B, S, E), pattern (L, S) → (B, L, E)
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Any:
+        """query (B, L, E), key and value (B, S, E), pattern (L, S) → (B, L, E); or without B, and without it in masks
 
-        The masks are those of `nn.MultiheadAttention`, in which True leaves out:
+        The masks are those of `nn.MultiheadAttention`, in which True leaves out and numbers are added to the scores:
 
-        key_padding_mask: (B, S) bool, True at keys to ignore
-        attn_mask: bool, True where row i may not attend to column j, or floating point, added to the scores: (L, S),
-            (B · H, L, S), or values at the entries of a `Pattern`, (nnz,), (H, nnz) or (B, H, nnz). Gradients reach it.
+        key_padding_mask: (B, S) bool, True at keys to ignore, or floating point
+        attn_mask: bool, True where row i may not attend to column j, or floating point: (L, S), (B · H, L, S), or
+            values at the entries of a `Pattern`, (nnz,), (H, nnz) or (B, H, nnz). Gradients reach it.
+        need_weights: return the output and the dense attention weights, (B, L, S), the mean over the heads, or
+            (B, H, L, S) with `average_attn_weights=False`
+        is_causal: leave out the columns j > i, too
 
-        A place that attends to nothing gets the bias of the output layer, and no NaN. Attention weights are not
-        returned. Raises TypeError for another pattern, ValueError for shapes that don't fit.
+        A place that attends to nothing gets the bias of the output layer, and no NaN. Raises TypeError for another
+        pattern, ValueError for shapes that don't fit.
         """
+        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        if query.ndim == 2:
+            masks["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[None]
+            mixed, weights = self._mixed(query[None], key[None], value[None], pattern, need_weights, is_causal, **masks)
+            mixed, weights = mixed[0], None if weights is None else weights[0]
+        else:
+            mixed, weights = self._mixed(query, key, value, pattern, need_weights, is_causal, **masks)
+        if weights is None:
+            return self.out_proj(mixed)
+        return self.out_proj(mixed), weights.mean(-3) if average_attn_weights else weights
+
+    def _mixed(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pattern: Pattern | BlockPattern,
+        need_weights: bool,
+        is_causal: bool,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The values of all heads, (B, L, E), and the dense weights (B, H, L, S) if they are needed."""
         if not isinstance(pattern, (Pattern, BlockPattern)):
             kind = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern or a BlockPattern, got {kind}; Pattern.from_mask converts")
@@ -96,34 +137,55 @@ class SparseMultiheadAttention(nn.Module):
         q, k, v = (x.reshape(*x.shape[:2], heads, width).transpose(1, 2) for x in projected)  # (B, H, …, E/H)
         if attn_mask is not None and attn_mask.shape == (batch * heads, length, keys):
             attn_mask = attn_mask.reshape(batch, heads, length, keys)
-        if isinstance(pattern, BlockPattern):
-            mixed = self._at_blocks(pattern, q, k, v, key_padding_mask, attn_mask)
-        else:
-            mixed = self._at_entries(pattern, q, k, v, key_padding_mask, attn_mask)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+        compute = self._at_blocks if isinstance(pattern, BlockPattern) else self._at_entries
+        mixed, dense = compute(pattern, q, k, v, key_padding_mask, attn_mask, is_causal, need_weights)
+        return mixed.transpose(1, 2).flatten(2), dense
 
     def _at_entries(
-        self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
+        self,
+        pattern: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         scores = sddmm(pattern, q, k, backend=self.backend)  # (B, H, nnz)
-        visible, bias = None, None
-        if mask is not None:
-            if mask.shape[-2:] == pattern.shape:
-                mask = mask[..., pattern.row_indices, pattern.column_indices]
-            if mask.dtype == torch.bool:
-                visible = ~mask
-            else:
-                bias = mask
-        if padding is not None:
-            existing = ~padding[:, None, pattern.column_indices]
-            visible = existing if visible is None else existing & visible
+        rows, columns = pattern.row_indices, pattern.column_indices
+        if mask is not None and mask.shape[-2:] == pattern.shape:
+            mask = mask[..., rows, columns]
+        padding = None if padding is None else padding[:, None, columns]
+        visible: Tensor | None = None
+        bias: Tensor | None = None
+        for part in (mask, padding, columns > rows if is_causal else None):
+            if part is not None and part.dtype == torch.bool:
+                visible = ~part if visible is None else visible & ~part
+            elif part is not None:
+                bias = part if bias is None else bias + part
         scale = q.shape[-1] ** -0.5
         weights = sparse_softmax(pattern, scores, scale=scale, bias=bias, mask=visible, backend=self.backend)
-        return spmm(pattern, F.dropout(weights, self.dropout, self.training), v, backend=self.backend)
+        weights = F.dropout(weights, self.dropout, self.training)
+        mixed = spmm(pattern, weights, v, backend=self.backend)
+        return mixed, SparseMatrix(pattern, weights).to_dense() if need_weights else None
 
     def _at_blocks(
-        self, pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
+        self,
+        pattern: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        if is_causal:
+            later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+            mask = _joined(mask, later)
+        if padding is not None and padding.dtype != torch.bool:
+            mask, padding = _joined(padding[:, None, None, :].expand(-1, 1, q.shape[2], -1), mask), None
         if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool:  # masks of each sample are biases
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
         if pattern.heads < self.num_heads:
@@ -134,11 +196,24 @@ class SparseMultiheadAttention(nn.Module):
             "attention_mask": ~mask if mask is not None and is_bool else None,
             "bias": None if is_bool else mask,
         }
-        if not (self.training and self.dropout > 0):
-            return block_attention(pattern, q, k, v, backend=self.backend, **extras)
+        if not (need_weights or (self.training and self.dropout > 0)):
+            return block_attention(pattern, q, k, v, backend=self.backend, **extras), None
         scores = block_matmul(pattern, q, k, "sdd", transpose_b=True, backend=self.backend)
         weights = block_softmax(pattern, scores, scale=q.shape[-1] ** -0.5, backend=self.backend, **extras)
-        return block_matmul(pattern, F.dropout(weights, self.dropout), v, "dsd", backend=self.backend)
+        weights = F.dropout(weights, self.dropout, self.training)
+        mixed = block_matmul(pattern, weights, v, "dsd", backend=self.backend)
+        return mixed, pattern.to_dense(weights) if need_weights else None
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
+
+
+def _joined(mask: Tensor | None, other: Tensor | None) -> Tensor:
+    """Both masks in one. Of two bool ones it is bool. Numbers are added, and where a bool one is True, it is −∞."""
+    if mask is None or other is None:
+        return mask if other is None else other  # type: ignore[return-value]
+    if mask.dtype == other.dtype == torch.bool:
+        return mask | other
+    if mask.dtype == torch.bool:
+        mask, other = other, mask
+    return torch.where(other, -torch.inf, mask) if other.dtype == torch.bool else mask + other

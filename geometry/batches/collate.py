@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffnet.geometry.operators import Operators, pack
+from diffnet.ops import SparseMatrix, block_diagonal
+
+
+class PerMesh(NamedTuple):
+    """A tensor or array that belongs to a mesh as a whole. `collate` stacks them, (B, …), whatever their shape is.
+
+    Without it, an array that by chance has a row for each vertex of its mesh in all of the batch is concatenated.
+
+    >>> collate([PerMesh([0.5, 1.0]), PerMesh([0.0, 2.0])]).shape
+    torch.Size([2, 2])
+    """
+
+    value: Any
+
+
+class Rows(NamedTuple):
+    """Rows of a mesh whose number is its own, such as landmarks. `collate` packs them, and counts those of each mesh.
+
+    values: (N, …), a tensor, an array or a list
+    lengths: the number of rows of each mesh; one mesh has all if there are none
+
+    >>> landmarks = collate([Rows([3, 7]), Rows([5])])
+    >>> landmarks.values, landmarks.lengths
+    (tensor([3, 7, 5]), (2, 1))
+    >>> landmarks.split()
+    (tensor([3, 7]), tensor([5]))
+    """
+
+    values: Any
+    lengths: tuple[int, ...] = ()
+
+    def split(self) -> tuple[Tensor, ...]:
+        """The rows of each mesh. They are views."""
+        values = torch.as_tensor(self.values)
+        return torch.split(values, list(self.lengths or (len(values),)))
 
 
 @overload
@@ -26,16 +61,19 @@ def collate(batch: Sequence[Any]) -> Any:
     - Operators are packed: mesh b owns the vertices ptr[b]:ptr[b+1].
     - A tensor or NumPy array with one row per vertex, face or edge of operators in its sample is concatenated, (V, …).
     - Other tensors and arrays of one shape are stacked, (B, …).
+    - `PerMesh` and `Rows` say what the rows of a tensor are, where its shape may not tell.
+    - Sparse matrices become the blocks of one block-diagonal matrix, for example those between two resolutions.
     - Numbers are stacked, (B,): int64 for integers, float32 for floats, bool for bools.
     - Strings, paths and None become a list.
 
     A row count decides first. If every tensor of the batch has as many rows as its mesh has vertices, faces or edges,
     it is concatenated.
 
-    All operators must have the same K, dtype and device. `gradient_evecs` is kept if all have it. Each mesh keeps its
-    neighborhood. What `prepared` remembers for all meshes is packed, too. `evecs`, `laplacian`, `gradient`, `frames`
-    and `faces` are packed when they are first read, so don't write to the meshes' tensors before. Networks don't read
-    all of them.
+    All operators must have the same dtype and device. Meshes with fewer eigenpairs than others get vectors 0, and
+    values that repeat the last one, see `Operators`; meshes without any can't be mixed with them. `gradient_evecs` is
+    kept if all have it. Each mesh keeps its neighborhood. What `prepared` remembers for all meshes is packed, too.
+    `evecs`, `laplacian`, `gradient`, `frames` and `faces` are packed when they are first read, so don't write to the
+    meshes' tensors before. Networks don't read all of them.
 
     Raises ValueError for an empty batch, for operators that can't be packed, and for tensors that fit no rule. Raises
     TypeError for samples that are built differently, and for other objects.
@@ -74,6 +112,13 @@ def _packed(values: Sequence[Any], place: str, meshes: Sequence[tuple[Operators,
     first = values[0]
     if isinstance(first, Operators):
         return pack(_alike(values, Operators, place))
+    if isinstance(first, SparseMatrix):
+        return block_diagonal(_alike(values, SparseMatrix, place))
+    if isinstance(first, PerMesh):
+        return torch.stack(_as_tensors([v.value for v in _alike(values, PerMesh, place)], meshes))
+    if isinstance(first, Rows):
+        parts = [part for v in _alike(values, Rows, place) for part in v.split()]
+        return Rows(torch.cat(_as_tensors(parts, meshes)), tuple(map(len, parts)))
     if isinstance(first, (Tensor, np.ndarray, np.generic, int, float)):
         return _tensors(_alike(values, (Tensor, np.ndarray, np.generic, int, float), place), place, meshes)
     if isinstance(first, (str, bytes, os.PathLike)) or first is None:
@@ -90,7 +135,7 @@ def _packed(values: Sequence[Any], place: str, meshes: Sequence[tuple[Operators,
         named = hasattr(first, "_fields")  # a namedtuple takes its entries one by one
         return type(first)(*items) if named else type(first)(items)
     raise TypeError(
-        f"collate packs Operators, tensors, numbers, strings, and tuples, lists and dicts of these; "
+        f"collate packs Operators, tensors, sparse matrices, numbers, strings, and tuples, lists and dicts of these; "
         f"{place} is of type {type(first).__name__}"
     )
 
@@ -104,10 +149,9 @@ def _alike(values: Sequence[Any], kinds: Any, place: str) -> Sequence[Any]:
 
 
 def _tensors(values: Sequence[Any], place: str, meshes: Sequence[tuple[Operators, ...]]) -> Tensor:
-    device = meshes[0][0].device if meshes else torch.device("cpu")
     if not any(isinstance(value, (Tensor, np.ndarray)) for value in values):
-        return torch.tensor(values, device=device)
-    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(v, device=device) for v in values]
+        return torch.tensor(values, device=_device(meshes))
+    tensors = _as_tensors(values, meshes)
     shapes = [tuple(x.shape) for x in tensors]
     if all(shapes):  # no tensor is a single number
         rows = [shape[0] for shape in shapes]
@@ -121,6 +165,14 @@ def _tensors(values: Sequence[Any], place: str, meshes: Sequence[tuple[Operators
         f"{place} should have one row per vertex, face or edge, or one shape in all samples; "
         f"shapes are {shapes}, numbers of vertices are {vertices}"
     )
+
+
+def _device(meshes: Sequence[tuple[Operators, ...]]) -> torch.device:
+    return meshes[0][0].device if meshes else torch.device("cpu")
+
+
+def _as_tensors(values: Sequence[Any], meshes: Sequence[tuple[Operators, ...]]) -> list[Tensor]:
+    return [v if isinstance(v, Tensor) else torch.as_tensor(v, device=_device(meshes)) for v in values]
 
 
 _COUNTS: tuple[Callable[[Operators], int], ...] = (

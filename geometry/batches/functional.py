@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet import ops
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
-from diffnet.ops.common.checks import check_count, check_tensor, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_finite, check_tensor, not_a_tensor
 from diffnet.ops.common.precision import without_autocast
 
 
@@ -52,14 +52,18 @@ def from_spectral(coefficients: Tensor, operators: Operators, *, backend: Backen
 def diffuse(x: Tensor, operators: Operators, time: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Diffuse each channel of x (V, C) for its own time, in the eigenbasis. Returns (V, C).
 
-    time: (C,), at least 0, in the squared unit of the positions
+    time: (C,), or (B, C) for other times on each mesh, at least 0, in the squared unit of the positions
 
     It is differentiable in x and the times. Functions outside of the K eigenvectors are lost. For backend and errors
     see `to_spectral`.
     """
     o = with_eigenpairs("diffuse", operators)
-    coefficients = ops.diffuse(to_spectral(x, o, backend=backend), o.evals, time, backend)
-    return from_spectral(coefficients, o, backend=backend)
+    spectrum = to_spectral(x, o, backend=backend)
+    if isinstance(time, Tensor) and time.ndim == 2:
+        check_tensor("time", time, (len(o), x.shape[-1]), x.device)
+        check_finite("time", time, least=0)
+        return from_spectral(torch.exp(-o.evals[..., None] * time[:, None]) * spectrum, o, backend=backend)
+    return from_spectral(ops.diffuse(spectrum, o.evals, time, backend), o, backend=backend)
 
 
 def gradient(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> Tensor:
@@ -77,7 +81,59 @@ def gradient(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> T
     tensor([[2., 0., 0.]])
     """
     _check_rows(x, operators)
-    return ops.spmm(operators.gradient.pattern, operators.gradient.values, x, backend=backend)
+    with without_autocast(x):
+        return ops.spmm(operators.gradient.pattern, operators.gradient.values, x, backend=backend)
+
+
+def divergence(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> Tensor:
+    """The divergence of tangent vectors x (2, V, C), with components as those of `gradient`. Returns (V, C).
+
+    It is the negative adjoint of `gradient` under vertex areas: the mean of f · divergence(x) over a mesh is minus that
+    of gradient(f) · x. It is 0 at vertices without area. It is differentiable in x.
+    """
+    check_operators(operators)
+    o = operators
+    check_tensor("x", x, (2, o.num_vertices, "C"), o.device)
+    weighted = o.mass[:, None] * x
+    sums = ops.spmm(o.gradient.pattern, o.gradient.values, weighted, transpose=True, backend=backend).sum(0)
+    return torch.where(o.mass[:, None] > 0, -sums / torch.where(o.mass > 0, o.mass, 1)[:, None], 0)
+
+
+def spread(rows: Tensor, operators: Operators) -> Tensor:
+    """A row of each mesh, (B, …), at each of its vertices, (V, …). Differentiable in the rows.
+
+    >>> from diffnet.geometry import collate, precompute
+    >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+    >>> spread(torch.tensor([1, 2]), collate([triangle, triangle]))
+    tensor([1, 1, 1, 2, 2, 2])
+    """
+    check_operators(operators)
+    if not isinstance(rows, Tensor) or rows.shape[:1] != (len(operators),):
+        raise ValueError(f"rows should have shape ({len(operators)}, …), got {tuple(getattr(rows, 'shape', ()))}")
+    return rows.repeat_interleave(operators.ptr.diff(), 0, output_size=operators.num_vertices)
+
+
+def to_padded(x: Tensor, operators: Operators) -> tuple[Tensor, Tensor]:
+    """Packed rows x (V, …) as one tensor (B, N, …), N the largest number of vertices, for dense layers such as those of
+    `torch.nn`. Differentiable in x.
+
+    Returns it, and a mask (B, N) bool, True at vertices. Rows without a vertex are 0.
+    """
+    check_operators(operators)
+    parts = operators.unpack(x)
+    sizes = operators.ptr.diff()[:, None]
+    mask = torch.arange(max(operators.lengths, default=0), device=x.device) < sizes
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), mask
+
+
+def from_padded(padded: Tensor, operators: Operators) -> Tensor:
+    """The inverse of `to_padded`: (B, N, …) → (V, …). Raises ValueError for another B, or an N that is too small."""
+    check_operators(operators)
+    lengths = operators.lengths
+    if padded.ndim < 2 or len(padded) != len(lengths) or padded.shape[1] < max(lengths, default=0):
+        expected = f"({len(lengths)}, {max(lengths, default=0)} or more, …)"
+        raise ValueError(f"padded should have shape {expected}, shape is {tuple(padded.shape)}")
+    return torch.cat([rows[:length] for rows, length in zip(padded, lengths, strict=True)])
 
 
 def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -180,13 +180,66 @@ def _starts(ordered: Tensor, count: int) -> Tensor:
 
 
 def sums(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Sums of consecutive rows, added in a fixed order."""
-    return _reduced(rows, lengths, "sum")
+    """Sums of consecutive rows, added in a fixed order. They have all derivatives."""
+    total: Tensor = _Sums.apply(rows, lengths)  # type: ignore[no-untyped-call]
+    return total
 
 
 def maxima(rows: Tensor, lengths: Tensor) -> Tensor:
     """Maxima of consecutive rows, at least 0. NaN stays NaN."""
     return _reduced(rows, lengths, "max")
+
+
+class _Sums(torch.autograd.Function):
+    """`segment_reduce`, which has no second derivatives and no forward mode. It is linear, and so is its transpose."""
+
+    @staticmethod
+    def forward(rows: Tensor, lengths: Tensor) -> Tensor:
+        return _reduced(rows, lengths, "sum")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        rows, ctx.lengths = inputs
+        ctx.count = len(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Repeated.apply(grad, ctx.lengths, ctx.count), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return sums(tangent, ctx.lengths)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], rows: Tensor, lengths: Tensor) -> tuple[Tensor, int]:
+        return sums(rows.movedim(in_dims[0], -1), lengths), -1
+
+
+class _Repeated(torch.autograd.Function):
+    """A row for each segment, repeated for each row of the segment: the transpose of `_Sums`."""
+
+    @staticmethod
+    def forward(rows: Tensor, lengths: Tensor, count: int) -> Tensor:
+        return rows.repeat_interleave(lengths, 0, output_size=count)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        _, ctx.lengths, ctx.count = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return sums(grad, ctx.lengths), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        repeated: Tensor = _Repeated.apply(tangent, ctx.lengths, ctx.count)  # type: ignore[no-untyped-call]
+        return repeated
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, None, None], rows: Tensor, lengths: Tensor, count: int
+    ) -> tuple[Tensor, int]:
+        return _Repeated.apply(rows.movedim(in_dims[0], -1), lengths, count), -1  # type: ignore[no-untyped-call]
 
 
 def _reduced(rows: Tensor, lengths: Tensor, how: str) -> Tensor:

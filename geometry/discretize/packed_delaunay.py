@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from diffnet.geometry.discretize.connectivity import Connectivity, entries, sums
 from diffnet.geometry.discretize.intrinsic_delaunay import MAX_ROUNDS, MIN_COTANGENT, MIN_EXCESS
 from diffnet.geometry.discretize.packed import cross, dot, length, with_diagonal
+from diffnet.ops.common.dispatch import differentiated
 
 MIN_TURN = 1e-9  # in radians, between faces at an edge whose order is known
 
@@ -164,7 +165,12 @@ def _mollified(c: Connectivity, positions: Tensor, of_faces: Tensor) -> Tensor:
     # Twice the longest edge less the circumference, by which a triangle violates the triangle inequality.
     one, two, three = lengths.unbind(1)
     excess = 2 * lengths.amax(1) - (one + two + three) + MIN_EXCESS * mean[of_faces]
-    added = c.per_mesh.maxima(c.by_vertex.maxima(excess.repeat_interleave(3)))
+    largest = c.per_mesh.maxima(c.by_vertex.maxima(excess.detach().repeat_interleave(3)))
+    # Maxima have no second derivatives, so the excess is read where it is largest, at the last of equal faces.
+    number = torch.arange(len(excess), device=excess.device, dtype=excess.dtype)
+    numbers = torch.where(excess.detach() == largest[of_faces], number, 0).repeat_interleave(3)
+    last = c.per_mesh.maxima(c.by_vertex.maxima(numbers)).long()
+    added = torch.where(largest > 0, excess[last], largest)
     return lengths + added[of_faces][:, None]
 
 
@@ -212,7 +218,7 @@ def packed_delaunay_laplacian(c: Connectivity, positions: Tensor) -> DelaunayLap
     unclear = cover.unclear
     unclear[of_free[cover.sheets[of_free] > 1]] = True
     unclear[c.mesh[halfedges.tail[rest]]] = True
-    lengths = _through_flips(cover.length, rounds) if cover.length.requires_grad else halfedges.length
+    lengths = _through_flips(cover.length, rounds) if differentiated([cover.length]) else halfedges.length
 
     twin, tail = halfedges.twin, halfedges.tail
     side = torch.arange(len(twin), device=twin.device)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.mesh.objects import check_normals_rule, user_normals
-from diffnet.geometry.options import SCALE_RULES, ScaleRule, counts_all
+from diffnet.geometry.options import SCALE_RULES, Scale, counts_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,15 +24,15 @@ SAMPLED_FACES = 100  # about
 Positions = TypeVar("Positions", "Tensor", NDArray[np.float64])
 
 
-def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = "radius") -> Positions:
-    """Move the mean of the vertices (V, 3) to the origin, and scale them to radius 1 or to area 1.
+def normalize_positions(verts: Positions, faces: Any = None, scale: Scale = "radius") -> Positions:
+    """Move the mean of the vertices (V, 3) to the origin, and scale them to radius 1, to area 1 or by a fixed number.
 
     verts: an array or a tensor; the result is of the same kind
     faces: (F, 3) integers, for area 1, and to leave out vertices of no face: with faces, only the corners of those with
         three distinct corners count for mean and radius
     scale: "radius" scales the farthest vertex to distance 1. "area" scales the sum of the areas of the faces to 1. A
         mesh of radius or area 0 is only moved. "all-radius" and "all-area" count all vertices, as the original does and
-        diffnet did before.
+        diffnet did before. "none" only moves all meshes. A float divides the positions, so it becomes the length 1.
 
     Raises OptionError for another `scale`, and for area 1 without faces.
 
@@ -44,6 +44,8 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = 
     surface = verts if counts_all(rule) or faces is None or len(faces) == 0 else _surface(verts, faces)
     center = surface.mean(0)
     centered: Positions = verts - center
+    if isinstance(rule, float) or rule == "none":
+        return centered if rule == "none" else centered / rule
     if rule.endswith("area"):
         if faces is None or len(faces) == 0:
             raise OptionError(f'scale="{rule}" needs faces (F, 3); a point cloud has none, so use scale="radius"')
@@ -53,22 +55,23 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = 
     return centered / (size if size > 0 else 1.0)
 
 
-def scale_rule(normalize: bool | ScaleRule) -> ScaleRule | None:
+def scale_rule(normalize: bool | Scale) -> Scale | None:
     """The rule that `normalize=` of `precompute` stands for: None for False, "radius" for True.
 
     Raises OptionError for any other value.
     """
     if isinstance(normalize, (bool, np.bool_)):
         return "radius" if normalize else None
+    if isinstance(normalize, float) and 0 < normalize < np.inf:
+        return float(normalize)
     if not isinstance(normalize, str) or normalize not in SCALE_RULES:
-        *rules, last = (f'"{rule}"' for rule in SCALE_RULES)
-        words = ", ".join(["True", "False", *rules])
-        raise OptionError(f"normalize should be {words} or {last}, got {reprlib.repr(normalize)}")
+        words = ", ".join(["True", "False", *(f'"{rule}"' for rule in SCALE_RULES)])
+        raise OptionError(f"normalize should be {words} or a positive float, got {reprlib.repr(normalize)}")
     return normalize
 
 
 def load_normalized(
-    source: MeshLike, cache_dir: str | os.PathLike[str] | None = None, normalize: bool | ScaleRule = True
+    source: MeshLike, cache_dir: str | os.PathLike[str] | None = None, normalize: bool | Scale = True
 ) -> Mesh:
     """`load_mesh` with normalized positions, or with its own ones if `normalize` is False.
 
@@ -80,7 +83,7 @@ def load_normalized(
     mesh = load_mesh(source, cache_dir)
     if rule is None:
         return mesh
-    if rule.endswith("area") and mesh.is_point_cloud:
+    if str(rule).endswith("area") and mesh.is_point_cloud:
         raise MeshError(f'{mesh.name}: a point cloud has no faces, so no area to normalize; use normalize="radius"')
     verts = normalize_positions(mesh.verts, mesh.faces, rule)
     if not counts_all(rule):
@@ -92,7 +95,7 @@ def mesh_for_operators(
     source: MeshLike,
     cache_dir: str | os.PathLike[str] | None = None,
     *,
-    normalize: bool | ScaleRule = False,
+    normalize: bool | Scale = False,
     normals: Any = None,
 ) -> Mesh:
     """Load the mesh that operators are computed from. Its positions and normals are rounded to float32.

@@ -23,7 +23,7 @@ from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parse
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, ScaleRule
+from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, Scale
 from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
 from diffnet.geometry.preprocessing.one import operators_of
 from diffnet.geometry.preprocessing.worker import (
@@ -66,7 +66,7 @@ def precompute_all(
     device: torch.device | str = "cpu",
     join: JoinRule = "auto",
     normals: NormalsRule | None = None,
-    normalize: bool | ScaleRule = False,
+    normalize: bool | Scale = False,
     jobs: int | None = None,
     operators: OperatorsKind = "diffnet",
 ) -> list[Operators]:
@@ -148,7 +148,7 @@ def store_operators(
     device: torch.device | str = "cpu",
     ready: Callable[[int], Any] = lambda position: None,
     *,
-    normalize: bool | ScaleRule = False,
+    normalize: bool | Scale = False,
     normals: NormalsRule | None = None,
     positions: Iterable[int] | None = None,
 ) -> dict[int, str]:

@@ -20,7 +20,7 @@ from diffnet.geometry.options import (
     LaplacianKind,
     OperatorsKind,
     Options,
-    ScaleRule,
+    Scale,
     chosen_scale,
 )
 from diffnet.geometry.preprocessing.group import compute_on, computed_alone, operators_from
@@ -42,7 +42,7 @@ def precompute(
     laplacian: LaplacianKind | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     normals: Any = None,
-    normalize: bool | ScaleRule = False,
+    normalize: bool | Scale = False,
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
     join: JoinRule = "auto",
@@ -68,7 +68,8 @@ def precompute(
         is computed in the tangent planes of given normals.
     normalize: True or "radius" to move the mean of the vertices to the origin and scale the farthest to distance 1
         first, as the command line does. "area" scales the area of the faces to 1 instead. Vertices of no face don't
-        count, except with the original's operators. See `normalize_positions`.
+        count, except with the original's operators. "none" only moves meshes, and a float divides their positions.
+        See `normalize_positions`.
     basis: the precision in which eigenvectors are stored. With "float16" and "bfloat16", the cache takes less than half
         of the bytes at k = 128, and reading takes more than twice the time. The returned eigenvectors are float32,
         rounded to that precision with or without a cache.

@@ -17,7 +17,7 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.objects import NormalsRule
-from diffnet.geometry.options import Options, ScaleRule, chosen_scale
+from diffnet.geometry.options import Options, Scale, chosen_scale
 from diffnet.geometry.preprocessing.recipe import computed_arrays
 from diffnet.geometry.processes import phase
 from diffnet.geometry.store.cache import cache_key, entry_path, write_entry
@@ -72,7 +72,7 @@ class CacheJob:
 
     options: Options
     cache_dir: str | os.PathLike[str] | None
-    normalize: bool | ScaleRule
+    normalize: bool | Scale
     normals: NormalsRule | None = None
 
     def read(self, source: MeshLike) -> Mesh:

@@ -16,7 +16,7 @@ from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_masks
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_operand
-from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
+from diffnet.ops.common.dispatch import derivatives, differentiable, empty_like, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.sparse.softmax import checked_number
 
@@ -77,6 +77,8 @@ def block_attention(
             f"query should have shape (…, {heads}, {rows}, C), key and value (…, {heads}, {columns}, C), "
             f"shapes are {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    if channels == 0:
+        raise ValueError(f"query should have at least one channel, shape is {tuple(query.shape)}")
     dtype = compute_dtype(query, key, value)
     scale = channels**-0.5 if scale is None else scale
     if bias is not None:
@@ -141,6 +143,24 @@ def _gradients(
     return attention_backward(BlockArrays(*structure), inputs, out, sums, grad)
 
 
+def _plain_gradients(
+    structure: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    block: int,
+    *results: Tensor,
+) -> list[Tensor | None]:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        inputs = AttentionInputs(query, key, value, key_mask, mask, scale, block)
+        return reference.attention(structure[0], structure[1], inputs)
+
+    return derivatives(attention, [query, key, value], results[-1])
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     structure, *tensors, ctx.scale, ctx.block = inputs
     ctx.mark_non_differentiable(output[1])
@@ -154,5 +174,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), *grads, *[None] * 4
 
 
-_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, empty_like(1, 2, 3))
+_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, empty_like(1, 2, 3), _plain_gradients)
 _operator = differentiable("diffnet::block_attention", _forward, _fake, _save, _backward)

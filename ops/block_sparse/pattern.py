@@ -86,6 +86,11 @@ class BlockPattern:
         return self.heads, self.rows, self.columns
 
     @property
+    def nnz(self) -> int:
+        """The number of values, those beyond the edge included."""
+        return self.blocks.nnz * self.block**2
+
+    @property
     def block_rows(self) -> int:
         """The number of block rows of one head."""
         return -(-self.rows // self.block)

@@ -77,6 +77,14 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
     return weights.masked_fill(~mask, 0).to(scores.dtype)
 
 
+def softmax_gradients(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
+    """The gradient of `softmax` in the scores (Z, number of blocks, B, B), for its result and its gradient."""
+    dtype, brows = sum_dtype(out), row_of_each(indptr, indptr.new_empty(out.shape[1]))
+    products = out.to(dtype) * grad.to(dtype)
+    total = products.new_zeros(len(out), len(indptr) - 1, out.shape[2]).index_add(1, brows, products.sum(-1))
+    return (scale * (products - out.to(dtype) * total.index_select(1, brows)[..., None])).to(out.dtype)
+
+
 def attention(indptr: Tensor, indices: Tensor, inputs: AttentionInputs) -> Tensor:
     """Compute attention at the blocks, (Z, H, rows, C)."""
     query, key, value, key_mask, mask, scale, block = inputs

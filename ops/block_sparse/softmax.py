@@ -201,5 +201,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 5
 
 
-_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, empty_like(1))
+_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, empty_like(1), reference.softmax_gradients)
 _operator = differentiable("diffnet::block_softmax", _forward, empty_like(2), _save, _backward)

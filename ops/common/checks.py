@@ -148,8 +148,10 @@ def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
     The first call of `torch.broadcast_shapes` imports SymPy, which takes about a second.
 
-    Raises RuntimeError if they don't broadcast.
+    Raises ValueError if they don't broadcast.
     """
+    if any(n != m and 1 not in (n, m) for n, m in zip(reversed(a), reversed(b), strict=False)):
+        raise ValueError(f"the batches of the factors should broadcast, they are {tuple(a)} and {tuple(b)}")
     if len(a) == 0 or len(b) == 0:
         return (*a, *b)
     scalar = torch.empty((), device="meta")  # nothing has to be computed
@@ -211,6 +213,15 @@ def check_finite(name: str, x: Tensor, least: float = -math.inf) -> None:
             at = (~right).nonzero()[0].tolist()
             expected = "finite" if least == -math.inf else f"finite and at least {least:g}"
             raise ValueError(f"{name} should be {expected}, got {x[tuple(at)].item()} at index {at}")
+
+
+def nonnegative(name: str, x: Tensor) -> Tensor:
+    """Return x (C,) if its values are finite and at least 0. Raises ValueError on the CPU and in debug mode.
+
+    Elsewhere, a negative value becomes NaN, because reading it would wait for a GPU.
+    """
+    check_finite(name, x, least=0)
+    return x if readable(x) else torch.where(x >= 0, x, torch.nan)
 
 
 def _check_ptr_values(ptr: Tensor, rows: int, lengths: Sequence[int] | None) -> None:

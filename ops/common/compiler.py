@@ -13,12 +13,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
 
 
-def not_compiled(function: F) -> F:
-    """Like `torch.compiler.disable`: the function runs uncompiled, and the graph breaks around it."""
+def not_compiled(function: F, advice: str = "") -> F:
+    """Like `torch.compiler.disable`: the function runs uncompiled, and the graph breaks around it.
+
+    advice: what the error says if no break is allowed (`fullgraph=True`)
+    """
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg=advice)  # type: ignore[no-untyped-call]
             return torch.compiler.disable(function)(*arguments)  # type: ignore[no-untyped-call]
         return function(*arguments)
 
@@ -28,6 +32,11 @@ def not_compiled(function: F) -> F:
 def under_transforms() -> bool:
     """Return whether vmap or another transform of torch.func runs. PyTorch has no public function that tells."""
     return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_batched(*tensors: torch.Tensor) -> bool:
+    """Return whether a gradient is one of several that are computed at once, by torch.func or `is_grads_batched`."""
+    return under_transforms() or any(torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
 
 
 def is_stand_in(value: object) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-
-from diffnet.ops.common.precision import without_autocast
 
 # Rows that an operation computes at a time. 4096 rows of 128 channels in float32 take 2 MB, so a few such buffers stay
 # in the cache. Matrix products of this size reach full speed.
@@ -56,18 +54,3 @@ def tanh_(x: Tensor) -> None:
     """tanh in place, as 1 − 2/(e²ˣ + 1) written with expm1: a third faster than `torch.tanh_`, and as exact."""
     power = x.clamp_(-20, 20).mul_(2).expm1_()  # beyond ±20 the result is ±1 also in float64
     x.div_(power + 2)
-
-
-def derivatives(
-    function: Callable[..., Tensor | tuple[Tensor, ...]],
-    tensors: Sequence[Tensor],
-    needed: Sequence[bool],
-    *grads: Tensor,
-) -> list[Tensor | None]:
-    """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated."""
-    with without_autocast(tensors[0]):
-        views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
-        out = function(*views)
-        wanted = [view for view, need in zip(views, needed, strict=True) if need]
-        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
-    return [next(results) if need else None for need in needed]

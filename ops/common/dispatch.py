@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diffnet.ops.common.compiler import PLAIN_TYPES, under_transforms
+from diffnet.ops.common.compiler import PLAIN_TYPES, F, is_batched, under_transforms
+from diffnet.ops.common.precision import without_autocast
 
 
 def differentiable(
@@ -50,6 +51,7 @@ def differentiable(
         return output
 
     def backward_of_tensors(ctx: Any, *grads: Any) -> Any:
+        _refuse_batches(name, grads)
         return tuple(None if isinstance(grad, list) else grad for grad in backward(ctx, *grads))
 
     def forward_of_lists(ctx: Any, lengths: tuple[int | None, ...], *flat: Any) -> Any:
@@ -58,6 +60,7 @@ def differentiable(
         return tuple(forward_of_tensors(ctx, *arguments))
 
     def backward_of_lists(ctx: Any, *grads: Any) -> Any:
+        _refuse_batches(name, grads)
         nested = backward(ctx, list(grads))
         return (None, *(grad for part in nested for grad in (part if isinstance(part, list) else [part])))
 
@@ -90,23 +93,88 @@ def without_base(x: Tensor) -> Tensor:
     return x.data if x._is_view() else x
 
 
-def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+def opaque(
+    name: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    definition: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """Register a custom operator without a gradient, and return the function that calls it.
 
     Backward passes call these operators. Differentiating one raises RuntimeError.
+
+    definition: computes the same in plain PyTorch, where second derivatives may follow
     """
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise _only_once(name.removeprefix("diffnet::").removesuffix("_backward"))
+
     schema = torch.library.infer_schema(implementation, mutates_args=())
     operator = torch.library.custom_op(
         name, functools.partial(_with_separate_outputs, implementation), mutates_args=(), schema=schema
     )
     operator.register_fake(fake)
+    operator.register_autograd(refuse)
 
     def call(*arguments: Any) -> Any:
         flat = _flattened(arguments)
+        if definition is not None and differentiated(flat) and not is_traced(flat):
+            return definition(*arguments)
         # A direct call would make the result a constant, so a second derivative would be silently wrong.
         return operator(*arguments) if differentiated(flat) or _traced(flat) else implementation(*arguments)
 
     return call
+
+
+def derivatives(
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    tensors: Sequence[Tensor],
+    *grads: Tensor,
+    needed: Sequence[bool] | None = None,
+) -> list[Tensor | None]:
+    """The gradients of a function in the tensors that need them, by autograd. In grad mode, they have gradients.
+
+    needed: by default for tensors that require a gradient
+    """
+    needed = [t.requires_grad for t in tensors] if needed is None else needed
+    create_graph = torch.is_grad_enabled()
+    with without_autocast(tensors[0]), torch.enable_grad():
+        views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
+        out = function(*views)
+        wanted = [view for view, need in zip(views, needed, strict=True) if need]
+        results = iter(torch.autograd.grad(out, wanted, grads, create_graph=create_graph, allow_unused=True))
+    return [next(results) if need else None for need in needed]
+
+
+def _only_once(operation: str) -> RuntimeError:
+    return RuntimeError(
+        f'the kernels of {operation} can be differentiated once; backend="torch" has derivatives of any order'
+    )
+
+
+def differentiable_once(operation: str) -> Callable[[F], F]:
+    """Like `once_differentiable` of PyTorch, for the backward of kernels, with a message that says what to write."""
+
+    class Refusal(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            raise _only_once(operation)
+
+    def decorated(backward: F) -> F:
+        def call(ctx: Any, *grads: Any) -> Any:
+            with torch.no_grad():
+                results = backward(ctx, *grads)
+            if not torch.is_grad_enabled():
+                return results
+            return applied(Refusal)(*(None if grad is None else grad.detach().requires_grad_() for grad in results))
+
+        return call  # type: ignore[return-value]
+
+    return decorated
 
 
 def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
@@ -179,8 +247,16 @@ def _traced(arguments: Sequence[Any]) -> bool:
 
 
 def _refuse_transforms(name: str) -> None:
-    if under_transforms():
+    if under_transforms() or forward_ad._current_level >= 0:
         raise RuntimeError(
-            f"{name} doesn't work under vmap and other transforms of torch.func; "
-            'spectral networks of backend="torch" do'
+            f"{name.removeprefix('diffnet::')} on kernels doesn't work under transforms of torch.func and in forward "
+            'mode; backend="torch" and "auto" do'
+        )
+
+
+def _refuse_batches(name: str, grads: Sequence[Any]) -> None:
+    if not torch.compiler.is_compiling() and is_batched(*(grad for grad in grads if isinstance(grad, Tensor))):
+        raise RuntimeError(
+            f"{name.removeprefix('diffnet::')} computes one gradient at a time, not several as is_grads_batched "
+            'and vmap ask; networks of backend="torch" without implicit diffusion do'
         )

@@ -32,6 +32,15 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return promoted_dtype(*tensors)
 
 
+def product_dtype(a: Tensor, b: Tensor) -> torch.dtype:
+    """Return the dtype of a product of two tensors, as of dense products: the promoted one, or autocast's dtype.
+
+    Autocast leaves products of integers and bools as they are.
+    """
+    dtype = promoted_dtype(a, b)
+    return compute_dtype(a, b) if dtype.is_floating_point else dtype
+
+
 def sum_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the dtype in which plain PyTorch adds up these tensors: the promoted one, but float32 for 16 bits."""
     return torch.promote_types(promoted_dtype(*tensors), torch.float32)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_finite, check_index, check_tensor, readable
-from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_settings
+from diffnet.ops.common.dispatch import derivatives, differentiable, empty_like, opaque, save_settings
 from diffnet.ops.common.precision import sum_dtype
 
 
@@ -112,9 +112,13 @@ def _gradients(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Te
     return cross_entropy_backward(grad, logits, labels, ignored)
 
 
+def _plain_gradients(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor | None:
+    return derivatives(lambda x: _plain(x, labels, ignored), [logits], grad)[0]
+
+
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return _gradients_operator(grad, *ctx.saved_tensors, *ctx.settings), None, None
 
 
-_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, empty_like(1))
+_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, empty_like(1), _plain_gradients)
 _operator = differentiable("diffnet::cross_entropy", _forward, _fake, save_settings, _backward)

@@ -2,7 +2,8 @@
 
 With the complex matrices G = G_X + i G_Y and A = A_re + i A_im, b = g Aᵀ is computed as G (x_d Aᵀ), and the backward
 applies the adjoint Gᴴ before it multiplies with Φᵀ. docs/kernels.md derives this. Large products of dense matrices have
-the dtype of Φ, and everything else is float32. Second derivatives are those of the definition.
+the dtype of Φ, and everything else is float32. Second derivatives, and
+several gradients at once, are those of the definition.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.compiler import is_batched
 from diffnet.ops.common.cpu import (
     add_product,
-    derivatives,
     keep_freed_memory,
     largest_chunk,
     row_chunks,
     tanh_,
     write_product,
 )
+from diffnet.ops.common.dispatch import derivatives
 from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.common.ragged import row_lengths, row_offsets
 from diffnet.ops.definition import BlockArguments, diffusion_and_gradient_features
@@ -83,9 +85,10 @@ class _DiffusionFeatures(torch.autograd.Function):
         passed_grad, diffused_grad, features_grad = grads
         diffused_grad = torch.zeros_like(features) if diffused_grad is None else diffused_grad
         features_grad = torch.zeros_like(features) if features_grad is None else features_grad
-        if torch.is_grad_enabled():  # the derivative will be differentiated
-            tensors = [x, time, a_re, a_im]
-            results = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
+        if torch.is_grad_enabled() or is_batched(diffused_grad, features_grad):
+            # In place, nothing is differentiated or batched.
+            tensors, needed = [x, time, a_re, a_im], ctx.needs_input_grad[:4]
+            results = derivatives(partial(_plain, o), tensors, diffused_grad, features_grad, needed=needed)
             if passed_grad is not None and results[0] is not None:
                 results[0] = results[0] + passed_grad
             return *results, None

@@ -10,19 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_cpu_form, use_definition, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_tensor
-from diffnet.ops.common.dispatch import applied, is_traced, without_base
-from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
+from diffnet.ops.common.checks import check_ptr, check_tensor, nonnegative
+from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced, without_base
+from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import cpu
 from diffnet.ops.gradient_features.op import check_matrices, gradient_features, values_and_gradient_features
 from diffnet.ops.mlp.op import NOTHING, Shared, check_mlp, drawn_seeds, mlp_forward, mlp_with
 from diffnet.ops.sparse.op import spmm
-from diffnet.ops.spectral.op import diffuse, from_spectral, to_spectral
+from diffnet.ops.spectral.op import decay, from_spectral, to_spectral
 
 
 def diffusion_and_gradient_features(
@@ -47,7 +46,7 @@ def diffusion_and_gradient_features(
     Args:
         x: (V, C) floating point
         mass, evals, evecs, gradient_evecs: (V,), (B, K), (V, K) and (2, V, K) floating point, the operators
-        time: (C,) floating point, in squared units of the positions. A negative time counts as 0 and has gradient 0.
+        time: (C,) floating point, in squared units of the positions, refused as in `diffuse`
         a_re, a_im, swapped: see `gradient_features`
         ptr, lengths, backend: see `to_spectral`
 
@@ -57,7 +56,8 @@ def diffusion_and_gradient_features(
     arguments = BlockArguments(
         mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths=lengths, swapped=swapped
     )
-    return diffused_with_features(x, check_arguments(x, arguments), backend)
+    checked = check_arguments(x, arguments)
+    return diffused_with_features(x, checked._replace(time=nonnegative("time", checked.time)), backend)
 
 
 def diffusion_block(
@@ -120,13 +120,14 @@ def diffused_with_features(x: Tensor, o: BlockArguments, backend: Backend) -> tu
 
 def _stepwise(x: Tensor, o: BlockArguments, backend: Backend) -> tuple[Tensor, Tensor]:
     """x_d and f, an operation after the other."""
-    d = diffuse(to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, backend), o.evals, o.time.clamp(min=0), backend)
+    d = decay(to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, backend), o.evals, o.time.clamp(min=0), backend)
     if o.pattern is None:
         dtype = compute_dtype(x, o.evecs)
         basis, learned = (in_dtype(o.evecs, dtype), in_dtype(o.gradient, dtype)), (o.a_re, o.a_im)
         return values_and_gradient_features(d, *basis, *learned, o.ptr, o.lengths, backend, swapped=o.swapped)
     diffused = from_spectral(d, o.evecs, o.ptr, o.lengths, backend)
-    gradients = spmm(o.pattern, o.gradient, diffused, backend=backend)
+    with without_autocast(x):
+        gradients = spmm(o.pattern, o.gradient, diffused, backend=backend)
     return diffused, gradient_features(gradients, o.a_re, o.a_im, backend, swapped=o.swapped)
 
 
@@ -210,7 +211,7 @@ class _Block(torch.autograd.Function):
         return without_base(out)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("a block")
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
         from diffnet.ops.gradient_features.kernels import backward

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.backend import use_definition
 from diffnet.ops.common.dispatch import differentiable, empty_like
 
 BLOCK = 32
@@ -31,6 +32,8 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = Fals
 
     Returns (P, R, K). A row whose matrix is not positive definite is NaN.
     """
+    if not triton and use_definition("auto"):  # transforms need plain operations
+        return torch.linalg.solve_ex(gram[:, None] + torch.diag_embed(penalty), right[..., None]).result[..., 0]
     return _operator(gram, penalty, right, triton)
 
 

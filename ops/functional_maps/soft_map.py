@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.backend import use_definition
 from diffnet.ops.common.checks import check_finite, check_tensor, readable
-from diffnet.ops.common.dispatch import differentiable, empty_like, opaque
+from diffnet.ops.common.dispatch import derivatives, differentiable, empty_like, opaque
 from diffnet.ops.common.precision import sum_dtype, without_autocast
 from diffnet.ops.functional_maps.nearest import table_rows
 from diffnet.ops.functional_maps.op import checked_number
@@ -23,7 +24,7 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
     """Compute Π values with the soft map Π = softmax(queries keysᵀ / temperature).
 
     Π maps functions on the points of the keys to functions on the points of the queries. No table (N, M) is stored,
-    forward or backward. Differentiable once in all arguments.
+    forward or backward. Differentiable in all arguments. Second derivatives and transforms of torch.func store it.
 
     It is computed in float32, or in float64 if an argument is float64. Matrix products in float32 follow
     `torch.set_float32_matmul_precision`.
@@ -58,13 +59,19 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
         check_finite(name, x)
     temperature = checked_number("temperature", temperature, device, positive=True)
     dtype = sum_dtype(queries, keys, values)
-    out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
+    inputs = queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype)
+    out: Tensor = _plain(*inputs) if use_definition("auto") else _operator(*inputs)[0]
     if readable(out) and not out.isfinite().all():
         raise ValueError(
             f"queries keysᵀ / temperature should be finite in {dtype}, but queries reach {queries.abs().max():.3g} and "
             f"keys {keys.abs().max():.3g}; scale their rows to length 1 (torch.nn.functional.normalize)"
         )
     return out
+
+
+def _plain(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    with without_autocast(queries):
+        return torch.softmax(queries @ keys.mT, 1) @ values
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,9 +115,13 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor,
     ctx.save_for_backward(*inputs, *output)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-    return _gradients_operator(grad, *ctx.saved_tensors)
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return tuple(_gradients_operator(grad, *ctx.saved_tensors))
 
 
-_gradients_operator = opaque("diffnet::soft_map_backward", _gradients, empty_like(1, 2, 3))
+def _plain_gradients(grad: Tensor, *tensors: Tensor) -> list[Tensor | None]:
+    return derivatives(_plain, tensors[:3], grad)
+
+
+_gradients_operator = opaque("diffnet::soft_map_backward", _gradients, empty_like(1, 2, 3), _plain_gradients)
 _operator = differentiable("diffnet::soft_map", _forward, _fake, _save, _backward)

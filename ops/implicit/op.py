@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor
+from diffnet.ops.common.checks import check_finite, check_ptr, check_tensor, nonnegative
+from diffnet.ops.common.compiler import is_batched
 from diffnet.ops.common.dispatch import differentiable, empty_like
 from diffnet.ops.common.precision import sum_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
 from diffnet.ops.implicit.reference import System, at_vertices, inner_products, iterate
-from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.csr import CsrArrays, row_of_each
 from diffnet.ops.sparse.op import SparseMatrix, diagonal, sddmm_operator, spmm_operator
 from diffnet.ops.sparse.pattern import csr_arrays
 
@@ -46,9 +49,10 @@ def implicit_diffusion(
 
     Vertices without mass take no part, as in `geometry.eigenbasis`: they keep their x and pass nothing on.
 
-    Differentiable once in x, time, mass and the values of the Laplacian; the gradient of the values assumes that the
-    Laplacian is symmetric. The backward pass is one more solve with the same matrix (the implicit function theorem),
-    whatever the number of iterations. Low precision is computed in float32.
+    Differentiable any number of times in x, time, mass and the values of the Laplacian; the gradient of the values
+    assumes that the Laplacian is symmetric. The backward pass is one more solve with the same matrix (the implicit
+    function theorem), whatever the number of iterations. There are no forward-mode derivatives. Low precision is
+    computed in float32.
 
     A mesh with a value in x that is NaN, infinite or too large to be squared is NaN in this channel, at all vertices
     with mass. Other meshes and channels are not affected. On a GPU, a negative or NaN time gives NaN in its channel,
@@ -79,6 +83,7 @@ def implicit_diffusion(
     tensor([[2.],
             [1.]])
     """
+    _refuse_transforms(x, time, mass, laplacian)
     check_tensor("x", x, ("V", "C"))
     (rows, channels), device = x.shape, x.device
     check_tensor("time", time, (channels,), device)
@@ -92,7 +97,7 @@ def implicit_diffusion(
         raise ValueError(f"laplacian should be on {device}, it is on {pattern.device}")
     check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
-    check_finite("time", time, least=0)
+    time = nonnegative("time", time)
     check_finite("mass", mass)
     dtype = sum_dtype(x, laplacian.values)
     features, mass = x.to(dtype), mass.to(dtype)
@@ -105,7 +110,7 @@ def implicit_diffusion(
         diagonal(pattern, values.detach()),
         values,
         torch.where(live[:, 0], mass, 0),
-        torch.where(time >= 0, time, torch.nan).to(dtype),
+        time.to(dtype),
         torch.where(live, mass[:, None] * features, 0),
         row_lengths(ptr, lengths),
         tolerance,
@@ -114,6 +119,23 @@ def implicit_diffusion(
         triton,
     )
     return torch.where(live, solution, features).to(x.dtype)
+
+
+def _refuse_transforms(*arguments: Any) -> None:
+    """Raise RuntimeError under a transform, and for tangents of forward mode."""
+    if torch.compiler.is_compiling():
+        return
+    tensors = [a.values if isinstance(a, SparseMatrix) else a for a in arguments]
+    in_forward_mode = forward_ad._current_level >= 0 and any(
+        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
+        for t in tensors
+    )
+    if in_forward_mode or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
+        raise RuntimeError(
+            "implicit_diffusion has no forward-mode derivatives and doesn't work under vmap and other transforms of "
+            "torch.func, which batched gradients use, too; torch.autograd.grad differentiates it any number of times, "
+            "one gradient at a time"
+        )
 
 
 def conjugate_gradients(
@@ -213,12 +235,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    if torch.is_grad_enabled():
-        raise RuntimeError("implicit_diffusion can't be differentiated twice")
     *structure, ptr, diagonal, values, mass, time, u = ctx.saved_tensors
     *_, triton = ctx.settings
     need_values, need_mass, need_time, need_b = ctx.needs_input_grad[3:7]
     w = _operator(structure, ptr, diagonal, values, mass, time, grad, *ctx.settings)
+    if torch.is_grad_enabled():  # the derivative will be differentiated
+        return [None] * len(structure), None, None, *_plain_gradients(structure, values, time, u, w), w, *[None] * 5
     # Only derivatives of the operators below need the transpose. Nothing is differentiated here, so any arrays will do.
     arrays = [*structure, *structure, ptr.new_empty(0)]
     grad_values = grad_mass = grad_time = None
@@ -229,6 +251,18 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if need_time:
         grad_time = -(w * spmm_operator(arrays, values[None], u[None], False, False, triton)[0]).sum(0)
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
+
+
+def _plain_gradients(
+    structure: Sequence[Tensor], values: Tensor, time: Tensor, u: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the values, the mass and the time in plain PyTorch, which has derivatives of any order."""
+    csr = CsrArrays(*structure)
+    rows = row_of_each(csr.indptr, csr.indices)
+    rows = csr.row_order[rows] if len(csr.row_order) else rows
+    of_rows, of_columns = F.embedding(rows, w), F.embedding(csr.indices, u)  # their backward adds up in a fixed order
+    pairs = of_rows * of_columns
+    return -pairs @ time, -(w * u).sum(1), -(values[:, None] * pairs).sum(0)
 
 
 _operator = differentiable("diffnet::implicit_solve", conjugate_gradients, empty_like(6), _save, _backward)

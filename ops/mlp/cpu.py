@@ -4,7 +4,8 @@ Layers are computed in place for a few thousand vertices at a time, so each oper
 Inputs are never concatenated: the first weight is split instead. Of each hidden layer only the result of ReLU and
 dropout is kept. A unit that is 0 was dropped or cut off, so the backward needs no mask.
 
-Arguments are as in `ops.mlp.op`. Second derivatives are those of the reference.
+Arguments are as in `ops.mlp.op`. Second derivatives, and several gradients at once, are
+those of the reference.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.cpu import add_product, derivatives, keep_freed_memory, largest_chunk, row_chunks
+from diffnet.ops.common.compiler import is_batched
+from diffnet.ops.common.cpu import add_product, keep_freed_memory, largest_chunk, row_chunks
+from diffnet.ops.common.dispatch import derivatives
 from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype, without_autocast
 
 LEVELS = 2**16  # of the probability of dropout
@@ -85,8 +88,8 @@ class _MLP(torch.autograd.Function):
         count = len(saved) - (layout.layers - 1)
         tensors, hidden = saved[:count], saved[count:]
         needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # the derivative will be differentiated
-            return None, *derivatives(lambda *t: _plain(layout, t, hidden), tensors, needed, grad)
+        if torch.is_grad_enabled() or is_batched(grad):  # in place, nothing is differentiated or batched
+            return None, *derivatives(lambda *t: _plain(layout, t, hidden), tensors, grad, needed=needed)
         with without_autocast(grad):
             return None, *_backward(layout, tensors, hidden, needed, grad)
 

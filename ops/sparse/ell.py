@@ -14,10 +14,10 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.checks import check_count, check_integer, check_operand
-from diffnet.ops.common.compiler import is_stand_in, not_compiled
+from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import Pattern, contiguous
+from diffnet.ops.sparse.pattern import Pattern, at_first_use, contiguous
 from diffnet.ops.sparse.softmax import check_broadcast, sparse_softmax
 
 
@@ -113,6 +113,11 @@ class EllPattern:
         values.flatten(-2)[…, entries.clamp(min=0)].
         """
         return memoized(self, "_transpose", _transpose)
+
+    def prepare(self, *, backward: bool = True) -> EllPattern:
+        """Find everything that operations need now, see `Pattern.prepare`."""
+        self.csr[0].prepare(backward=backward)
+        return self
 
     def matmul(self, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
         """Multiply sparse by dense: values (…, rows, width), x (…, columns, C) → (…, rows, C); see `spmm`.
@@ -229,7 +234,7 @@ def check_is_pattern(pattern: Any) -> None:
         raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
-@not_compiled
+@at_first_use
 def _find_used(ell: EllPattern) -> tuple[Pattern, Tensor | None]:
     there = ell.there
     places = there.flatten().nonzero()[:, 0]
@@ -238,7 +243,7 @@ def _find_used(ell: EllPattern) -> tuple[Pattern, Tensor | None]:
     return pattern, None if len(places) == there.numel() else places
 
 
-@not_compiled
+@at_first_use
 def _transpose(ell: EllPattern) -> tuple[EllPattern, Tensor]:
     pattern, places = ell.csr
     transposed, order = pattern.transpose

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.checks import check_integer
-from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
+from diffnet.ops.sparse.pattern import PIECE, Pattern, at_first_use, rows_of
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 # The costs of one more bucket and of one entry of the CSR rest, in places of an ELL bucket.
@@ -124,6 +123,11 @@ class HybridPattern:
         """The transposed pattern, and the position in this pattern of each of its entries, (nnz,). Made once."""
         return memoized(self, "_transpose", _transpose)
 
+    def prepare(self, *, backward: bool = True) -> HybridPattern:
+        """Find everything that operations need now, see `Pattern.prepare`."""
+        self.grouped.prepare(backward=backward)
+        return self
+
     def matmul(self, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
         """Multiply sparse by dense: values (…, nnz), x (…, columns, C) → (…, rows, C); see `spmm`.
 
@@ -148,7 +152,7 @@ class HybridPattern:
         return sparse_softmax(self.pattern, scores, scale=scale, bias=bias, mask=mask, backend=backend)
 
 
-@not_compiled
+@at_first_use
 def _group(hybrid: HybridPattern) -> Pattern:
     pattern, buckets = hybrid.pattern.prepare(), len(hybrid.widths)  # the new pattern shares everything found
     if pattern.row_order is not None:
@@ -158,10 +162,10 @@ def _group(hybrid: HybridPattern) -> Pattern:
     order = torch.sort(key, stable=True).indices
     if torch.equal(order, torch.arange(len(order), device=order.device)):
         order = order[:0]
-    return pattern.with_known(rows_by_length=order.to(pattern.column_indices.dtype))
+    return pattern.with_known(rows_by_length=order.to(pattern.column_indices.dtype), check=False)
 
 
-@not_compiled
+@at_first_use
 def _transpose(hybrid: HybridPattern) -> tuple[HybridPattern, Tensor]:
     transposed, order = hybrid.pattern.transpose
     return HybridPattern.from_pattern(transposed), order

@@ -18,6 +18,8 @@ from diffnet.ops.common.backend import Backend, check_backend, use_definition, u
 from diffnet.ops.common.checks import broadcast_shapes, check_operand, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
+from diffnet.ops.common.memo import FieldwiseCopy
+from diffnet.ops.common.precision import in_dtype, product_dtype, without_autocast
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import (
@@ -41,9 +43,8 @@ def spmm(
     or a `SparseMatrix`. Convert a matrix that is used again with `SparseMatrix.from_torch` or `from_scipy` once: it
     keeps what products and gradients need.
 
-    The product of floating-point operands has the dtype of the values, as sparse products have under autocast. Low
-    precision is added up in float32. If one operand is integer or bool, both are promoted as PyTorch does. If both are,
-    the product is computed in int64 and returned in the promoted dtype.
+    The product has the promoted dtype of both operands, or autocast's, as dense products have. Low precision is added
+    up in float32. If both operands are integer or bool, the product is computed in int64.
 
     Differentiable in values and x. Deterministic, but on a GPU not for backend="torch".
 
@@ -79,9 +80,7 @@ def spmm(
     device = pattern.device
     check_operand("values", values, (pattern.nnz,), device)
     check_operand("the dense factor", x, (columns, "C"), device)
-    dtype = values.dtype
-    if not (dtype.is_floating_point and x.is_floating_point()):
-        dtype = torch.promote_types(dtype, x.dtype)
+    dtype = product_dtype(values, x)
     if not dtype.is_floating_point or use_definition(backend):
         check_backend(backend)
         places = pattern.row_indices, pattern.column_indices
@@ -104,8 +103,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     In attention, a is the query and b the key: (…, H, rows, C) and (…, H, columns, C) with C channels of each head give
     the scores (…, H, nnz) of H heads.
 
-    Low precision is added up in float32. If one factor is integer or bool, both are promoted as PyTorch does. If both
-    are, the product is computed in int64 and returned in the promoted dtype.
+    The result has the promoted dtype of both factors, or autocast's, as in `spmm`.
 
     Differentiable in a and b. Deterministic, but on a GPU not for backend="torch".
 
@@ -120,7 +118,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
 
     Raises:
         TypeError: for complex factors, and for a pattern that is none of these.
-        ValueError: if shapes or devices don't match, or if the factors have two floating-point dtypes.
+        ValueError: if shapes or devices don't match.
 
     >>> import torch
     >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
@@ -132,11 +130,8 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     device = pattern.device
     check_operand("the dense factor a", a, (rows, "C"), device)
     check_operand("the dense factor b", b, (columns, a.shape[-1]), device)
-    if a.dtype != b.dtype or not a.is_floating_point():
-        if a.is_floating_point() and b.is_floating_point():
-            raise ValueError(f"the dense factors should have one dtype, got {a.dtype} and {b.dtype}")
-        dtype = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(dtype), b.to(dtype)
+    dtype = product_dtype(a, b)
+    a, b = in_dtype(a, dtype), in_dtype(b, dtype)
     if not a.is_floating_point() or use_definition(backend):
         check_backend(backend)
         return definition.sddmm(pattern.row_indices, pattern.column_indices, a, b)
@@ -151,7 +146,7 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
 def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Sum the entries of each row: values (…, nnz) → (…, rows). Differentiable.
 
-    Integers and bools are added up in int64, as `torch.sum` does.
+    Integers and bools are added up in int64, and autocast changes no dtype, as in `torch.sum`.
 
     >>> import torch
     >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
@@ -161,7 +156,8 @@ def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> T
     check_operand("values", values, (pattern.nnz,), pattern.device)
     dtype = values.dtype if values.is_floating_point() else torch.int64
     ones = torch.ones(pattern.columns, 1, dtype=dtype, device=values.device)
-    return spmm(pattern, values, ones, backend=backend)[..., 0]
+    with without_autocast(values):
+        return spmm(pattern, values, ones, backend=backend)[..., 0]
 
 
 def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
@@ -200,7 +196,7 @@ def pattern_of(matrix: Any) -> Pattern:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseMatrix:
+class SparseMatrix(FieldwiseCopy):
     """A pattern with values (…, nnz). Several sets of values are several matrices of one structure.
 
     >>> import torch
@@ -233,6 +229,19 @@ class SparseMatrix:
     def shape(self) -> tuple[int, ...]:
         """(…, rows, columns)"""
         return *self.values.shape[:-1], *self.pattern.shape
+
+    @property
+    def nnz(self) -> int:
+        """The number of entries of one set of values."""
+        return self.pattern.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
 
     @property
     def mT(self) -> SparseMatrix:
@@ -276,9 +285,78 @@ class SparseMatrix:
             return spmm(self.pattern, self.values, x[:, None])[..., 0]
         return spmm(self.pattern, self.values, x)
 
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        """Multiply x (C, rows) or (rows,) by the matrix. Returns (…, C, columns) or (…, columns). Differentiable."""
+        if x.ndim == 1:
+            return spmm(self.pattern, self.values, x[:, None], transpose=True)[..., 0]
+        return spmm(self.pattern, self.values, x.mT, transpose=True).mT
+
+    def __mul__(self, factor: float | Tensor) -> SparseMatrix:
+        """Multiply all values by a number, or by a tensor of shape (). Differentiable."""
+        if isinstance(factor, SparseMatrix) or (isinstance(factor, Tensor) and factor.ndim > 0):
+            raise TypeError("a SparseMatrix is multiplied by numbers; m @ x is the product of matrices")
+        return SparseMatrix(self.pattern, self.values * factor)
+
+    __rmul__ = __mul__
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        """Take products with a tensor. torch.compile finds them here, and PyTorch those with a tensor on the left.
+
+        For both m @ x and x @ m, torch.compile gives the arguments (x, m), so the graph breaks there.
+        """
+        if function not in _PRODUCTS or options:
+            return NotImplemented
+        left, right = arguments
+        matrix, factor = arguments if isinstance(left, SparseMatrix) else (right, left)
+        if function in _MULTIPLICATIONS:
+            return matrix.__mul__(factor)
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg="write spmm(m, x) for m @ x")  # type: ignore[no-untyped-call]
+        return matrix.__matmul__(factor) if matrix is left else matrix.__rmatmul__(factor)
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor) -> SparseMatrix:
+        """Convert the entries of dense matrices (…, rows, columns) that are not 0 in all sets. It waits for a GPU.
+
+        Gradients reach the tensor.
+
+        >>> import torch
+        >>> SparseMatrix.from_dense(torch.eye(3)).nnz
+        3
+        """
+        if not isinstance(matrix, Tensor):
+            raise not_a_tensor("matrix", matrix)
+        if matrix.ndim < 2 or matrix.layout != torch.strided:
+            raise ValueError(f"a dense matrix expected, got {matrix.ndim}-D of {matrix.layout}")
+        pattern = Pattern.from_mask((matrix != 0).flatten(0, -3).any(0) if matrix.ndim > 2 else matrix != 0)
+        return cls(pattern, matrix[..., pattern.row_indices, pattern.column_indices])
+
+    def to_dense(self) -> Tensor:
+        """Convert to dense matrices (…, rows, columns). Differentiable."""
+        rows, columns = self.pattern.shape
+        places = self.pattern.row_indices.long() * columns + self.pattern.column_indices
+        flat = self.values.new_zeros(*self.values.shape[:-1], rows * columns).index_copy(-1, places, self.values)
+        return flat.reshape(self.shape)
+
+    @classmethod
+    def from_edges(cls, edge_index: Tensor, edge_weight: Tensor, size: tuple[int, int]) -> SparseMatrix:
+        """Convert weighted edges of a graph, the inverse of `to_edges`. Gradients reach the weights.
+
+        edge_index: (2, nnz) integers, from the columns in [0] to the rows in [1], in any order
+        edge_weight: (nnz, …)
+        size: the rows and columns
+
+        Raises ValueError as `Pattern.from_coo` does.
+        """
+        pattern, entries = Pattern.from_coo(edge_index[1], edge_index[0], size)
+        return cls(pattern, edge_weight.movedim(0, -1)[..., entries])
+
     @classmethod
     def from_torch(cls, matrix: Tensor, *, check: bool = True) -> SparseMatrix:
-        """Convert a torch.sparse_csr or torch.sparse_coo tensor (rows, columns). See `Pattern` for `check`.
+        """Convert a sparse tensor (rows, columns) of PyTorch: CSR, COO, CSC, BSR or BSC. See `Pattern` for `check`.
 
         A CSR result shares its memory, but copies values that require a gradient. The entries of COO are sorted, and
         those at one place added up. Gradients reach the tensor.
@@ -287,6 +365,8 @@ class SparseMatrix:
         """
         if not isinstance(matrix, Tensor):
             raise TypeError(f"a torch.sparse_csr or torch.sparse_coo tensor expected, got {type(matrix).__name__}")
+        if matrix.layout in (torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc) and matrix.ndim == 2:
+            matrix = matrix.to_sparse_coo()  # type: ignore[no-untyped-call]
         if matrix.layout not in (torch.sparse_csr, torch.sparse_coo) or matrix.ndim != 2:
             raise ValueError(
                 f"a 2-D torch.sparse_csr or torch.sparse_coo tensor expected, got {matrix.ndim}-D of {matrix.layout}"
@@ -352,6 +432,10 @@ class SparseMatrix:
     def _expect_one_set(self) -> None:
         if self.values.ndim != 1:
             raise ValueError(f"one set of values expected, values have shape {tuple(self.values.shape)}")
+
+
+_MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, *_MULTIPLICATIONS)
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:

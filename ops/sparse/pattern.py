@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_index, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
-from diffnet.ops.common.memo import can_remember, memoized, remember
+from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
 
@@ -26,9 +27,12 @@ PIECE = 128
 ROWS_TOGETHER = 8
 MAX_UNEVENNESS = 2.0
 
+# A mark of functions that find what a pattern then remembers.
+at_first_use = partial(not_compiled, advice="call .prepare() of the pattern once before, uncompiled")
+
 
 @dataclass(frozen=True, eq=False, init=False)
-class Pattern:
+class Pattern(FieldwiseCopy):
     """The structure of a sparse matrix in CSR form. It holds no values.
 
     Non-contiguous index arrays are copied, because kernels read them with stride 1.
@@ -129,6 +133,27 @@ class Pattern:
         return cls.from_row_lengths(mask.sum(1), mask.nonzero()[:, 1], mask.shape[1], check=False)
 
     @classmethod
+    def from_coo(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> tuple[Pattern, Tensor]:
+        """Make a pattern from the row and the column of each entry, (nnz,) int32 or int64 in any order.
+
+        Returns the pattern, and the position of each of its entries in the arguments, (nnz,). Values move along as
+        values[..., entries]. Raises ValueError for an entry outside of the shape, and for one that occurs twice.
+
+        >>> import torch
+        >>> pattern, entries = Pattern.from_coo(torch.tensor([1, 0]), torch.tensor([2, 1]), (2, 3))
+        >>> pattern.row_indices, entries
+        (tensor([0, 1]), tensor([1, 0]))
+        """
+        for name, array in (("rows", rows), ("columns", columns)):
+            check_plain(name, array)
+            check_index(name, array, (len(rows),), rows.device)
+        if len(rows) > 0 and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
+            raise ValueError(f"rows should be from 0 to {shape[0] - 1}, got {int(rows.min())} to {int(rows.max())}")
+        entries = torch.argsort(rows.long() * shape[1] + columns)
+        lengths = torch.bincount(rows, minlength=shape[0])
+        return cls.from_row_lengths(lengths, columns[entries], shape[1]), entries
+
+    @classmethod
     def window(cls, length: int, before: int, after: int = 0) -> Pattern:
         """Make the pattern (length, length) of a sliding window: row i has the columns i − before to i + after.
 
@@ -144,6 +169,31 @@ class Pattern:
         lengths = end - first
         starts = torch.repeat_interleave(first - lengths.cumsum(0) + lengths, lengths)
         return cls.from_row_lengths(lengths, starts + torch.arange(len(starts)), length, check=False)
+
+    @classmethod
+    def between(
+        cls, lengths_a: Sequence[int], lengths_b: Sequence[int], device: torch.device | str | None = None
+    ) -> Pattern:
+        """Make the pattern in which each row of mesh p of batch a has all rows of mesh p of batch b.
+
+        lengths_a, lengths_b: the rows of each mesh, such as `lengths` of `Operators`
+
+        Attention on it is cross-attention between pairs of meshes, without a mask of all rows of both batches. Raises
+        ValueError for other numbers of meshes, and for a length below 0.
+
+        >>> Pattern.between([1, 2], [2, 1])
+        Pattern(shape=(3, 3), nnz=4, device=cpu)
+        """
+        a, b = (torch.tensor(list(lengths), dtype=torch.int64, device=device) for lengths in (lengths_a, lengths_b))
+        if len(a) != len(b) or min([0, *lengths_a, *lengths_b]) < 0:
+            raise ValueError(
+                f"lengths should be at least 0, one for each mesh of both, got {lengths_a} and {lengths_b}"
+            )
+        of_rows = b.repeat_interleave(a)  # entries of each row
+        starts = (b.cumsum(0) - b).repeat_interleave(a) - (of_rows.cumsum(0) - of_rows)
+        entries = torch.arange(int(a @ b), device=device)
+        columns = entries + starts.repeat_interleave(of_rows)
+        return cls.from_row_lengths(of_rows, columns, sum(lengths_b), check=False)
 
     @classmethod
     def random(cls, rows: int, columns: int, density: float, generator: torch.Generator | None = None) -> Pattern:
@@ -284,7 +334,7 @@ class Pattern:
                 check_plain("order", order)
             order = order.to(self.stored_indptr)
             if check:
-                _check_row_order(order, self.stored_indptr)
+                _check_permutation("row_order", order, self.stored_indptr)
         rows = torch.arange(self.shape[0], device=self.stored_indptr.device) if order is None else order
         stored, entries = rows_of(self, rows)
         return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
@@ -295,12 +345,19 @@ class Pattern:
         transpose: tuple[Pattern, Tensor] | None = None,
         long_pieces: Tensor | None = None,
         rows_by_length: Tensor | None = None,
+        check: bool = True,
     ) -> Pattern:
         """Return the same pattern, for which some properties are known already and need not be found.
 
         rows_by_length: also another order (rows,) in which products take rows, of the dtype of the indices. Unlike
             `with_row_order`, entries stay where they are.
+        check: whether to check rows_by_length, which waits for a GPU
+
+        Raises ValueError if rows_by_length is neither empty nor a permutation of the rows.
         """
+        if check and rows_by_length is not None and len(rows_by_length) > 0:
+            check_plain("rows_by_length", rows_by_length)
+            _check_permutation("rows_by_length", rows_by_length, self.stored_indptr)
         return remember(
             Pattern(self.stored_indptr, self.stored_indices, self.columns, self.row_order, check=False),
             _transpose=self._transpose if transpose is None else transpose,
@@ -376,7 +433,7 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
         row = int(descents.nonzero()[0])
         raise ValueError(f"indptr should not descend, got {indptr[row]} then {indptr[row + 1]} at row {row}")
     if row_order is not None:
-        _check_row_order(row_order, indptr)
+        _check_permutation("row_order", row_order, indptr)
     outside = (indices < 0) | (indices >= columns)
     if outside.any():
         entry = int(outside.nonzero()[0])
@@ -391,17 +448,17 @@ def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor 
         raise ValueError(f"indices should ascend within a row, got {problem} in row {row}")
 
 
-def _check_row_order(order: Tensor, indptr: Tensor) -> None:
+def _check_permutation(name: str, order: Tensor, indptr: Tensor) -> None:
     """Check that `order` is a permutation of the rows of a pattern. Raises ValueError that names the row."""
     rows = len(indptr) - 1
     if order.shape != (rows,) or order.dtype != indptr.dtype or order.device != indptr.device:
         raise ValueError(
-            f"row_order should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
+            f"{name} should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
             f"got {order.dtype} of shape {tuple(order.shape)} on {order.device}"
         )
     missing = (order.sort().values != torch.arange(rows, device=order.device)).nonzero()
     if len(missing) > 0:
-        raise ValueError(f"row_order should have each row once, row {int(missing[0])} is missing or twice")
+        raise ValueError(f"{name} should have each row once, row {int(missing[0])} is missing or twice")
 
 
 def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> CsrArrays:
@@ -613,7 +670,7 @@ def transposed_entries(pattern: Pattern) -> Tensor:
     return torch.sort(column * rows + pattern.row_indices).indices
 
 
-@not_compiled
+@at_first_use
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
     if pattern.stored_indices.is_meta:
@@ -629,7 +686,7 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
-@not_compiled
+@at_first_use
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     indptr = pattern.stored_indptr.long()
     lengths = torch.diff(indptr)
@@ -649,7 +706,7 @@ def are_similar(rows: int, longest: int, entries: int) -> bool:
     return (rows + -rows % ROWS_TOGETHER) * longest <= MAX_UNEVENNESS * entries
 
 
-@not_compiled
+@at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
     similar = pattern.stored_indices.new_empty(0)

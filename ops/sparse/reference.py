@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -113,6 +114,15 @@ def softmax(rows: Tensor, count: int, scores: Tensor, mask: Tensor | None, scale
     total = torch.zeros_like(top).scatter_add(1, rows, weights)
     out = weights / torch.where(total == 0, 1, total).gather(1, rows)
     return (out if mask is None else out.masked_fill(~mask, 0)).to(scores.dtype)
+
+
+def softmax_gradients(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float) -> Tensor:
+    """The gradient of `softmax` in the scores (S, nnz), for its result and its gradient."""
+    csr, dtype = CsrArrays(*structure), sum_dtype(out)
+    rows = row_of_each(csr.indptr, csr.indices).long().expand_as(out)  # as they are stored; a sum has no other order
+    products = out.to(dtype) * grad.to(dtype)
+    total = products.new_zeros(len(out), len(csr.indptr) - 1).scatter_add(1, rows, products)
+    return (scale * (products - out.to(dtype) * total.gather(1, rows))).to(out.dtype)
 
 
 def csr_tensor(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

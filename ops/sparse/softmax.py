@@ -157,5 +157,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_scores, None, None
 
 
-_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, empty_like(1))
+_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, empty_like(1), reference.softmax_gradients)
 _operator = differentiable("diffnet::sparse_softmax", _forward, empty_like(1), _save, _backward)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_tensor, nonnegative
 from diffnet.ops.common.dispatch import differentiable, empty_like, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 
@@ -99,11 +99,12 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     Args:
         spectrum: (B, K, C) floating point
         evals: (B, K) floating point, the eigenvalues λ
-        time: (C,) floating point, at least 0, in squared units of the positions
+        time: (C,) floating point, finite and at least 0, in squared units of the positions
         backend: see `to_spectral`
 
     Returns (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch. Errors are those of
-    `to_spectral`.
+    `to_spectral`. On the CPU and in debug mode, a time that is negative or not finite raises ValueError. Elsewhere a
+    negative time gives NaN in its channel.
 
     >>> diffuse(torch.ones(1, 2, 1), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
     tensor([[[1.0000],
@@ -112,6 +113,11 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
     check_tensor("spectrum", spectrum, ("B", "K", "C"))
     check_tensor("evals", evals, spectrum.shape[:2], spectrum.device)
     check_tensor("time", time, spectrum.shape[2:], spectrum.device)
+    return decay(spectrum, evals, nonnegative("time", time), backend)
+
+
+def decay(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend) -> Tensor:
+    """`diffuse` of checked arguments."""
     if use_kernels(backend, spectrum, evals, time):
         return diffuse_operator(spectrum.float(), evals, time)
     return definition.diffuse(spectrum, evals, time)
@@ -152,6 +158,11 @@ def segment_mean(
 def _plain_sums(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None) -> tuple[Tensor, Tensor]:
     """The sums over each mesh of weights · x, (B, C), and of the weights, (B,), in the dtype of x."""
     weights = weights.to(x.dtype)
+    if torch.compiler.is_compiling() and lengths is None:  # sizes of parts would depend on the values of ptr
+        meshes = len(ptr) - 1
+        row = torch.repeat_interleave(torch.arange(meshes, device=x.device), torch.diff(ptr), output_size=len(x))
+        total = x.new_zeros(meshes, x.shape[1]).index_add(0, row, weights[:, None] * x)
+        return total, x.new_zeros(meshes).index_add(0, row, weights)
     parts = [definition.by_mesh(t, ptr, lengths) for t in (weights, x)]
     sums = [(w @ rows, w.sum()) for w, rows in zip(*parts, strict=True)]
     total, weight = (torch.stack(each)[: len(ptr) - 1] for each in zip(*sums, strict=True))
@@ -230,6 +241,11 @@ def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time:
     return empty_like(1)(grad, spectrum), spectrum.new_empty(len(time))
 
 
+def _plain_diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    spectrum_grad = definition.diffuse(grad, evals, time)
+    return spectrum_grad, -(evals[..., None] * spectrum_grad * spectrum).sum((0, 1))
+
+
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     spectrum, evals, time = ctx.saved_tensors
     need_evals = ctx.needs_input_grad[1]
@@ -238,7 +254,9 @@ def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return spectrum_grad, evals_grad, time_grad.to(time.dtype)
 
 
-_diffuse_gradients_operator = opaque("diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake)
+_diffuse_gradients_operator = opaque(
+    "diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake, _plain_diffuse_gradients
+)
 diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, empty_like(0), save_inputs, _diffuse_backward)
 project_operator = differentiable("diffnet::project", _project_forward, _project_fake, save_inputs, _project_backward)
 evaluate_operator = differentiable(

@@ -22,6 +22,7 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     check_target_statistics,
+    index_targets,
     load_classes,
     load_targets,
     original_targets,
@@ -183,11 +184,51 @@ def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     three(tmp_path)
     refused(DataError, r"no targets. Expected a table targets.csv .* or --targets file:NAME", load_targets, tmp_path)
     refused(DataError, r"none: no such folder or table", load_targets, tmp_path / "none")
-    with pytest.raises(DataError, match=r"m0.ply: a folder is needed for the targets file:t, and this is a file"):
+    with pytest.raises(DataError, match=r"m0.ply: a folder or a table is needed for the targets file:t"):
         load_targets(tmp_path / "m0.ply", "file:t")
-    for wrong in ("t", "xyz", "file:t+xyz", "file:"):
-        with pytest.raises(OptionError, match=r"targets should be file:NAME or column:NAME, one or several joined"):
+    refused(DataError, r"no table. Expected .* columns file,t, or --targets file:t for", load_targets, tmp_path, "t")
+    for wrong in ("file:t+xyz", "file:"):
+        with pytest.raises(OptionError, match=r"targets should be file:NAME, one or several joined by \+, got"):
             load_targets(tmp_path, wrong)
+
+
+CASES = "note,speed,file,drag,split\na,30,m0.ply,1,train\nb,50,m1.ply,2,train\nc,70,m2.ply,3,test\n"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("targets", ["drag", "file:t"])
+def test_conditions_are_columns_of_the_table(suffix: str, targets: str, tmp_path: Path) -> None:
+    """Other columns are ignored. The cache recognizes other conditions."""
+    arrays, table = three(tmp_path), tmp_path / f"cases{suffix}"
+    table.write_text(CASES.replace(",", "\t" if suffix == ".tsv" else ","))
+    keys = []
+    for data in (
+        load_targets(table, targets, conditions="speed"),
+        index_targets(table, tmp_path / "cache", targets, conditions="speed", jobs=1),
+        index_targets(table, tmp_path / "cache", targets, conditions="drag" if ":" in targets else None, jobs=1),
+    ):
+        keys.append(getattr(data.train, "key", None))
+        assert data.label_names == (["drag"] if targets == "drag" else ["t_0", "t_1"])
+        np.testing.assert_array_equal(data.test[0].labels, [[3]] if targets == "drag" else arrays[2])
+        if data.condition_names == ("speed",):
+            assert [item.conditions.tolist() for item in (*data.train, *data.test)] == [[30], [50], [70]]
+            assert target_statistics(data.train, ["speed"], 1, of="conditions") == {"mean": [40], "std": [10]}
+    assert keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "targets", "conditions", "message"),
+    [
+        (CASES, "lift", "speed", "no column 'lift'; the columns are note, speed, file, drag, split"),
+        (CASES, "drag", "drag", "the column 'drag' can't be a target and a condition"),
+        (CASES.replace("50", ""), "drag", "speed", "line 3: the condition speed is missing"),
+        (CASES, "drag", "speed,", "conditions should be different names separated by commas, got 'speed,'"),
+    ],
+)
+def test_bad_conditions(content: str, targets: str, conditions: str, message: str, tmp_path: Path) -> None:
+    three(tmp_path)
+    write(tmp_path, {"targets.csv": content})
+    refused((DataError, OptionError), message, load_targets, tmp_path, targets, conditions=conditions)
 
 
 def test_statistics_leave_missing_targets_out(tmp_path: Path) -> None:

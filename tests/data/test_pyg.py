@@ -15,14 +15,14 @@ import torch_geometric.transforms as T
 from operator_checks import assert_same
 from refusals import refused
 from shapes import ellipsoid
-from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import Sequential, SimpleConv, global_mean_pool
 from torch_geometric.utils import get_mesh_laplacian, to_dense_adj
 
-from diffnet import DiffusionNet, DiffusionNetBlock, MeshError, collate, gradient, precompute
+from diffnet import DiffusionNet, DiffusionNetBlock, MeshError, Operators, collate, gradient, precompute
 from diffnet.data import BODIES, LabeledMesh, Preprocessing, load_dataset, make_sample
-from diffnet.data.pyg import AddOperators, DataWithOperators, from_data, to_data
+from diffnet.data.pyg import AddOperators, DataWithOperators, from_data, pack_operators, to_data
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -290,3 +290,37 @@ def test_without_pytorch_geometric(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("diffnet.data.pyg")
     assert str(error.value).startswith("diffnet.data.pyg needs PyTorch Geometric (")
     assert str(error.value).endswith("pip install 'diffnet[pyg]'")
+
+
+def test_operators_in_other_attributes(data: list[Data]) -> None:
+    """A second mesh in a `Data`, and meshes in `HeteroData`."""
+    packed = collate([each.operators for each in data])
+    for each in data:
+        each.partner = each.operators
+    assert_same(batch_of(data).to("cpu").partner, packed)
+    samples = [HeteroData({"surface": {"pos": each.pos, "first": each.operators}}) for each in data]
+    assert_same(pack_operators(batch_of(samples))["surface"].first, packed)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (T.RandomRotate(180), None),
+        (T.Center(), None),
+        (T.NormalizeScale(), "points of mesh 0 have moved"),
+        (T.RandomJitter(0.01), "points of mesh 0 have moved"),
+        (T.FixedPoints(20, replace=False), r"have \d+ vertices, pos has \d0 points; write AddOperators after"),
+    ],
+    ids=str,
+)
+def test_transforms_after_operators(transform: Any, message: str | None) -> None:
+    """Operators of points that have moved or are dropped are refused, alone and in a batch."""
+    data = [AddOperators(K)(to_data(ellipsoid(seed, 1))) for seed in range(2)]
+    for read in (
+        lambda: transform(data[0].clone()).operators,
+        lambda: batch_of([transform(d) for d in data]).operators,
+    ):
+        if message is None:
+            assert isinstance(read(), Operators)
+        else:
+            refused(ValueError, message, read)

@@ -95,6 +95,23 @@ def test_batches_have_a_mesh_for_each_process() -> None:
             MeshBatches(lengths, meshes=2, num_replicas=3)
 
 
+def test_a_process_group_divides_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that begins after the sampler was made, as that of Lightning."""
+    lengths = [30, 10, 20, 5, 7]
+    batches, whole = MeshBatches(lengths, meshes=2), MeshBatches(lengths, meshes=2, num_replicas=1)
+    expected = [list(MeshBatches(lengths, meshes=2, num_replicas=2, rank=rank)) for rank in range(2)]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        for count in (2, 3):
+            monkeypatch.setattr(torch.distributed, "get_world_size", lambda count=count: count)
+            if count == 3:
+                refused(ValueError, "a mesh for each of the 3 processes, got 5 lengths and meshes=2", iter, batches)
+                continue
+            assert list(batches) == expected[rank]
+            assert list(whole) == [[0, 1], [2, 3], [4]]
+
+
 def test_batches_of_an_epoch_depend_on_seed_and_epoch_only() -> None:
     def order(seed: int, epoch: int, noise: int = 0) -> list[list[int]]:
         torch.manual_seed(noise)

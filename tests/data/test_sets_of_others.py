@@ -31,6 +31,7 @@ from diffnet.data import (
     write_shards,
 )
 from diffnet.data.folders.division import groups_of
+from diffnet.data.folders.rows import conditions_of
 from diffnet.geometry import MeshError, load_mesh
 from diffnet.geometry.discretize.coincident import open_edges
 from diffnet.geometry.errors import OptionError
@@ -361,19 +362,22 @@ def test_classes_in_subfolders_of_any_depth() -> None:
 def test_tables_of_participants(tmp_path: Path) -> None:
     """A line of a table belongs to all meshes of the participant."""
     write(tmp_path, *(f"sub-{i}/surf/{side}" for i in range(1, 11) for side in ("lh", "rh")), labels=None)
-    lines = [f"sub-{i}\t{20 + i if i > 2 else 'n/a'}\t{'FM'[i % 2]}" for i in range(1, 11)]
+    lines = [f"sub-{i}\t{20 + i if i > 2 else 'n/a'}\t{'FM'[i % 2]}\t{i / 2}" for i in range(1, 11)]
     table = tmp_path / "participants.tsv"
-    table.write_text("participant_id\tage\tsex\n" + "\n".join(lines))
-    left = load_targets(table, "column:age", files="sub-*/surf/lh.obj")
+    table.write_text("participant_id\tage\tsex\tsize\n" + "\n".join(lines))
+    left = load_targets(table, "age", conditions="size", files="sub-*/surf/lh.obj")
     targets = {item.name: item.labels[0, 0] for item in (*left.train, *left.test)}
-    assert len(targets) == 10
+    assert (len(targets), sum(item.conditions.sum() for item in (*left.train, *left.test))) == (10, 55 / 2)
+    assert conditions_of([tmp_path / "sub-10/surf/rh.obj"], [str(table)], ["size"]) == [{"size": 5}]
     assert (targets["sub-10/surf/lh.obj"], targets["sub-3/surf/lh.obj"]) == (30, 23)
     assert np.isnan(targets["sub-1/surf/lh.obj"])  # sub-1 is not sub-10
-    refused(DataError, "are of one participant, and a random division", load_targets, table, "column:age")
-    both = load_classes(table, labels="column:sex", group_by="^[^/]+")
+    refused(DataError, "are of one participant, and a random division", load_targets, table, "age")
+    both = load_classes(table, labels="sex", group_by="^[^/]+")
     assert (both.label_names, len(both.train) + len(both.test)) == (["F", "M"], 20)
     assert not {name.split("/")[0] for name in names(both.train)} & {name.split("/")[0] for name in names(both.test)}
-    refused(DataError, "no column 'size' in the first line", load_targets, table, "column:size")
+    refused(DataError, "no column 'height'; the columns are file, age, sex", load_targets, table, "height")
+    refused(DataError, "labels is 'sex', but labels at elements are auto", load_dataset, tmp_path, labels="sex")
+    refused(DataError, "classes need the name of a column", load_classes, table, labels="file:sex")
     table.write_text("participant_id\tage\nsub-11\t3\n")
     refused(DataError, "line 2: no mesh below .* has 'sub-11' in its path", load_targets, table)
 
@@ -481,7 +485,7 @@ def test_each_reason_and_each_mesh_counts_once(tmp_path: Path) -> None:
         index_dataset(tmp_path, tmp_path / "cache", jobs=1)
     message = str(caught.value)
     assert message.startswith("7 of 8 meshes can't be used: ")
-    assert (message.count("is not a whole number"), message.count(".txt")) == (1, 5)
+    assert (message.count("is not a whole number"), message.count("/m"), message.count("label_names.txt")) == (1, 5, 1)
 
 
 def test_a_run_says_what_its_set_holds(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from operator_checks import assert_same, gradient, relative
 from refusals import refused
 from shapes import Arrays, arrays, cloud_of, ellipsoid, moebius, soup, strip_on_a_line
 from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
 
 from diffnet import DiffusionNet
 from diffnet.benchmarks.cases.preprocessing import bumpy_torus
@@ -480,7 +481,9 @@ def test_gradients_against_finite_differences(name: str, kind: LaplacianKind) ->
         o = assemble(verts, connectivity, kind)
         return o.mass, o.laplacian.values, o.gradient.values, o.frames
 
-    assert torch.autograd.gradcheck(values, verts.clone().requires_grad_(), fast_mode=True)
+    moving = verts.clone().requires_grad_()
+    assert gradcheck(values, moving, fast_mode=True, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(values, moving, fast_mode=True, check_fwd_over_rev=True)
 
 
 @KINDS
@@ -502,7 +505,8 @@ def test_gradients_through_implicit_diffusion() -> None:
         o = assemble(verts, connectivity)
         return implicit_diffusion(x, time, o.laplacian, o.mass, o.ptr, o.lengths, tolerance=1e-12)
 
-    assert torch.autograd.gradcheck(diffused, verts.clone().requires_grad_(), fast_mode=True)
+    assert gradcheck(diffused, verts.clone().requires_grad_(), fast_mode=True)
+    assert gradgradcheck(diffused, verts.clone().requires_grad_(), fast_mode=True)
 
 
 def test_a_network_feels_the_metric() -> None:

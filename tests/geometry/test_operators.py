@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from lightning_utilities.core.apply_func import apply_to_collection
 from operator_checks import assert_same, matrix, relative, tiny_operators
 from refusals import refused
 from shapes import TETRAHEDRON
@@ -19,8 +22,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from diffnet.data import MeshBatches
-from diffnet.geometry import Operators, collate, precompute, with_k_ring
+from diffnet.geometry import Operators, PerMesh, Rows, collate, precompute, with_k_ring
 from diffnet.geometry.store import transfer
+from diffnet.ops import SparseMatrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,10 +61,50 @@ def test_gradient_evecs_are_dropped_unless_all_have_them() -> None:
 
 def test_operators_that_cannot_be_packed() -> None:
     a, b, *_ = tiny_operators()
-    refused(ValueError, r"different k .*10, 5", collate, [a, precompute(TETRAHEDRON, k=5)])
+    refused(ValueError, r"different k .*0, 10", collate, [a, precompute(TETRAHEDRON, k=0)])
     refused(ValueError, r"different dtype .*float32.*float64", collate, [a, b.to(dtype=torch.float64)])
     refused(ValueError, r"different device .*cpu.*meta", collate, [a, b.to("meta")])
     refused(ValueError, "empty", collate, [])
+
+
+@pytest.mark.parametrize("on_basis", [False, True], ids=["plain", "with-gradient-evecs"])
+def test_other_numbers_of_eigenpairs(on_basis: bool) -> None:
+    """The first pairs, and batches that are padded as a mesh with fewer vertices than pairs is."""
+    a, b, *_ = [o.with_gradient_evecs() if on_basis else o for o in tiny_operators()]
+    few, k = a.truncated(4), a.k
+    for name in ("evals", "evecs", "gradient_evecs")[: 2 + on_basis]:
+        assert torch.equal(getattr(few, name), getattr(a, name)[..., :4])
+    assert few.laplacian is a.laplacian
+    padded, other = collate([few, b]).split()
+    assert_same(other, b)
+    assert torch.equal(padded.evals, few.evals[:, [0, 1, 2, *[3] * (k - 3)]])
+    assert torch.equal(padded.evecs, torch.nn.functional.pad(few.evecs, (0, k - 4)))
+    assert_same(padded.truncated(4), few)
+    assert a.truncated(k) is a
+    refused(ValueError, f"k should be at most {k}, the number of eigenpairs, got {k + 1}", a.truncated, k + 1)
+    refused(ValueError, "k should be at least 1, got 0", a.truncated, 0)
+
+
+def test_other_libraries_convert_operators_and_look_for_a_batch_size() -> None:
+    """Lightning asks whether a batch is `Iterable`, and sets the fields of copies of dataclasses."""
+    batch = collate(tiny_operators())
+    _ = batch.gradient.pattern.transpose
+    for operators in (batch, batch[0]):
+        assert not isinstance(operators, Iterable)
+        for each, expected in zip(operators, operators.split(), strict=True):
+            assert_same(each, expected)
+        wide = apply_to_collection(operators, Tensor, lambda x: x.double() if x.is_floating_point() else x)
+        assert type(wide) is Operators
+        assert_same(wide, operators.to(torch.float64))
+        # What the pattern remembers stays with unchanged indices, and goes with others.
+        assert wide.gradient.pattern._transpose is operators.gradient.pattern._transpose
+        with pytest.raises(FrozenInstanceError):
+            wide.mass = operators.mass
+    moved = apply_to_collection(batch, Tensor, lambda x: x.to("meta"))
+    assert moved.gradient.pattern._transpose is None
+    assert moved.laplacian.pattern.device.type == "meta"
+    assert_same(copy.deepcopy(batch), batch)
+    assert copy.deepcopy(batch).mass is not batch.mass
 
 
 def test_gradient_on_the_basis() -> None:
@@ -202,6 +246,23 @@ def test_rows_decide_how_tensors_are_packed() -> None:
         for name, dtype in (("number", torch.int64), ("numpy", torch.float64), ("flag", torch.bool)):
             assert batch[name].shape == (count,), name
             assert batch[name].dtype == dtype, name
+
+
+def test_the_meaning_of_rows_is_declared() -> None:
+    """A vector of each mesh, rows of other numbers, and matrices between two resolutions."""
+    a, b = (precompute(TETRAHEDRON, k=3) for _ in range(2))
+    matrices = [SparseMatrix.from_torch(torch.rand(2, 4).to_sparse_csr()) for _ in range(2)]
+    samples = [
+        {"mesh": o, "vector": PerMesh(torch.full((4,), i)), "marks": Rows(range(i)), "pool": m}
+        for i, (o, m) in enumerate(zip((a, b), matrices, strict=True))
+    ]
+    batch = collate(samples)
+    assert batch["vector"].tolist() == [[0] * 4, [1] * 4]
+    assert batch["marks"].lengths == (0, 1)
+    assert [part.tolist() for part in batch["marks"].split()] == [[], [0]]
+    assert collate([batch["marks"], Rows(torch.ones(2))]).lengths == (0, 1, 2)
+    expected = torch.block_diag(*(m.to_torch().to_dense() for m in matrices))
+    assert torch.equal(batch["pool"].to_torch().to_dense(), expected)
 
 
 def test_nested_samples() -> None:

@@ -619,12 +619,16 @@ def test_positions_of_area_1() -> None:
     (listed,) = precompute_all([(moved, mesh.faces)], 2, normalize="area")
     assert float(unit.mass.sum()) == pytest.approx(1, rel=1e-5)
     assert torch.equal(listed.mass, unit.mass)
+    for fixed, area in (("none", area_of(moved, mesh.faces)), (7.0, area_of(mesh.verts, mesh.faces))):
+        assert float(precompute((moved, mesh.faces), k=2, normalize=fixed).mass.sum()) == pytest.approx(area, rel=1e-5)
+        assert np.abs(normalize_positions(moved, mesh.faces, fixed).mean(0)).max() < 1e-10
 
 
 def test_unusable_normalization() -> None:
     cloud = np.random.default_rng(0).random((40, 3)), None
     refused(MeshError, 'no area to normalize; use normalize="radius"', precompute, cloud, k=2, normalize="area")
     refused(OptionError, r'scale="area" needs faces \(F, 3\)', normalize_positions, cloud[0], scale="area")
-    with pytest.raises(OptionError, match=r'normalize should be True, False, "radius", .* or "all-area", got \'bbox\''):
-        precompute(cloud, k=2, normalize="bbox")  # type: ignore[arg-type]
+    words = r'normalize should be True, False, "radius", .* positive float, got \'bbox\''
+    refused(OptionError, words, precompute, cloud, k=2, normalize="bbox")
     refused(OptionError, "normalize should be", precompute_all, [cloud], 2, normalize=1)
+    refused(OptionError, "normalize should be", precompute_all, [cloud], 2, normalize=-2.0)

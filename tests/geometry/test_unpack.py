@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import diffnet
-from diffnet import DiffusionNet, Operators, collate, ops, precompute, wks
+from diffnet import DiffusionNet, Operators, collate, geometry, ops, precompute, wks
 from diffnet.geometry import boundary_vertices, edges, mesh_edges, one_ring
 from diffnet.ops import Pattern, SparseMatrix
 
@@ -198,6 +198,34 @@ def test_gradients_of_functions_of_operators() -> None:
     assert torch.autograd.gradcheck(lambda x, t: diffnet.diffuse(x, o, t), (x, time.requires_grad_()))
     assert torch.autograd.gradcheck(lambda x: diffnet.gradient(x, o), (x,))
     assert torch.autograd.gradcheck(lambda x: diffnet.mesh_mean(x, o), (x,))
+
+
+def test_what_programs_around_a_network_need() -> None:
+    """Times of each mesh, rows of each mesh, padding with a mask, and the divergence, with their gradients."""
+    each = [o.to(torch.float64) for o in tiny_operators()[1:3]]
+    o, lengths = collate(each), [4, 8]
+    x, time = torch.randn(12, 2, dtype=torch.float64), torch.rand(2, 2, dtype=torch.float64)
+    alone = [diffnet.diffuse(part, mesh, t) for part, mesh, t in zip(o.unpack(x), each, time, strict=True)]
+    torch.testing.assert_close(diffnet.diffuse(x, o, time), torch.cat(alone))
+    refused(ValueError, "time should be finite and at least 0, got -1", diffnet.diffuse, x, o, time - time - 1)
+    assert torch.equal(geometry.spread(time, o), time[[0] * 4 + [1] * 8])
+    padded, mask = geometry.to_padded(x, o)
+    assert mask.sum(1).tolist() == lengths
+    assert torch.equal(padded[mask], x)
+    assert not padded[~mask].any()
+    assert torch.equal(geometry.from_padded(padded, o), x)
+    refused(ValueError, r"rows should have shape \(2, …\), got \(3,\)", geometry.spread, torch.zeros(3), o)
+    refused(ValueError, r"padded should have shape \(2, 8 or more, …\)", geometry.from_padded, padded[:, :7], o)
+    tangents = torch.randn(2, 12, 2, dtype=torch.float64)
+    inner = (o.mass[:, None] * x * geometry.divergence(tangents, o)).sum()
+    torch.testing.assert_close(inner, -(o.mass[:, None] * diffnet.gradient(x, o) * tangents).sum())
+    for function, argument in (
+        (lambda t: diffnet.diffuse(x, o, t), time),
+        (lambda rows: geometry.spread(rows, o), time),
+        (lambda x: geometry.from_padded(geometry.to_padded(x, o)[0].square(), o), x),
+        (lambda v: geometry.divergence(v, o), tangents),
+    ):
+        assert torch.autograd.gradcheck(function, argument.clone().requires_grad_(), fast_mode=True)
 
 
 def test_functions_of_wrong_arguments() -> None:

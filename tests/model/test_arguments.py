@@ -171,7 +171,7 @@ def test_forward_of_the_original(name: str, operators: Operators) -> None:
         words = f"{type(module).__name__}.forward has no argument {name}, which is the original's name"
         refused(lambda m=module: m(x, **{name: x}), TypeError, words, hint)  # type: ignore[misc]
         refused(lambda m=module: m(x_in=x), TypeError, "has no argument x_in", "write features")  # type: ignore[misc]
-        refused(lambda m=module: m(x, x, x, x), TypeError, "by position, got 2 more", hint)  # type: ignore[misc]
+        refused(lambda m=module: m(x, x, x, x, x), TypeError, "more", "by position, got", hint)  # type: ignore[misc]
     refused(lambda: model(x, operators.mass), TypeError, "operators should be Operators, got Tensor")
     refused(lambda: SpatialGradientFeatures(8)(vectors=x), TypeError, "gradients of shape (2, V, C)")
 

@@ -186,11 +186,12 @@ class Shifted(nn.Module):
 
 @pytest.mark.usefixtures("no_warning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_averaged_weights_and_arguments_of_meshes(meshes: list[Operators], device: str) -> None:
+@pytest.mark.parametrize("make", [Shifted, partial(network, condition_channels=3, global_tokens=2)])
+def test_averaged_weights_and_arguments_of_meshes(meshes: list[Operators], device: str, make: Any) -> None:
     data = [(*batch, torch.randn(1, 3).to(device)) for batch in batches(meshes, device)]
     found = []
     for graphs in (False, True):
-        model = Shifted().to(device)
+        model = make().to(device)
         average = WeightAverage(model, 0.5)
         step = made(model, ADAM(model.parameters()), F.cross_entropy, average=average)
         step.graphs = graphs

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 from diffnet import (
     DiffusionNet,
+    DiffusionNetBlock,
     ImplicitDiffusion,
     LearnedTimeDiffusion,
     Operators,
+    SpatialGradientFeatures,
     block,
     collate,
     graphed,
@@ -139,7 +141,12 @@ def test_negative_diffusion_times_become_zero(meshes: list[Operators]) -> None:
         diffusion.time.copy_(torch.tensor([-0.1, 0.0, 0.1]))
     diffusion.eval()
     at_eval = diffusion(features(meshes[0]), meshes[0])
-    assert diffusion.time[0] < 0
+    assert str(SpatialGradientFeatures(3)) == "SpatialGradientFeatures(3, rotation=True)"
+    for layer in (diffusion, diffusion.train(), ImplicitDiffusion(3)):
+        assert str(layer).endswith("Diffusion(3)")
+        layer.time.data[0] = -0.1
+        assert layer.learned_time()[0] == 0
+        assert layer.time[0] < 0
     diffusion.train()
     out = diffusion(features(meshes[0]), meshes[0])
     torch.testing.assert_close(out, at_eval)
@@ -161,6 +168,16 @@ def train_steps(model: torch.nn.Module, batches: list[Operators], device: str, s
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+@pytest.mark.parametrize("options", [{}, {"diffusion": "implicit"}, {"outputs_at": "global_mean"}], ids=str)
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "float64"), ("float64", "float32")], ids=str)
+def test_the_features_decide_the_dtype(meshes: list[Operators], dtypes: tuple[str, str], options: Any) -> None:
+    """A network is a part of one in its dtype, whatever that of the operators is."""
+    of_features, of_operators = (getattr(torch, name) for name in dtypes)
+    operators, x = meshes[0].to(of_operators), features(meshes[0], 8).to(of_features)
+    modules = [DiffusionNet(8, 2, width=8, blocks=1, **options), DiffusionNetBlock(8), LearnedTimeDiffusion(8)]
+    assert {module.to(of_features)(x, operators).dtype for module in modules} == {of_features}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -41,12 +41,16 @@ OPTIONS: list[dict[str, Any]] = [
     {"diffusion": "implicit", "outputs_at": "global_mean", "backend": "torch", "width": np.int64(4)},
     {"mlp_norm": "layer", "initial_times": "spread"},
     {"mlp_norm": "rms", "diffusion": "implicit", "initial_times": "spread"},
+    {"condition_channels": 2, "global_tokens": 3},
 ]
 
 
 def outputs(model: nn.Module) -> Tensor:
     with torch.no_grad():
-        out: Tensor = model.eval()(FEATURES.to(next(model.parameters()).dtype), precompute(MESH, k=6))
+        channels = getattr(model, "condition_channels", 0)
+        conditions = [torch.ones(1, channels)] if channels else []
+        features = FEATURES.to(next(model.parameters()).dtype)
+        out: Tensor = model.eval()(features, precompute(MESH, k=6), *conditions)
     return out
 
 
@@ -168,6 +172,9 @@ def test_pickles_of_whole_networks_may_lack_newer_attributes() -> None:
     model = pickle.loads(pickle.dumps(DiffusionNet(3, 5, width=8, blocks=1, last_activation=log_softmax)))
     assert "recompute_activations" not in vars(model)
     assert not model.recompute_activations
+    for name in ("tokens", "modulation"):
+        del vars(model.blocks[0])[name], vars(model)[{"tokens": "global_tokens"}.get(name, "condition_channels")]
+    assert outputs(pickle.loads(pickle.dumps(model))).shape == (12, 5)
     assert model.last_activation is log_softmax
 
 
@@ -337,6 +344,8 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"gradient_rotation": False}, "gradient_rotation is True in the state dict and False here"),
     ({"attention_heads": 2}, "attention_heads is 0 in the state dict and above 0 here"),
     ({"mlp_norm": "rms"}, "mlp_norm is none in the state dict and rms here"),
+    ({"global_tokens": 3}, "global_tokens is 0 in the state dict and 3 here"),
+    ({"condition_channels": 2}, "condition_channels is 0 in the state dict and 2 here"),
     ({"dropout": 0}, "dropout is above 0 in the state dict and 0 here"),
 ]
 
@@ -349,6 +358,24 @@ def test_state_dicts_of_other_networks(options: dict[str, Any], words: str) -> N
     assert line == f"the state dict is of another network: {words}"
     inside = {f"0.{name}": weight for name, weight in state.items()}
     assert message(lambda: nn.Sequential(other).load_state_dict(inside), RuntimeError) == line
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "network.", "model.network."])
+def test_weights_of_a_larger_module(prefix: str, path: Path) -> None:
+    """The message names the prefix, and what it says to write works."""
+    model, loaded, path = network(), network(), path.with_suffix(".ckpt")
+    state_dict = {f"{prefix}{name}": weight for name, weight in model.state_dict().items()} | {
+        "head.bias": torch.ones(1)
+    }
+    torch.save({"state_dict": state_dict, "epoch": 3}, path)
+    for line, names in (
+        (message(lambda: loaded.load_state_dict(state_dict), RuntimeError), {"state_dict": state_dict}),
+        (message(lambda: DiffusionNet.load(path)), {"torch": torch, "path": path}),
+    ):
+        assert f"begin with {prefix!r}" in line
+        torch.nn.init.zeros_(loaded.first.weight)
+        eval(line.split("write ")[1].split(", after")[0], {"network": loaded, **names})
+        assert torch.equal(loaded.first.weight, model.first.weight)
 
 
 def test_other_state_dicts() -> None:

@@ -185,6 +185,26 @@ def test_attention_against_the_dense_module(kind: str, masks: dict[str, Any]) ->
     assert [name for name, _ in dense.named_parameters()] == [name for name, _ in sparse.named_parameters()]
 
 
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("kind", ["entries", "blocks"])
+def test_weights_causal_masks_and_unbatched_inputs(kind: str, average: bool) -> None:
+    """As the dense module has them, with a padding of numbers."""
+    dense, sparse = nn.MultiheadAttention(E, H, batch_first=True).double(), SparseMultiheadAttention(E, H).double()
+    sparse.load_state_dict(dense.state_dict())
+    seen = torch.ones(24, 24, dtype=torch.bool)
+    pattern: Any = Pattern.from_mask(seen) if kind == "entries" else BlockPattern.from_mask(seen[:2, :2], 16, 24, 24)
+    x, padding, causal = random(B, 24, E), random(B, 24, seed=1), torch.ones(24, 24, dtype=torch.bool).triu(1)
+    numbers = torch.zeros(24, 24).double().masked_fill(causal, -torch.inf)
+    options = {"need_weights": True, "average_attn_weights": average}
+    expected = dense(x, x, x, attn_mask=numbers, key_padding_mask=padding, **options)
+    masks = {"is_causal": True, "key_padding_mask": padding}
+    torch.testing.assert_close(sparse(x, x, x, pattern, **masks, **options), expected)
+    torch.testing.assert_close(sparse(x, x, x, pattern, **masks), expected[0])
+    first = {"attn_mask": causal, "key_padding_mask": padding[0]}
+    found = sparse(x[0], x[0], x[0], pattern, **first, **options)
+    torch.testing.assert_close(found, (expected[0][0], expected[1][0]))
+
+
 def test_masks_at_the_entries() -> None:
     """Values of a mask at the entries equal the dense mask, of all heads or of each."""
     attention = SparseMultiheadAttention(E, H).double()
@@ -220,8 +240,8 @@ def test_messages() -> None:
     call, padding = partial(attention, x, x, x), torch.zeros(L, dtype=torch.bool)
     refused(TypeError, r"got Tensor; Pattern\.from_mask converts", call, torch.ones(L, L, dtype=torch.bool))
     refused(ValueError, r"the pattern should have shape \(11, 11\), shape is \(5, 5\)", call, Pattern.window(5, 1))
-    message = r"query should have shape \(batch, length, 8\), shape is \(11, 8\)"
-    refused(ValueError, message, attention, x[0], x, x, window)
+    message = r"query should have shape \(batch, length, 8\), shape is \(11, 7\)"
+    refused(ValueError, message.replace("11", "1, 11"), attention, x[..., 1:], x, x, window)
     message = r"key_padding_mask should have shape \(1, 11\), shape is \(11,\)"
     refused(ValueError, message, call, window, key_padding_mask=padding)
     message = r"attn_mask should have shape \(…, 11, 11\) or \(…, 11\), shape is \(3,\)"
@@ -229,6 +249,17 @@ def test_messages() -> None:
     x, blocks = torch.zeros(1, 16, E), BlockPattern.from_mask(torch.tensor([[True]]), 16)
     message = r"attn_mask should have shape \(…, 16, 16\), shape is \(5, 5\)"
     refused(ValueError, message, attention, x, x, x, blocks, attn_mask=torch.zeros(5, 5))
+
+
+def test_blocks_of_a_dense_layer() -> None:
+    dense, x = nn.Linear(40, 24), random(5, 40).float()
+    dense.weight.data[:16, 16:] = 0
+    layer = BlockSparseLinear.from_dense(dense, block=16)
+    assert layer.pattern.mask[0].tolist() == [[True, False, False], [True, True, True]]
+    assert layer.pattern.nnz == layer.weight.numel()
+    torch.testing.assert_close(layer(x), dense(x))
+    dense.weight.data[16:] = 0
+    torch.testing.assert_close(BlockSparseLinear.from_dense(dense, layer.pattern.mask[0], block=16)(x), dense(x))
 
 
 def layout(*shape: int, seed: int = 0) -> Tensor:

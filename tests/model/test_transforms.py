@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ OPTIONS = {
     "implicit": {"diffusion": "implicit"},
     "mlp_norm": {"mlp_norm": "layer"},
     "attention": {"attention_heads": 2},
+    "tokens": {"global_tokens": 2},
     "faces": {"outputs_at": "faces"},
     "global-mean": {"outputs_at": "global_mean"},
 }
@@ -101,6 +103,30 @@ def test_ensembles_and_derivatives(operators: Operators, name: str, on_basis: bo
     torch.testing.assert_close((near[0] - near[1]) / 2e-6, forward, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_several_gradients_at_once(operators: Operators, name: str) -> None:
+    """They work on a CPU, or the message names the networks that have them."""
+    (model,) = networks(1, **OPTIONS[name])
+    x, parameters = torch.randn(54, 3), list(model.parameters())
+    for backend in ("auto", "torch"):
+        for module in (module for module in model.modules() if hasattr(module, "backend")):
+            module.backend = backend
+        out = model(x, operators)
+        grads = torch.randn(2, *out.shape)
+        gradients = partial(torch.autograd.grad, out, parameters, retain_graph=True, allow_unused=True)
+        if name == "implicit" or (name == "attention" and backend == "auto"):
+            message = 'one gradient at a time.*networks of backend="torch" without implicit diffusion do'
+            refused(RuntimeError, message, gradients, grads, is_grads_batched=True)
+            continue
+        each = zip(*map(gradients, grads), strict=True)
+        for found, expected in zip(gradients(grads, is_grads_batched=True), each, strict=True):
+            if found is not None:
+                torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+                assert not found.requires_grad
+        jacobian = torch.autograd.functional.jacobian(lambda y: model(y, operators)[:1], x, vectorize=True)
+        torch.testing.assert_close(torch.func.jacrev(lambda y: model(y, operators)[:1])(x), jacobian)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_gradients_in_training(operators: Operators, dropout: float) -> None:
     """`torch.func.grad` agrees with autograd and changes no parameter. Negative times count as 0."""
@@ -135,7 +161,8 @@ def test_what_has_no_batching_rule(operators: Operators, kind: str) -> None:
     for module in (module for model in models for module in model.train("training" in kind).modules()):
         if kind == "kernels" and hasattr(module, "backend"):
             module.backend = "triton"
-    with pytest.raises(RuntimeError, match=r'under vmap.*; spectral networks of backend="torch" do'):
+    advice = 'backend="torch" and "auto" do' if kind == "kernels" else "one gradient at a time"
+    with pytest.raises(RuntimeError, match=f"transforms of torch.func.*{advice}"):
         ensemble(models, torch.randn(54, 3), operators.with_gradient_evecs())
 
 

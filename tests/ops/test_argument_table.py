@@ -368,11 +368,48 @@ def test_derivatives_are_difference_quotients(operation: str) -> None:
         return tuple(case.run("auto", **dict(zip(case.floating, changed, strict=True))))
 
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-    if operation != "soft_map":  # differentiable once
-        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("operation", [*READ_BY_BACKWARD, "mlp", "cross_entropy"])
+TWICE = [name for name in READ_BY_BACKWARD if "features" not in name] + ["cross_entropy", "diffuse"]
+
+
+@pytest.mark.parametrize("operation", TWICE)
+@pytest.mark.parametrize("device", DEVICES)
+def test_second_derivatives_on_kernels_are_those_of_plain_pytorch(operation: str, device: str) -> None:
+    case = next(row.case for row in table(device) if row.operation == operation)
+    found = []
+    for backend, dtype in ((case.backends[-1], torch.float32), ("torch", torch.float64)):
+        leaves = {name: case.arguments[name].to(dtype).requires_grad_() for name in case.floating}
+        (out,) = case.run(backend, **leaves)
+        grads = torch.autograd.grad(out.square().sum(), [*leaves.values()], create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), [*leaves.values()]))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize("operation", [*TWICE, "spmm", "sddmm", "functional_map", "HybridPattern", "block_matmul"])
+def test_transforms_of_operations(operation: str) -> None:
+    """Those of torch.func by plain PyTorch. Kernels refuse them and say what does not."""
+    case = next(row.case for row in table("cpu") if row.operation == operation)
+    name = case.floating[0]
+    x = case.arguments[name].clone()
+
+    def run(x: Tensor, backend: str = "auto") -> Tensor:
+        return case.run(backend, **{name: x})[0]
+
+    (expected,) = torch.autograd.grad(run(x.requires_grad_()).square().sum(), x)
+    x = x.detach()
+    torch.testing.assert_close(torch.func.grad(lambda x: run(x).square().sum())(x), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(torch.func.vmap(run)(x[None])[0], run(x))
+    along = torch.func.jvp(lambda x: run(x).square().sum(), (x,), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(along, expected.sum(), rtol=1e-3, atol=1e-3)
+    if len(case.backends) > 1:
+        refused(
+            RuntimeError, 'on kernels.*backend="torch" and "auto" do', torch.func.vmap(run), x[None], backend="triton"
+        )
+
+
+@pytest.mark.parametrize("operation", [name for name in (*READ_BY_BACKWARD, "mlp") if name not in TWICE])
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_without_second_derivatives_raise(operation: str, device: str) -> None:
     """They must not pass for constants. The gradients of bases come from plain PyTorch, which has second ones."""
@@ -382,7 +419,7 @@ def test_gradients_without_second_derivatives_raise(operation: str, device: str)
     wanted = [x for x in leaves.values() if x.requires_grad]
     grads = torch.autograd.grad(sum(out.square().sum() for out in outs), wanted, create_graph=True)
     squares = sum(grad.square().sum() for grad in grads)
-    refused(RuntimeError, "autograd", torch.autograd.grad, squares, wanted)
+    refused(RuntimeError, 'once; backend="torch" has', torch.autograd.grad, squares, wanted)
 
 
 @pytest.mark.parametrize("operation", [*PROMOTING, *FLOATING])

@@ -242,6 +242,8 @@ def test_wrong_arguments_are_refused() -> None:
         refused(ValueError, message, block_matmul, pattern, a, b, mode)
     with pytest.raises(ValueError, match=r"\(…, 1, 30, C\), key and value \(…, 1, 40, C\), shapes are \(1, 40, 4\)"):
         block_attention(pattern, x, x, x)
+    empty = torch.zeros(1, 30, 0), *[torch.zeros(1, 40, 0)] * 2
+    refused(ValueError, r"at least one channel, shape is \(1, 30, 0\)", block_attention, pattern, *empty)
     for dtype in (torch.int64, torch.bool):
         a, b = values.to(dtype), x.to(dtype)
         refused(TypeError, f"got {dtype} and {dtype}", block_matmul, pattern, a, b, "dsd")

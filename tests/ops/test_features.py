@@ -20,6 +20,9 @@ from diffnet.ops import (
     to_spectral,
     values_and_gradient_features,
 )
+from diffnet.ops.common import checks
+from diffnet.ops.definition import BlockArguments
+from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -183,14 +186,20 @@ def test_steps_one_by_one_give_the_same() -> None:
     torch.testing.assert_close(out, expected)
 
 
+def learned(*inputs: Any, backend: str, swapped: bool = False) -> tuple[Tensor, Tensor]:
+    """The diffused function and its features as networks compute them, in which a negative time counts as 0."""
+    x, *operators, time, a_re, a_im, ptr = inputs
+    arguments = check_arguments(x, BlockArguments(*operators, time, a_re, a_im, ptr, swapped=swapped))
+    return diffused_with_features(x, arguments, backend)[1:]
+
+
 @EACH_ROTATION
 def test_diffusion_and_gradient_features(place: Place, rotation: bool | str) -> None:
     def both(
         x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor, *operators: Any, backend: str
     ) -> Any:
-        return diffusion_and_gradient_features(
-            x, *operators, time, a_re, a_im, ptr, backend=backend, swapped=rotation == "swapped" and a_im is not None
-        )[1:]
+        swapped = rotation == "swapped" and a_im is not None
+        return learned(x, *operators, time, a_re, a_im, ptr, backend=backend, swapped=swapped)
 
     for lengths, k, c in sizes(place):
         v = sum(lengths)
@@ -222,7 +231,7 @@ def test_negative_times_count_as_zero(any_place: Place, backend: str, fused: boo
 
     def features(time: list[float]) -> tuple[Tensor, Tensor]:
         inputs[5] = torch.tensor(time, device=any_place.device, dtype=any_place.dtype, requires_grad=True)
-        _, diffused, features = diffusion_and_gradient_features(*inputs, ptr, backend=backend)
+        diffused, features = learned(*inputs, ptr, backend=backend)
         total = diffused.double().square().sum() + features.double().square().sum()
         return total, torch.autograd.grad(total, inputs[5])[0]
 
@@ -234,10 +243,26 @@ def test_negative_times_count_as_zero(any_place: Place, backend: str, fused: boo
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_operations_refuse_negative_times(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without debug mode they give NaN, as implicit diffusion does."""
+    x, mass, evals, evecs, gradient_evecs, _, a_re, a_im, ptr = all_inputs((9, 12), 5, 3)
+    spectrum, time = normal(2, 5, 3).float(), torch.tensor([0.0, -0.5, 1.0])
+    inputs = [t.float() for t in (x, mass, evals, evecs, gradient_evecs, time, a_re, a_im)]
+    calls = partial(diffuse, spectrum, inputs[2]), partial(diffusion_and_gradient_features, *inputs[:5])
+    for call, rest in zip(calls, ((), (*inputs[6:], ptr)), strict=True):
+        with monkeypatch.context() as patch:
+            refused(ValueError, "time should be .*, got -0.5 at index", call, time, *rest, backend=backend)
+            patch.setattr(checks, "readable", lambda _: False)
+            out = call(time, *rest, backend=backend)
+        diffused = out.flatten(0, 1) if isinstance(out, Tensor) else out[1]
+        assert diffused.isnan().all(0).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_time_that_is_nan_is_not_hidden(backend: str) -> None:
     *inputs, ptr = (t.float() if t.is_floating_point() else t for t in all_inputs((9, 12), 5, 3))
     inputs[5][1] = float("nan")
-    _, diffused, _ = diffusion_and_gradient_features(*inputs, ptr, backend=backend)
+    diffused, _ = learned(*inputs, ptr, backend=backend)
     assert diffused.isnan().all(0).tolist() == [False, True, False]
 
 

@@ -20,7 +20,6 @@ from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion
 from diffnet.ops.common import checks
 from diffnet.ops.fronts import reference
 from diffnet.ops.fronts.reference import FrontLevel
-from diffnet.ops.implicit import op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -181,11 +180,26 @@ def test_low_precision_features(meshes: list[Operators]) -> None:
         assert torch.equal(solve(x, times().float(), operators.laplacian.values, operators.mass, operators), out)
 
 
-def test_second_derivatives_are_refused(meshes: list[Operators]) -> None:
-    operators = meshes[0]
-    x, time = random(operators.num_vertices, C).float().requires_grad_(), times().float().requires_grad_()
-    out = solve(x, time, operators.laplacian.values, operators.mass, operators)
-    refused(RuntimeError, "twice", torch.autograd.grad, out.sum(), x, create_graph=True)
+@pytest.mark.parametrize("order", [None, [1, 5, 0, 3, 2, 4]], ids=["rows", "row-order"])
+def test_second_derivatives(order: list[int] | None) -> None:
+    arguments = system()
+    laplacian = arguments["laplacian"].with_row_order(None if order is None else torch.tensor(order, device=DEVICE))
+
+    def diffused(x: Tensor, time: Tensor, mass: Tensor) -> Tensor:
+        matrix = SparseMatrix(laplacian.pattern, laplacian.values.double())
+        return implicit_diffusion(x, time, matrix, mass, arguments["ptr"], tolerance=1e-13)
+
+    inputs = [arguments[name].double().requires_grad_() for name in ("x", "time", "mass")]
+    assert torch.autograd.gradgradcheck(diffused, inputs)
+
+
+def test_transforms_are_refused() -> None:
+    """The advice of the message holds: a derivative at a time, see above."""
+    arguments, message = system(), "no forward-mode derivatives .* one gradient at a time|one gradient at a time, not"
+    x = arguments.pop("x").requires_grad_()
+    out = implicit_diffusion(x, **arguments)
+    refused(RuntimeError, message, torch.autograd.grad, out, x, torch.stack([out, out]), is_grads_batched=True)
+    refused(RuntimeError, message, torch.func.jvp, lambda y: implicit_diffusion(y, **arguments), (x,), (x,))
 
 
 def test_network(meshes: list[Operators]) -> None:
@@ -294,7 +308,7 @@ def test_wrong_values_that_are_not_checked_give_nan(
     name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU without debug mode."""
-    monkeypatch.setattr(op, "check_finite", lambda *_, **__: None)
+    monkeypatch.setattr(checks, "readable", lambda _: False)
     argument, place, value, _ = WRONG_VALUES[name]
     given = with_value(argument, place, value)
     if name == "infinite mass":

@@ -24,12 +24,15 @@ from sparse_cases import (
 from torch import Tensor
 
 from diffnet.ops import (
+    EllPattern,
     Pattern,
     SparseMatrix,
     block_diagonal,
     block_diagonal_pattern,
+    sddmm,
     split_diagonal,
     split_diagonal_pattern,
+    spmm,
 )
 
 # Some tests read private fields to see whether a pattern has computed them already. The properties would compute them.
@@ -150,6 +153,13 @@ def test_rows_by_length() -> None:
     )
     assert len(even.rows_by_length) == 0
     assert len(long.rows_by_length) == 0  # its pieces have their own programs
+    numbers = torch.arange(32)
+    for wrong, message in (
+        (torch.zeros(32), "row 1 is missing or twice"),
+        (numbers[:31], r"\(32,\).*\(31,\)"),
+        (numbers + (numbers > 30), "row 31 is missing"),
+    ):
+        refused(ValueError, f"rows_by_length.*{message}", uneven.with_known, rows_by_length=wrong.int())
     order = uneven.rows_by_length
     assert order.dtype == torch.int32
     assert sorted(order.tolist()) == list(range(32))
@@ -326,3 +336,38 @@ def test_blocks_that_cannot_be_packed() -> None:
         block_diagonal_pattern([pattern, Pattern(INDPTR.int(), INDICES.int(), 3)])
     with pytest.raises(ValueError, match=r"one device, got torch\.int64 on cpu, torch\.int64 on meta"):
         block_diagonal_pattern([pattern, pattern.to("meta")])
+
+
+@pytest.mark.parametrize("trace", ["export", "grad"])
+def test_patterns_remember_nothing_from_a_trace(trace: str) -> None:
+    pattern, ell = (random_pattern() for _ in range(2))
+    ell, (rows, columns) = EllPattern.from_pattern(ell)[0], pattern.shape
+
+    class Products(torch.nn.Module):
+        def forward(self, values: Tensor, x: Tensor) -> Tensor:
+            y = spmm(pattern, values, spmm(pattern, values, x), transpose=True)
+            z = y * sddmm(pattern, x.new_ones(rows, 2), x)[:1]
+            return (z if trace == "export" else z + ell.matmul(ell_values, x).sum()).sum()
+
+    values, x, ell_values = random(pattern.nnz), random(columns, 2), random(*ell.indices.shape)
+    if trace == "export":
+        torch.export.export(Products(), (values, x))
+    else:
+        torch.func.grad(Products())(values, x)
+    # The properties would compute what the private fields remember.
+    assert pattern._transpose is pattern._long_pieces is pattern._by_length is ell._csr is None
+    assert pattern._product_arrays == {}  # neither does this one have a value
+    out = Products()(values.requires_grad_(), x)
+    (grad,) = torch.autograd.grad(out, values)
+    assert type(out) is type(grad) is Tensor
+
+
+@pytest.mark.parametrize("lengths", [([2, 3], [4, 1]), ([2, 0, 1], [0, 3, 2]), ([0], [3]), ([], [])], ids=str)
+def test_pattern_between_the_meshes_of_two_batches(lengths: tuple[list[int], list[int]]) -> None:
+    blocks = [torch.ones(a, b, dtype=torch.bool) for a, b in zip(*lengths, strict=True)]
+    expected = torch.block_diag(*blocks) > 0 if blocks else torch.zeros(0, 0, dtype=torch.bool)
+    found, dense = Pattern.between(*lengths), Pattern.from_mask(expected)
+    assert found.shape == dense.shape
+    assert torch.equal(found.indptr, dense.indptr)
+    assert torch.equal(found.indices, dense.indices)
+    refused(ValueError, "one for each mesh of both", Pattern.between, [*lengths[0], 1], lengths[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,35 @@ def test_conversions() -> None:
     adjacency = SparseMatrix.from_scipy(matrix.to_scipy() != 0)
     assert adjacency.values.dtype == torch.bool
     torch.testing.assert_close(adjacency @ torch.full((6, 1), 0.9), 0.9 * pattern.row_lengths[:, None])
+
+
+def test_dense_matrices_edges_and_products() -> None:
+    """Under the names that users of torch.sparse look for, and with gradients."""
+    mask = random(9, 6) > 0
+    dense = (random(2, 9, 6, seed=1) * mask).requires_grad_()
+    matrix = SparseMatrix.from_dense(dense)
+    x, y, number = random(6, 3), random(4, 9), torch.tensor(3.0).double().requires_grad_()
+    assert (matrix.nnz, matrix.dtype, matrix.device) == (int(mask.sum()), dense.dtype, dense.device)
+    for ours, expected in (
+        (matrix.to_dense(), dense),
+        (y @ matrix, y @ dense),
+        (y[0] @ matrix, y[0] @ dense),
+        ((2 * matrix) @ x, 2 * dense @ x),
+        ((number * matrix * number) @ x, number * dense @ x * number),
+        (SparseMatrix.from_edges(*matrix.to_edges(), (9, 6)).to_dense(), dense),
+    ):
+        (a,), (b,) = (torch.autograd.grad(out.square().sum(), dense, retain_graph=True) for out in (ours, expected))
+        torch.testing.assert_close((ours, a), (expected, b * mask))
+    refused(TypeError, "multiplied by numbers", matrix.__mul__, x)
+    order = torch.randperm(matrix.nnz)
+    rows, columns = matrix.pattern.row_indices[order], matrix.pattern.column_indices[order]
+    pattern, entries = Pattern.from_coo(rows, columns, (9, 6))
+    assert torch.equal(pattern.indptr, matrix.pattern.indptr)
+    assert torch.equal(order[entries], torch.arange(matrix.nnz))
+    refused(ValueError, "rows should be from 0 to 3", Pattern.from_coo, rows, columns, (4, 6))
+    refused(ValueError, "twice in row 0", Pattern.from_coo, ints(0, 0), ints(1, 1), (1, 2))
+    for convert in (dense[0].to_sparse_csc(), dense[0].to_sparse_bsr((3, 3)), dense[0].to_sparse_bsc((3, 3))):
+        assert torch.equal(SparseMatrix.from_torch(convert).to_dense(), dense[0])
 
 
 def test_representations_are_one_line() -> None:
@@ -257,6 +287,34 @@ def test_compiles_to_one_graph() -> None:
         out = function(pattern, *leaves)
         results.append([out, *torch.autograd.grad(out, leaves)])
     torch.testing.assert_close(*results)
+
+
+def test_what_compiles_after_prepare() -> None:
+    """Without it, and for m @ x, the error says what to write. Where the graph may break, all work."""
+    mask = random(9, 6) > 0
+    patterns: list[Any] = [Pattern.from_mask(mask), HybridPattern.from_pattern(Pattern.from_mask(mask))]
+    patterns.append(EllPattern.from_pattern(Pattern.from_mask(mask))[0])
+    x = random(mask.shape[1], 2)
+    for pattern in patterns:
+        shape = pattern.indices.shape if isinstance(pattern, EllPattern) else (pattern.nnz,)
+        values = random(*shape).requires_grad_()
+        product = partial(spmm, pattern) if isinstance(pattern, Pattern) else pattern.matmul
+        torch._dynamo.reset()
+        whole = torch.compile(product, fullgraph=True, backend="eager")
+        refused(torch._dynamo.exc.Unsupported, r"call \.prepare\(\) of the pattern", whole, values, x)
+        assert pattern.prepare() is pattern
+        torch._dynamo.reset()
+        torch.testing.assert_close(whole(values, x), product(values, x))
+    matrix = SparseMatrix(patterns[0], random(patterns[0].nnz))
+    for call, fits in ((lambda m, x: m @ x, False), (lambda m, x: x.mT @ m.mT, False), (spmm, True)):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(call, backend="eager")(matrix, x), call(matrix, x))
+        torch._dynamo.reset()
+        whole = torch.compile(call, fullgraph=True, backend="eager")
+        if fits:
+            torch.testing.assert_close(whole(2 * matrix, x), 2 * call(matrix, x))
+        else:
+            refused(torch._dynamo.exc.Unsupported, r"write spmm\(m, x\) for m @ x", whole, matrix, x)
 
 
 def test_a_pattern_of_strided_arrays_is_made_inside() -> None:

@@ -47,7 +47,8 @@ def test_wrong_backends_and_dtypes_are_refused() -> None:
         spmm(pattern, zeros(NNZ, dtype=torch.float64), zeros(6, 3), backend="triton")
     for dtype in (torch.float32, torch.int64):
         refused(ValueError, "'cuda'", spmm, pattern, zeros(NNZ, dtype=dtype), zeros(6, 3, dtype=dtype), backend="cuda")
-    refused(ValueError, r"float32 and torch\.float64", sddmm, pattern, zeros(9, 3), zeros(6, 3, dtype=torch.float64))
+    refused(ValueError, r"broadcast, they are \(2,\) and \(3,\)", spmm, pattern, zeros(2, NNZ), zeros(3, 6, 4))
+    refused(ValueError, r"broadcast, they are \(2,\) and \(3,\)", sddmm, pattern, zeros(2, 9, 4), zeros(3, 6, 4))
 
 
 @backends
@@ -81,13 +82,20 @@ def test_row_sums_and_diagonals_of_integers(dtype: torch.dtype, backend: Backend
 
 @backends
 def test_dtypes_of_results(backend: Backend) -> None:
-    """Two integers are promoted. Floating values keep their dtype, on which autocast relies."""
+    """Both operands are promoted. Autocast decides for floating-point ones, but not for sums."""
     pattern, x, values = PATTERN.to(DEVICE), zeros(6, 3), zeros(NNZ, dtype=torch.bool).logical_not()
     for wide in (torch.int64, torch.bool):
         assert spmm(pattern, values, x.to(wide), backend=backend).dtype == wide
         assert sddmm(pattern, zeros(9, 3, dtype=torch.bool), x.to(wide), backend=backend).dtype == wide
-    assert spmm(pattern, zeros(NNZ, dtype=torch.float16), x, backend=backend).dtype == torch.float16
+    halves, large = zeros(NNZ, dtype=torch.float16) + 1, x + 1e5
+    assert spmm(pattern, halves, large, backend=backend).isfinite().all()
     assert spmm(pattern, zeros(NNZ), x.half(), backend=backend).dtype == torch.float32
+    assert sddmm(pattern, zeros(9, 3, dtype=torch.float16), x, backend=backend).dtype == torch.float32
+    with torch.autocast(DEVICE, torch.float16):
+        assert spmm(pattern, halves, x, backend=backend).dtype == torch.float16
+        assert sddmm(pattern, zeros(9, 3, dtype=torch.float16), x, backend=backend).dtype == torch.float16
+        assert row_sum(pattern, zeros(NNZ), backend=backend).dtype == torch.float32
+        assert sddmm(pattern, zeros(9, 3, dtype=torch.bool), x.bool(), backend=backend).dtype == torch.bool
 
 
 @backends

@@ -155,6 +155,14 @@ def test_segment_mean() -> None:
     assert (segment_mean(x, torch.zeros(20), ptr) == 0).all()
 
 
+def test_segment_mean_compiles_with_trained_weights() -> None:
+    ptr, leaves, results = pointer(LENGTHS), [normal(20, C).requires_grad_(), normal(20).abs().requires_grad_()], []
+    for function in (segment_mean, torch.compile(segment_mean, fullgraph=True, backend="aot_eager")):
+        out = function(*leaves, ptr)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    torch.testing.assert_close(*results)
+
+
 def test_row_offsets_take_integers() -> None:
     assert row_offsets([3, 0, 2]) == [0, 3, 3]
     for wrong in ([1.0, 2.0], "302", [[3, 0]]):

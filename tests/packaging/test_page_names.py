@@ -23,7 +23,7 @@ PAGES = [
 ]
 OTHERS = {  # options of other programs, which the pages mention
     "--fresh-seeds", "--seed", "--index-url", "--tool", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr",
-    "--master-port", "--standalone", "--rdzv-backend", "--map-root-user", "--net",
+    "--master-port", "--standalone", "--fix", "--rdzv-backend", "--map-root-user", "--net",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -28,9 +29,10 @@ from two_ranks import environment, wait_for
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import BODIES, DataError, LabeledMeshes, load_dataset, shapes
-from diffnet.geometry import load_mesh
+from diffnet.geometry import load_mesh, processes
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.geometry.folder_lock import locked
+from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.commands import options
 from diffnet.train.commands.training import find_data
@@ -68,6 +70,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = ["--data", data, "--out", room / "run", "--cache", room / "cache"]
     out = output("train", "segmentation", *where, "--epochs", 12, *SMALL)
     assert "meshes: 4 to train on, 1 to test on\n" in out
+    assert f"\ncache: {room / 'cache'}\n" in out
     assert "classes: 2 at the vertices, without the test part: low " in out
     assert re.search(r"epoch   12  loss \d\.\d{4}  accuracy: train [\d.]+ %, test [\d.]+ %", out)
     assert "test accuracy" in out
@@ -225,15 +228,49 @@ def test_help_and_info_load_little_and_a_bug_shows_its_traceback(tmp_path: Path)
     assert re.search("Traceback.*AttributeError", ran.stderr, re.DOTALL)
 
 
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+@pytest.mark.parametrize(
+    ("running", "before", "expected"),
+    [
+        ("1/99", {}, {"GOMP_SPINCOUNT": "30000"}),
+        ("999/999", {}, {"OMP_WAIT_POLICY": "passive"}),
+        (None, {}, {"GOMP_SPINCOUNT": "30000"}),  # a system that doesn't tell
+        ("999/999", {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ("999/999", {"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
+    ],
+)
+def test_how_threads_wait(
+    running: str | None,
+    before: dict[str, str],
+    expected: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command chooses it by what else runs, unless the user has."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in WAITING} | before)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(cli, "is_command", lambda: True)
+    monkeypatch.setattr(processes, "LOAD", tmp_path / "loadavg")
+    if running:
+        (tmp_path / "loadavg").write_text(f"0.00 0.00 0.00 {running} 7\n")
+    diffnet("--version")
+    assert {name: value for name, value in os.environ.items() if name in WAITING} == expected
+
+
 def test_warnings_are_lines_of_the_command(tmp_path: Path) -> None:
     """They name the command, and no line of code."""
     folder = write_balls(tmp_path / "data", 2)
     for labels in folder.glob("*.txt"):
-        labels.write_text("0\n1\n" * 21)
+        labels.write_text("0\n2\n" * 21)
+    (folder / "label_names.txt").write_text("arm\nleg\n")
     places = ["--data", folder, "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
     process = start("train", "segmentation", *places, "--epochs", 1, *SMALL)
-    lines = process.communicate()[1].splitlines()
+    out, errors = process.communicate()
+    lines = errors.splitlines()
     assert process.returncode == 0
+    assert "names: 0 is arm, 2 is leg\n" in out  # by their order, not by their numbers
     assert [line.partition(" the labels of 2 of 2 meshes ")[0] for line in lines] == [f"diffnet: warning: {folder}:"]
 
 
@@ -321,15 +358,16 @@ def test_a_resumed_run_keeps_its_options(train: list[object], tmp_path: Path) ->
 
 def test_a_bad_mesh_of_a_data_set_is_named(tmp_path: Path) -> None:
     data = write_balls(tmp_path / "data", 3)
-    (data / "m1.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
-    (data / "m1.txt").write_text("0\n0\n1\n")
+    for stem in ("m1", "m2"):
+        (data / f"{stem}.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
+        (data / f"{stem}.txt").write_text("0\n0\n1\n")
     train = ["train", "segmentation", "--data", data, "--out", tmp_path / "out", "--cache", tmp_path / "c", *SMALL]
-    assert re.search(r"1 of 3 meshes.*m1: .*m1\.obj", complaint(*train))
+    assert f"2 of 3 meshes can't be used: {data / 'm1.obj'}, {data / 'm2.obj'}: " in complaint(*train)
     assert list((tmp_path / "out").iterdir()) == []  # it is named before training
     (data / "m1.obj").write_text("v 0 zero 0\nf 1 2 3\n")
     assert "m1.obj" in complaint(*train)
     (data / "m1.txt").write_text("0\n0\nred\n")
-    assert "m1.txt, line 3" in complaint(*train)
+    assert re.search("m1.txt, line 3.* label_names.txt", complaint(*train))
 
 
 def test_a_triangle_soup(room: Path, tmp_path: Path) -> None:
@@ -382,9 +420,11 @@ def test_bad_input_to_prediction(room: Path, tmp_path: Path) -> None:
     assert "a folder" in predict(mesh, room / "data" / "m1.obj")
     for name in ("a.obj", "a.seg"):
         line = predict(mesh, out=tmp_path / name)
-        assert f"--out should be a .ply, .txt, .npy, .csv or .json file for outputs at vertices, got {tmp_path}" in line
+        assert (
+            "--out should be a .ply, .txt, .npy, .csv, .json, .annot or .label.gii file for outputs at vertices" in line
+        )
     line = predict(mesh, "--format", "seg", out=new)
-    assert "--format should be ply, txt, npy, csv or json for outputs at vertices, got seg" in line
+    assert "--format should be ply, txt, npy, csv, json, annot or label.gii for outputs at vertices, got seg" in line
     assert "the extension of" in predict(mesh, "--format", "ply")
     (tmp_path / "empty").mkdir()
     assert "no meshes" in predict(tmp_path / "empty", out=new)

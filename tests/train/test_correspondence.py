@@ -184,19 +184,21 @@ def packed_pairs(k: int = 10) -> tuple[torch.Tensor, Operators, list[Operators]]
     return batch.features, batch.operators, each
 
 
-@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_maps_of_a_batch_are_those_of_its_pairs(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "regularizer"),
+    [("supervised", "squared_difference"), ("supervised", "resolvent"), ("unsupervised", "resolvent")],
+)
+def test_maps_of_a_batch_are_those_of_its_pairs(method: str, regularizer: str) -> None:
     torch.manual_seed(0)
     features, operators, each = packed_pairs()
-    maps = pair_maps(features.requires_grad_(), operators, method, 6)
-    without_gradients = pair_maps(features.detach(), operators, method, 6)
+    maps = pair_maps(features.requires_grad_(), operators, method, 6, 0, regularizer)
+    without_gradients = pair_maps(features.detach(), operators, method, 6, 0, regularizer)
     assert without_gradients.shape[1] == {"supervised": 1, "unsupervised": 2}[method]
     assert torch.equal(without_gradients, maps[:, : without_gradients.shape[1]])
     rows = operators.unpack(features)
     for p in (0, 1):
         a, b = each[2 * p], each[2 * p + 1]
         x, y = (o.evecs[:, :6].mT @ (o.mass[:, None] * r) for o, r in ((a, rows[2 * p]), (b, rows[2 * p + 1])))
-        regularizer = "squared_difference" if method == "supervised" else "resolvent"
         solved = functional_map(x[None], y[None], a.evals[:, :6], b.evals[:, :6], regularizer=regularizer)[0]
         torch.testing.assert_close(maps[p, 0], solved, atol=1e-4, rtol=1e-3)
         if method == "unsupervised":

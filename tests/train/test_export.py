@@ -59,6 +59,7 @@ def network_of(**options: Any) -> DiffusionNet:
         pytest.param({"outputs_at": "global_mean", "gradient_rotation": "swapped"}, marks=pytest.mark.slow),
         pytest.param({"gradient_features": False}, marks=pytest.mark.slow),
         {"attention_heads": 2},
+        {"condition_channels": 2, "global_tokens": 3},
     ],
     ids=lambda options: " ".join(options),  # names alone, because the text of a function differs between processes
 )
@@ -74,8 +75,9 @@ def test_export(meshes: list[Operators], options: dict[str, Any], tmp_path: Path
     assert {f.__module__ for f in called if not isinstance(f, torch._ops.OpOverload)} <= {"_operator", "math", "torch"}
     for i, operators in enumerate(meshes):
         given = with_k_ring(operators, 2) if i == 1 else operators
-        inputs = exported_inputs(network, given.normals, given)
-        expected = network(given.normals, given)
+        conditions = torch.randn(1, 2) if network.condition_channels else None
+        inputs = exported_inputs(network, given.normals, given, conditions)
+        expected = network(given.normals, given, conditions)
         torch.testing.assert_close(program.module()(**inputs), expected, rtol=1e-5, atol=1e-5)
         assert list(json.loads(texts["diffnet.json"])["inputs"]) == list(inputs)
 

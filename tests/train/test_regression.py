@@ -9,14 +9,14 @@ import pytest
 import torch
 from command import complaint, output
 from runs import ball, results_of, table_of
-from shapes import ellipsoid
 
 from diffnet import DiffusionNet, viz
 from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
-from diffnet.geometry import load_attributes
+from diffnet.geometry import load_attributes, make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from diffnet.train.inference.network_input import network_input
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.regression import TASK
@@ -65,6 +65,15 @@ def test_a_run_learns_and_reports(room: Path) -> None:
     assert results["test_r2"] == pytest.approx((first["r2"] + second["r2"]) / 2)
     # Errors are in the units of each column, of which the second one is 5 times the first.
     assert second["mae"] == pytest.approx(5 * first["mae"], rel=0.5)
+    cases, mesh, file = table_of(room / "run" / "per_mesh.csv"), ball(7), room / "data" / "m7.ply"
+    ((_, values),) = predict_values([file], DiffusionNet.load(room / "run" / "last.pt"), "cpu")
+    truth = heights(mesh.vertices)
+    truth[7::7] = np.nan
+    areas = np.bincount(mesh.faces.reshape(-1), np.repeat(mesh.area_faces / 3, 3))[:, None]
+    expected = np.sqrt(np.nansum(areas * (values - truth) ** 2, 0) / np.nansum(areas * truth**2, 0))
+    found = np.array([[float(case[f"heights_{n}_relative_l2"]) for n in (0, 1)] for case in cases])
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+    np.testing.assert_allclose([row["relative_l2"] for row in results["columns"]], found.mean(0), rtol=1e-4)
     rows = table_of(room / "run" / "metrics.csv")
     assert {"train_r2", "validation_r2", "test_r2"} < set(rows[0])
     assert float(rows[-1]["test_r2"]) == pytest.approx(results["test_r2"], rel=1e-5)
@@ -79,6 +88,9 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     results = results_of(room / "whole")
     assert [(row["name"], row["count"]) for row in results["columns"]] == [("volume", 2), ("size", 2)]
     assert results["labels_at"] == "meshes"
+    cases = table_of(room / "whole" / "per_mesh.csv")
+    assert float(cases[0]["volume"]) == pytest.approx(ball(7).volume, rel=1e-5)
+    assert list(cases[0]) == ["mesh", "volume", "volume_predicted", "size", "size_predicted"]
     page = (room / "whole" / "predictions.html").read_text()
     assert page.count("<article>") == 2
     assert "truth: " in page
@@ -91,6 +103,64 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     errors = [abs(float(row["volume"]) - volume) for row, volume in zip(rows, truth, strict=True)]
     assert np.mean(errors) == pytest.approx(results["columns"][0]["mae"], rel=1e-5)
     assert "volume" in (tmp_path / "page.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def cases(room: Path) -> Path:
+    """A run whose target at vertices and one whose target of meshes follow from a condition."""
+    folder = room / "cases"
+    folder.mkdir()
+    lines = ["file,text,speed,drag,split"]
+    for i in range(6):
+        ball(i).export(folder / f"m{i}.ply")
+        np.save(folder / f"m{i}.p.npy", np.full(42, 3.0 * i))
+        lines.append(f"m{i}.ply,a,{20 + 10 * i},{i},{'test' if i == 2 else 'train'}")
+    (folder / "targets.csv").write_text("\n".join(lines))
+    shared = ["--cache", room / "cache", *SMALL, "--features", "xyz", "--conditions", "speed", "--epochs", 30]
+    more = ["--targets", "file:p", "--max-faces", 60, "--global-tokens", 2, "--decimate", 0.1, "--variants", 1]
+    output("train", "regression", "--data", folder, *shared, *more, "--out", room / "fields")
+    output("train", "regression", "--data", folder, *shared, "--targets", "drag", "--out", room / "drag")
+    return folder
+
+
+@pytest.mark.parametrize(("run", "factor"), [("fields", 3), ("drag", 1)])
+def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> None:
+    checkpoint, mesh = cases.parent / run / "last.pt", cases / "m1.ply"
+    stored, where = load_checkpoint(checkpoint), ["--device", "cpu", "--cache", cases.parent / "cache"]
+    assert (stored["options"]["conditions"], stored["condition_statistics"]["mean"]) == ("speed", [46])
+    conditions = [{"speed": speed} for speed in (20, 70)]
+    found = predict_values([mesh] * 2, DiffusionNet.load(checkpoint), "cpu", conditions=conditions)
+    np.testing.assert_allclose([values.mean() for _, values in found], [0, 5 * factor], atol=factor)
+    predict = ["predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", "--out"]
+    for name, given in (("a.csv", "speed=30"), ("b.csv", cases / "targets.csv")):
+        output(*predict, tmp_path / name, "--condition", given)
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+    predict.append(tmp_path / "c.csv")
+    assert "--condition speed=NUMBER is missing; the conditions of the network are speed" in complaint(*predict)
+    assert "another one; the conditions" in complaint(*predict, "--condition", "speed=3", "--condition", "yaw=1")
+    output("evaluate", "--checkpoint", checkpoint, "--data", cases, "--out", tmp_path / "scores", *where)
+    assert results_of(tmp_path / "scores")["columns"] == results_of(checkpoint.parent)["columns"]
+    start = ["--from", checkpoint, "--epochs", 1, "--lr", 1e-9, "--out", tmp_path / "run", *where]
+    again = ["--conditions", "speed", "--targets", stored["options"]["targets"]]
+    other = cases / "other.csv"  # whose statistics are others
+    other.write_text((cases / "targets.csv").read_text().rpartition("\n")[0])
+    output("train", "regression", "--data", other, *again, *start, *(["--max-faces", 60] if run == "fields" else []))
+    before, after = (results_of(folder)["columns"][0]["mae"] for folder in (checkpoint.parent, tmp_path / "run"))
+    assert after == pytest.approx(before, rel=1e-3)
+
+
+def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
+    """The choice is stored and applied in predictions."""
+    shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--epochs", 1]
+    output("train", "regression", *shared, "--normalize", "none", "--units", 2, "--out", tmp_path / "run")
+    sizes = [make_mesh(size * ball(0).vertices, ball(0).faces) for size in (1, 3)]
+    for run, scale in ((room / "whole", "radius"), (tmp_path / "run", 2.0)):
+        network = DiffusionNet.load(run / "last.pt")
+        (_, small), (_, large) = predict_values(sizes, network, "cpu")
+        assert np.allclose(small, large, rtol=1e-4) is (scale == "radius")
+        assert network_input(network).options.scale == scale
+    command = ["train", "regression", *shared, "--units", 2, "--out", tmp_path / "other"]
+    assert "units are for --normalize none, and it is radius" in complaint(*command)
 
 
 def test_predict_writes_columns(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +285,8 @@ def test_scores_of_targets_far_from_0(offset: float) -> None:
     """Targets with deviation 1, predicted with errors of deviation 1/2. One column is constant."""
     rng = np.random.default_rng(0)
     draws = rng.normal(size=(4000, 2)) * [1, 0]
-    items = [LabeledMesh("", ellipsoid(0), offset + rows) for rows in (draws[:1000], draws[1000:])]
+    parts = draws[:1000], draws[1000:]
+    items = [LabeledMesh("", make_mesh(rng.normal(size=(len(rows), 3)), None), offset + rows) for rows in parts]
     statistics = target_statistics(items, ["u", "v"])
     np.testing.assert_allclose(np.array(statistics["mean"]) - offset, draws.mean(0), atol=1e-4)
     np.testing.assert_allclose(statistics["std"], [draws[:, 0].std(), 1], rtol=1e-4)

@@ -13,6 +13,7 @@ from diffnet.data.feature_names import AUTO_LABELS
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
+from diffnet.geometry.options import scale_in_units
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.exporting import write_inputs
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 SHARDS_PANEL = "Shards"  # of --help
 EXPORT_PANEL = "Exported networks"
-_PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize"
+_PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize", "units"
 
 
 @with_parameters(
@@ -123,7 +124,9 @@ def precompute(
         raise OptionError("--checkpoint is for --npz")
     features = options["features"]
     of_set = {name: options[name] for name in ("targets", "labels", "group_by") if options[name]}
-    preprocessing = Preprocessing(**{name: options[name] for name in _PREPROCESSING}, features=features or "xyz")
+    chosen = {name: options[name] for name in _PREPROCESSING if name != "units"}
+    chosen["normalize"] = scale_in_units(options["normalize"], options["units"])
+    preprocessing = Preprocessing(**chosen, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
         how = SetOptions(cache=cache, jobs=jobs, files=options["files"], **of_set)

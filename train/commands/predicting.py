@@ -116,6 +116,14 @@ def predict(
         str | None, typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none.")
     ] = None,
     labels_at: LabelsAtOption = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="A condition of all meshes, for a network that was trained with --conditions; or a table with a "
+            "column file and a column for each condition (.csv or .tsv). May be repeated.",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
@@ -129,6 +137,7 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
+        from diffnet.data.folders.rows import conditions_of
         from diffnet.data.folders.sources import array_files
         from diffnet.data.numbers import check_vertex_numbers
         from diffnet.geometry import load_mesh
@@ -153,6 +162,7 @@ def predict(
             for name in ranks.shared(lambda: [str(path) for path in find_meshes(meshes, out, options["files"])])
         ]
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
+        conditions = conditions_of(sources, condition or [], expected.options.condition_names)
         report = report_file(out) if is_batch(meshes) else None
         if threshold is not None and (smooth > 0 or len(expected.label_names) != 2):
             why = "it doesn't go with --smooth" if smooth > 0 else f"it has {len(expected.label_names)}"
@@ -200,7 +210,7 @@ def predict(
         written: list[Path] = []
 
         def work(i: int) -> Any:
-            predicted = predicted_of(sources[i])
+            predicted = predicted_of(sources[i], conditions[i])
             for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
                 if file is not None and file.suffix.lower() != ".ply":  # which holds the vertices
                     check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
@@ -241,6 +251,7 @@ def predict(
                 files=files[0].suffix,
                 least_area=least,
                 background=background,
+                **({"conditions": conditions} if any(conditions) else {}),
             ),
             resume=resume,
             table=table,
@@ -412,6 +423,7 @@ def evaluate(
             cache=cache,
             targets=targets or expected.options.targets,
             labels=labels or expected.options.labels,
+            conditions=expected.options.conditions,
             seed=seed,
             channels=len(expected.label_names),
             needs_train=False,

@@ -158,6 +158,7 @@ def _loaded(
         cache=arguments["cache"],
         targets=options.targets,
         labels=options.labels,
+        conditions=options.conditions,
         group_by=options.group_by,
         seed=options.seed,
         jobs=arguments["jobs"],
@@ -190,6 +191,7 @@ def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
     """The options of a run that belong to the network that it starts from. path: its file"""
     of_input, of_network = described_input(path, network).options, network.architecture
     options = {field.name: getattr(of_input, field.name) for field in fields(Preprocessing)}
+    options["units"] = of_input.units
     options |= {field.name: of_network[field.name] for field in fields(Architecture)}
     return options | ({"channels": network.out_channels} if "channels" in TASK_OPTIONS[of_input.task].sets else {})
 

@@ -15,7 +15,15 @@ from torch.nn import functional as F
 
 from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.geometry import Operators, point_map, to_spectral, zoomout
-from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
+from diffnet.ops import (
+    Regularizer,
+    bijectivity_loss,
+    coupling_loss,
+    functional_map,
+    orthogonality_loss,
+    segment_mean,
+    soft_map,
+)
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 
@@ -23,13 +31,21 @@ TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
 
 
-def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
+def pair_maps(
+    features: Tensor,
+    operators: Operators,
+    method: Method,
+    k: int,
+    scale: float = 0.0,
+    regularizer: Regularizer = "squared_difference",
+) -> Tensor:
     """Compute the functional maps of pairs that a method needs. The first of each pair is the one to match with.
 
     features: (V, C), those of the network
     operators: meshes a and b of each of P pairs in turn, as `collate_pairs` packs them
     k: K, how many eigenpairs to use
     scale: root mean square to which the features of each mesh are scaled for the regularized maps; 0 for no scaling
+    regularizer: of supervised maps, see `functional_map`
 
     "supervised" returns (P, 1, K, K), the map from functions on a to functions on b that takes the features of a to
     those of b (Donati et al. 2020). "unsupervised" returns (P, 4, K, K): such maps from a to b and from b to a with the
@@ -45,7 +61,7 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
         spectra = spectra * (scale / mean.clamp(min=1e-12).sqrt())[:, :, None]
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
-        return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
+        return functional_map(a[0], b[0], a[1], b[1], regularizer=regularizer)[:, None]
     maps = torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
     if not features.requires_grad:
         return maps

@@ -126,7 +126,9 @@ def match_meshes(
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
         features: Tensor = network(pair.features, pair.operators)
-    return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
+    return pair_maps(
+        features, pair.operators, options.method, options.map_k, options.feature_scale, options.regularizer
+    )
 
 
 def _fine_tune(

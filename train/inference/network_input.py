@@ -28,6 +28,7 @@ OPTIONAL = (
     "operators",
     "max_faces",
     "precision",
+    "units",
     "clip",
     "upright",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
@@ -41,9 +42,10 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     |---|---|---|
     | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
-    | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
+    | `normalize` | how positions are normalized first: true or "radius", "area", "none", a float, or false | none |
+    | `units` | with "none", the length that becomes 1 | 1.0 |
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
-    | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
+    | `method`, `map_k`, `feature_scale`, `regularizer` | of a correspondence | those of `pair_maps`, 30 |
     | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
     | `upright` | the orientation of the training meshes, for a warning of others | not known |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
@@ -53,6 +55,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `label_names` | a name for each output channel | "0", "1", … |
     | `label_numbers` | a whole number for each output channel, which `diffnet predict` writes | see `NetworkInput` |
     | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
+    | `conditions`, `condition_statistics` | "speed,yaw", and {"mean": […], "std": […]} | none |
     | `statistics` | of features from files, see `array_statistics` | none of them |
     | `train_meshes` | hashes of the training meshes, by which `diffnet evaluate` counts them | not known |
 
@@ -77,7 +80,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     options = {
         "task": "classification" if labels_at == "meshes" else "segmentation",
         "precision": "fp32",
-        "normalize": rule or "radius",
+        "normalize": "none" if isinstance(rule, float) else rule or "radius",
+        "units": rule if isinstance(rule, float) else 1.0,
         **{name: metadata[name] for name in ("features", "k", *OPTIONAL) if name in metadata},
     }
     hints = get_type_hints(TrainOptions)
@@ -94,6 +98,9 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             count = network.out_channels
             plain = {"mean": [0.0] * count, "std": [1.0] * count}
             targets = check_target_statistics(metadata.get("target_statistics", plain), count)
+        conditions, count = None, len(trained.condition_names)
+        if count:
+            conditions = check_target_statistics(metadata.get("condition_statistics"), count)
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
@@ -111,7 +118,14 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
         raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
     meshes = None if hashes is None else frozenset(hashes)
-    return NetworkInput(trained, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers)
+    if network.condition_channels != count:
+        raise MetadataError(
+            f"the metadata name {count} conditions, and the network takes {network.condition_channels}; call a network "
+            "with conditions of its own in Python"
+        )
+    return NetworkInput(
+        trained, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers, conditions
+    )
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,17 +24,21 @@ from diffnet.data import (
     original_targets,
     own_arrays,
     prepare,
+    standardized,
     with_few_faces,
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
 from diffnet.train.tasks.task import MetadataError, NetworkInput, Predicted, task_named
+
+NO_CONDITIONS: Mapping[str, float] = {}
 
 
 def predict_labels(
@@ -80,17 +85,22 @@ def predict_values(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
+    conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float64]]]:
     """The numbers that a network of a regression predicts, (N, C) float64 in the units of its targets.
 
+    conditions: of each mesh, such as {"speed": 30}, for a network that was trained with them
+
     N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
-    MetadataError for a network of another task.
+    MetadataError for a network of another task, and OptionError for other conditions than those of the network.
     """
     expected = network_input(network)
     targets, task = expected.target_statistics, task_named(expected.options.task)
     if targets is None:
         raise MetadataError(f"the network is one of {task.name}; call predict_labels or predict_probabilities")
-    return _predictions(sources, network, device, cache_dir, lambda x: original_targets(task.predict(x).cpu(), targets))
+    return _predictions(
+        sources, network, device, cache_dir, lambda x: original_targets(task.predict(x).cpu(), targets), conditions
+    )
 
 
 def _check_classes(network: DiffusionNet) -> None:
@@ -106,10 +116,14 @@ def _predictions(
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
     prediction: Callable[[Tensor], Tensor],
+    conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[Any]]]:
     """The meshes, and a function of the outputs (N, C) for each. Warns of meshes in another orientation."""
     check_several(sources)
-    outputs = map(_outputs(network, device, cache_dir), sources)
+    conditions = [NO_CONDITIONS] * len(sources) if conditions is None else conditions
+    if len(conditions) != len(sources):
+        raise OptionError(f"there should be conditions for each of {len(sources)} meshes, got {len(conditions)}")
+    outputs = map(_outputs(network, device, cache_dir), sources, conditions)
     predictions = [(mesh, prediction(each).cpu().numpy()) for mesh, each in outputs]
     upright = network_input(network).options.upright
     warn_of_tilted([mesh.name for mesh, _ in predictions if is_tilted(mesh, upright)])
@@ -125,8 +139,10 @@ def predictor(
     least_area: float | None = None,
     background: int | None = None,
     threshold: float | None = None,
-) -> Callable[[MeshLike], Predicted]:
-    """A function that gives the prediction of a mesh as the task of a network keeps it. See `predict_labels`.
+) -> Callable[..., Predicted]:
+    """A function of a mesh and its conditions that gives the prediction as the task of a network keeps it.
+
+    See `predict_labels`, and `predict_values` for conditions.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
@@ -137,8 +153,8 @@ def predictor(
     task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
     outputs_of = _outputs(network, device, cache_dir)
 
-    def predicted(source: MeshLike) -> Predicted:
-        mesh, outputs = outputs_of(source)
+    def predicted(source: MeshLike, conditions: Mapping[str, float] = NO_CONDITIONS) -> Predicted:
+        mesh, outputs = outputs_of(source, conditions)
         needs_shares = probabilities or smooth > 0 or threshold is not None
         shares = outputs.float().softmax(-1).cpu() if needs_shares else None
         if smooth > 0 and shares is not None and at != "meshes":
@@ -168,17 +184,18 @@ def _where_finite(values: Tensor, outputs: Tensor) -> Tensor:
 
 def _outputs(
     network: DiffusionNet, device: torch.device | str, cache_dir: str | os.PathLike[str] | None
-) -> Callable[[MeshLike], tuple[Mesh, Tensor]]:
-    """A function that gives a mesh at its original positions and the outputs of the network, (N, C) on the device.
+) -> Callable[[MeshLike, Mapping[str, float]], tuple[Mesh, Tensor]]:
+    """A function of a mesh and its conditions that gives the mesh at its original positions, and the outputs (N, C).
 
-    They are at the vertices, faces or edges of the mesh file, and NaN at vertices of no face, unless these count.
+    Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN at vertices of no face, unless
+    these count.
     """
     expected, place = network_input(network), usable_device(device)
     network = graphed(network.to(place))  # once, because the graphs serve all meshes
 
-    def outputs_of(source: MeshLike) -> tuple[Mesh, Tensor]:
+    def outputs_of(source: MeshLike, conditions: Mapping[str, float]) -> tuple[Mesh, Tensor]:
         mesh = load_mesh(source)
-        sample = input_sample(mesh, expected, cache_dir)
+        sample = input_sample(mesh, expected, cache_dir, conditions=conditions)
         outputs = network_outputs(network, sample, expected.options, place)
         if expected.labels_at == "edges" and mesh.has_polygons:
             outputs = outputs[torch.from_numpy(file_edges(mesh)).to(place)]
@@ -194,12 +211,15 @@ def input_sample(
     expected: NetworkInput,
     cache_dir: str | os.PathLike[str] | None = None,
     arrays: Mapping[str, Any] | None = None,
+    conditions: Mapping[str, float] = NO_CONDITIONS,
 ) -> Sample:
     """A mesh as a network takes it, without labels. A decimated mesh takes its outputs to the full one.
 
     arrays: own arrays by name, see `own_arrays`
+    conditions: of the mesh by name
 
-    Raises MeshError for a mesh that can't be used, and DataError for an own array that can't be used.
+    Raises OptionError for other conditions than those of the network, MeshError for a mesh that can't be used, and
+    DataError for an own array that can't be used.
     """
     if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
         raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
@@ -214,4 +234,17 @@ def input_sample(
     at = expected.labels_at
     weights = None if surface is mesh or at == "meshes" else interpolation_weights(mesh, surface, at)
     to_score = Interpolation.to_score(mesh, at, weights)
-    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score)
+    row = _condition_row(expected, conditions)
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score, row)
+
+
+def _condition_row(expected: NetworkInput, conditions: Mapping[str, float]) -> Tensor | None:
+    """The conditions of a mesh as a network takes them, (1, C), or None for one without conditions."""
+    names = expected.options.condition_names
+    if set(conditions) != set(names) or not all(map(math.isfinite, conditions.values())):
+        listed, given = (", ".join(names) or "none", dict(conditions) or "none")
+        raise OptionError(f"the network takes these conditions of a mesh, as numbers: {listed}; got {given!s:.200}")
+    if expected.condition_statistics is None:
+        return None
+    values = np.array([conditions[name] for name in names], np.float64)
+    return torch.from_numpy(standardized(values, expected.condition_statistics))[None]

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_targets
+from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_conditions, standardized_targets
 from diffnet.data.arrays import check_arrays_of_all
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
 from diffnet.geometry.errors import OptionError
@@ -64,6 +64,8 @@ def run_evaluation(
     test_data = task.test_set(data, expected)
     items: Sequence[LabeledMesh] = test_data.test
     standard_items = items if targets is None else standardized_targets(items, targets)
+    if expected.condition_statistics is not None:
+        standard_items = standardized_conditions(standard_items, expected.condition_statistics)
     check_stored_options([items], options.preprocessing)
     meshes: Sequence[Sample]
     at, statistics = expected.labels_at, expected.statistics
@@ -81,7 +83,8 @@ def run_evaluation(
 
         def load(i: int) -> Sample:
             item = standard_items[i]
-            sample = input_sample(item.mesh, expected, cache_dir, item.arrays)
+            conditions = dict(zip(options.condition_names, items[i].conditions.tolist(), strict=True))
+            sample = input_sample(item.mesh, expected, cache_dir, item.arrays, conditions)
             return replace(sample, labels=torch.as_tensor(item.labels))
 
         meshes = OnDemand(len(items), load)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from diffnet.data.folders.layouts import BODY_MAPS
 from diffnet.geometry.errors import OptionError
+from diffnet.ops import Regularizer
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import RecipeName, TaskOptions
@@ -23,7 +24,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "default": None,
         "help": "Input features, see `diffnet train segmentation`. By default curvature+log-hks; wks if unsupervised.",
     },
-    "k": {"least": 1, "help": "Eigenpairs of the network. If unsupervised, 200."},
+    "k": {"least": 1, "help": "Eigenpairs of the network."},
     "map_k": {"least": 1, "most": 300},
     "epochs": {"default": None, "help": "Passes over the training pairs. By default 10,000 pairs in all."},
     "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
@@ -34,16 +35,19 @@ _CHANGES: dict[str, dict[str, Any]] = {
 class CorrespondenceOptions(SharedOptions):
     """The options of correspondence alone. A step takes `batch_meshes` pairs.
 
-    method, map_k, feature_scale: see `pair_maps`
+    method, map_k, feature_scale, regularizer: see `pair_maps`
     zoomout: see `point_map_of`
     """
 
     method: Method = option(
         "supervised", None, "supervised learns from correspondences, unsupervised from pairs without any."
     )
-    map_k: int = option(30, None, "Eigenpairs of the functional maps. If unsupervised, 200.")
+    map_k: int = option(30, None, "Eigenpairs of the functional maps.")
     feature_scale: float = option(
         0.0, None, "Scale features to this root mean square; 0: never. If unsupervised, 1.", least=0, metavar="SIZE"
+    )
+    regularizer: Regularizer = option(
+        "squared_difference", None, "How supervised functional maps are regularized. The unsupervised ones: resolvent."
     )
     zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 
@@ -78,13 +82,15 @@ OPTIONS = TaskOptions(
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"),
     builtin="bodies",
     folder=BODY_MAPS,
-    prediction=("method", "map_k", "feature_scale"),
-    # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
+    prediction=("method", "map_k", "feature_scale", "regularizer"),
+    # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps and the
+    # regularizer of Ren et al. 2019.
     recipe={
         "features": "curvature+log-hks",
-        "k": 128,
-        "map_k": 100,
+        "k": 200,
+        "map_k": 200,
         "feature_scale": 3.0,
+        "regularizer": "resolvent",
         "clip": 1.0,
         "width": 128,
         "dropout": 0.0,
@@ -93,6 +99,6 @@ OPTIONS = TaskOptions(
         "precision": "fp32",
         "eval_every": 1,
     },
-    original={"map_k": 30, "normalize": "area"},
+    original={"map_k": 30, "normalize": "area", "regularizer": "squared_difference"},
     adapted=_adapted,
 )

@@ -45,7 +45,7 @@ class LabelOptions(SharedOptions):
         LABELS,
         "Where the labels are: file:NAME, as MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property NAME of a "
         "mesh file; groups or materials of OBJ files; or colors. auto: label files, else a property, else colors. "
-        "column:NAME of a table is for classification.",
+        "Classification takes the name of a column of its table.",
         metavar="file:NAME",
         check=checked_label_source,
     )

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import checked_targets
+from diffnet.data.feature_names import checked_targets, column_names
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
+
+
+def _checked_conditions(text: str) -> str:
+    return ",".join(column_names("conditions", text))
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,18 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
-        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes. "
-        "column:NAME names columns of the table.",
+        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes; "
+        "COLUMN,COLUMN… picks some of its columns.",
         metavar="file:NAME",
         check=checked_targets,
+    )
+    conditions: str | None = option(
+        None,
+        None,
+        "Columns of the table that are inputs and not targets: numbers of each mesh, such as a speed or an age. With "
+        "--targets file:NAME, --data is the table, or the folder with it.",
+        metavar="COLUMN,COLUMN…",
+        check=_checked_conditions,
     )
     loss: Loss = option(
         "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."
@@ -36,6 +48,11 @@ class RegressionOptions(SharedOptions):
         "a vector, such as u_x, u_y, u_z, need this or --no-rotate.",
     )
 
+    @property
+    def condition_names(self) -> list[str]:
+        """The names of the conditions of each mesh."""
+        return [] if self.conditions is None else self.conditions.split(",")
+
 
 OPTIONS = TaskOptions(
     help="""Train a network that predicts numbers, and report its results on the test meshes.
@@ -43,13 +60,15 @@ OPTIONS = TaskOptions(
     Targets are at vertices, faces or edges, in files beside the meshes (--targets), or belong to whole meshes, in a
     table targets.csv with lines file,COLUMN,… or file,COLUMN,…,split. nan, and an empty cell, is a missing target.
 
+    --conditions names columns that the network gets as inputs. A table may be a CSV or a TSV file.
+
     A folder is divided into training and test meshes by train/ and test/, by train.txt and test.txt, or at random.
 
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """,
-    data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv), or shards.",
+    data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv or .tsv), or shards.",
     sets=("files",),
     own=RegressionOptions,
-    prediction=("targets",),
+    prediction=("targets", "conditions"),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

@@ -10,7 +10,15 @@ from typing import Literal, TypeAlias
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, vector_channels
 from diffnet.data.options import Preprocessing, Variants
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, ScaleRule
+from diffnet.geometry.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    Scale,
+    ScaleRule,
+    scale_in_units,
+)
 from diffnet.options import Architecture, InitialTimes, option
 
 # A new task adds its name.
@@ -75,7 +83,14 @@ class SharedOptions(Architecture):
     normalize: ScaleRule = option(
         "radius",
         FEATURES,
-        "Scale meshes to radius 1 or to area 1. all-radius and all-area count vertices of no face, too.",
+        "Scale meshes to radius 1 or to area 1. all-radius and all-area count vertices of no face, too. none keeps the "
+        "size of meshes, for targets that depend on it.",
+    )
+    units: float = option(
+        1.0,
+        FEATURES,
+        "With --normalize none: the length that becomes 1. Choose about the radius of a mesh, in the unit of its file.",
+        metavar="LENGTH",
     )
     max_faces: int | None = option(
         None,
@@ -192,9 +207,12 @@ class SharedOptions(Architecture):
     @property
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
-        return Preprocessing(
-            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
-        )
+        return Preprocessing(self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.scale)
+
+    @property
+    def scale(self) -> Scale:
+        """How positions are normalized. Raises OptionError for units that don't go with the rule."""
+        return scale_in_units(self.normalize, self.units)
 
     @property
     def mesh_variants(self) -> Variants:

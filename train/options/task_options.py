@@ -22,7 +22,7 @@ class SetOptions(Checked):
     """How a data set is read, which a run doesn't store. Each task reads the options of its sets.
 
     cache: the folder of preprocessed meshes and of indices
-    targets, labels, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
+    targets, conditions, labels, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
     needs_train: whether the training part is read
     jobs: see `index_dataset`
     """
@@ -51,6 +51,7 @@ class SetOptions(Checked):
     cache: Path
     targets: str | None = None
     labels: str = AUTO_LABELS
+    conditions: str | None = None
     group_by: str | None = None
     seed: int = 0
     needs_train: bool = True

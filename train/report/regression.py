@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import LabelsAt, TargetsAt
-from diffnet.train.metrics import number
+from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
 from diffnet.train.report.report import (
@@ -54,13 +54,13 @@ def write_values_report(
     rows: the meshes to show. Values at elements are shown as three pictures for each of the first columns: prediction,
         truth and error. Values of whole meshes are the caption of one picture.
     summary: entries at the top, in this order
-    columns: name, count, mae, rmse and r2 of each column; a score may be None
+    columns: name, count and the `score_columns` of each column; a score may be None
     meshes: the table of the scores of each mesh, see `mesh_table_html`
     scatter, curves: charts, see `scatter_png` and `curves_png`
     """
+    scores = score_columns(columns)
     table = (
-        (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row[key]) for key in ("mae", "rmse", "r2")))
-        for row in columns
+        (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row[key]) for key in scores)) for row in columns
     )
     captions = ("Predictions against the truth", "Training")
     names = [str(column["name"]) for column in columns]
@@ -69,7 +69,7 @@ def write_values_report(
         return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
     parts = [
-        table_html("Columns", "Scores by column", ("Column", "Targets", "MAE", "RMSE", "R²"), table),
+        table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
         charts_html(zip((scatter, curves), captions, captions, strict=True)),
         mesh_table_html(meshes),
         meshes_html(rows, section, at),

@@ -81,7 +81,8 @@ class TrainingStep:
 
 def _arguments(sample: Sample, rotations: Tensor | None) -> tuple[Any, ...]:
     further = () if rotations is None else (rotations,)
-    return sample.features, sample.operators, sample.labels, *further
+    features, operators, *conditions = sample.inputs
+    return features, operators, sample.labels, *conditions, *further
 
 
 class _TaskNetwork(nn.Module):
@@ -92,11 +93,14 @@ class _TaskNetwork(nn.Module):
         self.model, self.outputs_at = model, model.outputs_at
         self._task, self._options, self._vectors = task, options, vector_channels(options.features)
 
-    def forward(self, features: Tensor, operators: Operators, rotations: Tensor | None = None) -> Tensor:
-        if rotations is not None:
+    def forward(self, features: Tensor, operators: Operators, *further: Tensor) -> Tensor:
+        """further: the conditions, if there are any, and the rotations, if there are any"""
+        has_conditions = self.model.condition_channels > 0
+        conditions, rotations = further[:has_conditions], further[has_conditions:]
+        if rotations:
             with torch.autocast(features.device.type, enabled=False):
-                features = rotate_vectors(features, self._vectors, rotations, operators.ptr)
-        outputs = self.model(features, operators)
+                features = rotate_vectors(features, self._vectors, rotations[0], operators.ptr)
+        outputs = self.model(features, operators, *conditions)
         with torch.autocast(features.device.type, enabled=False):
             return self._task.from_network(outputs, operators, self._options)
 

@@ -80,7 +80,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return pair_samples(data.pairs, part, meshes, options.map_k, with_targets=with_targets)
 
     def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-        return pair_maps(outputs, operators, options.method, options.map_k, options.feature_scale)
+        return pair_maps(outputs, operators, options.method, options.map_k, options.feature_scale, options.regularizer)
 
     def loss(self, maps: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The loss () of functional maps (P, M, K, K).

@@ -105,8 +105,13 @@ class LabelTask(MeshTask):
         every = listing((f"{name} {count:,}" for name, count in occur.items()), SHOWN_CLASSES)
         none = f"; {len(counts) - len(occur)} don't occur" if len(occur) < len(counts) else ""
         none += f"; {unlabeled:,} unlabeled" if unlabeled else ""
-        source = [("labels", data.labels_from)] if data.labels_from else []
-        return [*source, ("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}")]
+        rows = [("labels", data.labels_from)] if data.labels_from else []
+        rows.append(("classes", f"{len(counts)} at the {data.labels_at}, without the test part: {every}{none}"))
+        numbers = data.label_numbers or ()
+        if list(numbers) != [*range(len(numbers))] and data.label_names != list(map(str, numbers)):
+            pairs = zip(numbers, data.label_names, strict=True)
+            rows.append(("names", listing((f"{number} is {name}" for number, name in pairs), SHOWN_CLASSES)))
+        return rows
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         return label_loss(outputs, targets, options)

@@ -23,11 +23,20 @@ from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets,
 from diffnet.data.feature_names import vector_columns
 from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
+from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, csv_text, write_atomically
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
-from diffnet.train.metrics import column_scores, mean_r2, number, scores_a_test, spread_over
+from diffnet.train.metrics import (
+    column_scores,
+    mean_r2,
+    number,
+    relative_l2,
+    score_columns,
+    scores_a_test,
+    spread_over,
+)
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
@@ -51,15 +60,26 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([part.sum(0) for part in parts], 1)
 
 
-def _errors(predicted: Tensor, truth: Tensor) -> list[tuple[float, float]]:
-    """The mean absolute error and the root of the mean squared one of each column. NaN without targets."""
+def _errors(predicted: Tensor, truth: Tensor) -> tuple[list[float], list[float]]:
+    """The mean absolute error of each column, and the root of the mean squared one. NaN without targets."""
     errors = predicted.double() - truth
-    return list(zip(errors.abs().nanmean(0).tolist(), errors.square().nanmean(0).sqrt().tolist(), strict=True))
+    return errors.abs().nanmean(0).tolist(), errors.square().nanmean(0).sqrt().tolist()
 
 
 def _truths(scored: Scored) -> Iterator[Tensor]:
     """The targets (N, C) float64 of each mesh, which are read one after another."""
     return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
+
+
+def _relative_errors(scored: Scored) -> NDArray[np.float64]:
+    """The `relative_l2` of each mesh and column, (M, C), of targets at vertices, faces or edges."""
+    at = scored.labels_at
+    assert at != "meshes"
+    rows = []
+    for (mesh, truth), prediction in zip(scored.cases(), scored.predictions, strict=True):
+        areas = np.ones(len(truth)) if mesh.is_point_cloud else element_areas(mesh, at, per_polygon=mesh.has_polygons)
+        rows.append(relative_l2(prediction.numpy(), truth, areas))
+    return np.array(rows).reshape(len(rows), len(scored.label_names))
 
 
 def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -136,7 +156,8 @@ class Regression(MeshTask):
             )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}")]
+        conditions = [("conditions", listing(data.condition_names))] if data.condition_names else []
+        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}"), *conditions]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
@@ -151,7 +172,7 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        return index_targets(data[0], how.cache, how.targets, **how.for_index())
+        return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
@@ -175,35 +196,41 @@ class Regression(MeshTask):
             {"name": name, **{key: None if np.isnan(value) else value for key, value in entry.items()}}
             for name, entry in zip(scored.label_names, scores, strict=True)
         ]
+        if scored.labels_at != "meshes":
+            errors = scored.memo["relative_l2"] = _relative_errors(scored)
+            for row, column in zip(rows, errors.T, strict=True):
+                row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
         mean = mean_r2(tally)
         return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         """The errors of each column, or the target and the prediction of whole meshes."""
         whole = scored.labels_at == "meshes"
-        ends = ("", "_predicted") if whole else ("_mae", "_rmse")
+        ends = ("", "_predicted") if whole else ("_mae", "_rmse", "_relative_l2")
         rows: list[list[Any]] = [["mesh", *(f"{name}{end}" for name in scored.label_names for end in ends)]]
-        for name, predicted, truth in zip(names_of(scored.meshes), scored.predictions, _truths(scored), strict=True):
-            pairs = zip(truth[0], predicted[0], strict=True) if whole else _errors(predicted, truth)
-            numbers = [float(value) for pair in pairs for value in pair]
+        names, truths, sizes = names_of(scored.meshes), _truths(scored), scored.memo.get("relative_l2")
+        for i, (name, predicted, truth) in enumerate(zip(names, scored.predictions, truths, strict=True)):
+            values: Any = (truth[0], predicted[0]) if sizes is None else (*_errors(predicted, truth), sizes[i])
+            numbers = [float(value) for of_column in zip(*values, strict=True) for value in of_column]
             rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
         return rows
 
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their errors in units of those of all meshes, the worst first."""
         each = zip(scored.predictions, _truths(scored), strict=True)
-        errors = np.array([[rmse for _, rmse in _errors(predicted, truth)] for predicted, truth in each])
+        errors = np.array([_errors(predicted, truth)[1] for predicted, truth in each])
         sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
         return np.argsort(-sizes, kind="stable").tolist()
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
-        table = Table("column", "targets", "MAE", "RMSE", "R²")
+        scores = score_columns(results["columns"])
+        table = Table("column", "targets", *scores.values())
         for column in table.columns[1:]:
             column.justify = "right"
         for row in results["columns"][:30]:
-            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in ("mae", "rmse", "r2")))
+            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in scores))
         if len(results["columns"]) > 30:
-            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
+            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", *("" for _ in scores))
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(

@@ -63,6 +63,7 @@ class NetworkInput:
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
     target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
+    condition_statistics: of the conditions, which `condition_names` of the options name. None without them.
     train_meshes: a hash of each mesh of the training part, see `contents_of`, or None if they aren't known
     label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
         else 0, 1, …
@@ -76,6 +77,7 @@ class NetworkInput:
     target_statistics: ArrayStatistics | None = None
     train_meshes: frozenset[str] | None = None
     label_numbers: tuple[int, ...] = ()
+    condition_statistics: ArrayStatistics | None = None
 
 
 class Predicted(NamedTuple):
@@ -108,9 +110,13 @@ class Scored:
 
     def truths(self) -> Iterator[NDArray[Any]]:
         """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
+        return (truth for _, truth in self.cases())
+
+    def cases(self) -> Iterator[tuple[Mesh, NDArray[Any]]]:
+        """Each mesh with its labels or targets, see `truths`."""
         for item in self.meshes:
             per_polygon = self.labels_at == "faces" and item.mesh.has_polygons
-            yield on_polygons(item.mesh, item.labels) if per_polygon else item.labels
+            yield item.mesh, on_polygons(item.mesh, item.labels) if per_polygon else item.labels
 
 
 class Fields(NamedTuple):

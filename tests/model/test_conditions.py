@@ -1,0 +1,114 @@
+"""Conditions of meshes and tokens of whole meshes: definitions, kernels, batches, graphs and compilation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import trimesh
+from graph_emulator import DEVICES, network, with_graphs
+from kernel_accuracy import relative
+from refusals import refused
+from torch import Tensor, nn
+
+from diffnet import DiffusionNet, Operators, collate, precompute
+
+BOTH: dict[str, Any] = {"condition_channels": 2, "global_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def packed() -> Operators:
+    """A mesh of two components and a sphere."""
+    two = trimesh.util.concatenate([trimesh.creation.box().apply_translation([0, 0, z]) for z in (0, 5)])
+    return collate([precompute(mesh, k=6) for mesh in (two, trimesh.creation.icosphere(1))])
+
+
+def arguments(operators: Operators) -> tuple[Tensor, Operators, Tensor]:
+    """Features, operators and conditions."""
+    torch.manual_seed(1)
+    features, conditions = (torch.randn(n, c) for n, c in ((operators.num_vertices, 3), (len(operators), 2)))
+    return features.to(operators.device), operators, conditions.to(operators.device)
+
+
+def randomized(**options: Any) -> DiffusionNet:
+    model = network(blocks=2, **options)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("options", [{"condition_channels": 2}, BOTH], ids=str)
+def test_new_layers_change_nothing(packed: Operators, options: dict[str, Any]) -> None:
+    plain, model = network(blocks=2), network(blocks=2, **options)
+    if "global_tokens" in options:  # they draw random numbers
+        plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
+    x, _, conditions = arguments(packed)
+    found, block = model(x, packed, conditions), model.blocks[0]
+    assert torch.equal(found, plain(x, packed))
+    found.square().sum().backward()
+    learns = [block.modulation.weight, block.modulation.bias, *([block.tokens.out] if block.tokens else [])]
+    assert all(bool((p.grad != 0).any()) for p in learns)
+
+
+def test_definitions(packed: Operators) -> None:
+    model = randomized(**BOTH)
+    tokens, modulation = model.blocks[0].tokens, model.blocks[0].modulation
+    x, conditions = torch.randn(packed.num_vertices, 8), torch.randn(2, 2)
+    expected, scaled = [], []
+    for rows, operators, c in zip(packed.unpack(x), packed.split(), conditions, strict=True):
+        w, m = torch.softmax(tokens.share(rows), 1), operators.mass[:, None]
+        z = torch.stack([(m * w[:, n : n + 1] * rows).sum(0) / (m * w[:, n : n + 1]).sum() for n in range(3)])
+        q, k, v = tokens.query_key_value(z).split(8, 1)
+        expected.append(rows + w @ (torch.softmax(q @ k.T / 8**0.5, 1) @ v @ tokens.out.T))
+        gamma, beta = (modulation.weight @ c + modulation.bias).split(8)
+        scaled.append((1 + gamma) * rows + beta)
+    torch.testing.assert_close(tokens(x, packed), torch.cat(expected), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(modulation(x, conditions, packed), torch.cat(scaled), rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_reach_other_components_and_no_other_mesh(packed: Operators) -> None:
+    for tokens, reached in ((0, 8), (3, 16)):
+        model = randomized(global_tokens=tokens)
+        x = torch.randn(packed.num_vertices, 3, requires_grad=True)
+        (grad,) = torch.autograd.grad(model(x, packed)[0].sum(), x)
+        assert grad.abs().amax(1).nonzero()[:, 0].tolist() == list(range(reached))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
+    """Outputs and all gradients of kernels, of compiled networks and of single meshes are those of float64."""
+
+    def results(model: DiffusionNet, batches: list[Any]) -> list[Tensor]:
+        out = torch.cat([model(*batch) for batch in batches])
+        return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
+
+    model, kernels = (randomized(backend=backend, **BOTH) for backend in ("torch", "triton"))
+    kernels.load_state_dict(model.state_dict())
+    x, _, c = arguments(packed)
+    expected = results(copy.deepcopy(model).double(), [(x.double(), packed.to(dtype=torch.float64), c.double())])
+    for other, batches in (
+        (model, list(zip(packed.unpack(x), packed.split(), c.split(1), strict=True))),
+        (torch.compile(model, backend="aot_eager"), [(x, packed, c)]),
+        (kernels.to(device), [(x.to(device), packed.to(device), c.to(device))]),
+    ):
+        assert all(relative(a.cpu(), b) < 1e-4 for a, b in zip(results(other, batches), expected, strict=True))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphs_read_new_conditions(device: str) -> None:
+    plain, operators = randomized(**BOTH).to(device), precompute(trimesh.creation.icosphere(1), k=6).to(device)
+    model, (x, _, c) = with_graphs(plain, device), arguments(operators)
+    for conditions in (c, 2 * c):
+        found, expected = model(x, operators, conditions=conditions), plain(x, operators, conditions)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_bad_conditions(packed: Operators) -> None:
+    model, x = network(condition_channels=2), torch.zeros(packed.num_vertices, 3)
+    refused(ValueError, r"write model\(features, operators, conditions\) of shape \(2, 2\)", model, x, packed)
+    refused(ValueError, "conditions should have shape", model, x, packed, torch.zeros(1, 2))
+    refused(TypeError, "conditions should be", model, x, packed, torch.zeros(2, 2, dtype=torch.int64))
+    refused(ValueError, "the network takes no conditions", network(), x, packed, torch.zeros(2, 2))
