@@ -51,8 +51,13 @@ class Epoch:
         changes = draw_changes(len(groups) * self._meshes, options, step.device, labels_at)
         self._samples = taken(samples, draw_variants(groups))
         lengths = [int(n) for n in counts_of(self._samples)]
-        batches = MeshBatches(
-            lengths, meshes=options.batch_meshes, max_vertices=options.batch_vertices, shuffle=True, seed=options.seed
+        batches = MeshBatches(  # of all ranks, see `own_parts`
+            lengths,
+            meshes=options.batch_meshes,
+            max_vertices=options.batch_vertices,
+            shuffle=True,
+            seed=options.seed,
+            num_replicas=1,
         )
         batches.set_epoch(epoch)
         self._batches = list(batches)

@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeAlias
 
 from diffnet.data.folders.layouts import BODY_MAPS
 from diffnet.geometry.errors import OptionError
-from diffnet.ops import Regularizer
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import RecipeName, TaskOptions
 
 Method: TypeAlias = Literal["supervised", "unsupervised"]
+Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]  # of `ops`, whose import would load PyTorch
 
 # Changes for the unsupervised method, as in Cao et al. 2023, and those of the default besides.
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
