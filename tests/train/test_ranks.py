@@ -551,12 +551,19 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal
+import os, signal, sys, time
+from pathlib import Path
+from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.steps.step import TrainingStep
 update, taken = TrainingStep.update, []
+def steps_of_checkpoint():
+    return (load_checkpoint(Path(sys.argv[-1]) / "last.pt")["position"] or {"steps": 0})["steps"]
 def killing(self, reduce):
     taken.append(1)
     if os.environ["RANK"] == "1" and len(taken) == 7:  # the third step of the second epoch
+        deadline = time.monotonic() + 30  # torchrun ends rank 0 at once, so it should have written the second step
+        while steps_of_checkpoint() < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     return update(self, reduce)
 TrainingStep.update = killing
