@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,18 @@ from diffnet.ops import (
 )
 from diffnet.ops.block_sparse.attention import block_attention
 from diffnet.ops.common.checks import check_count, check_dropout
+
+
+class _Inputs(NamedTuple):
+    """q (B, H, L, E/H), k and v (B, H, S, E/H), and the arguments of `SparseMultiheadAttention.forward`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_padding_mask: Tensor | None
+    attn_mask: Tensor | None
+    is_causal: bool
+    need_weights: bool
 
 
 class SparseMultiheadAttention(nn.Module):
@@ -89,29 +101,33 @@ class SparseMultiheadAttention(nn.Module):
         A place that attends to nothing gets the bias of the output layer, and no NaN. Raises TypeError for another
         pattern, ValueError for shapes that don't fit.
         """
-        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         if query.ndim == 2:
-            masks["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[None]
-            mixed, weights = self._mixed(query[None], key[None], value[None], pattern, need_weights, is_causal, **masks)
-            mixed, weights = mixed[0], None if weights is None else weights[0]
-        else:
-            mixed, weights = self._mixed(query, key, value, pattern, need_weights, is_causal, **masks)
+            padding = None if key_padding_mask is None else key_padding_mask[None]
+            more: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": average_attn_weights}
+            batch = query[None], key[None], value[None], pattern
+            result = self.forward(*batch, key_padding_mask=padding, attn_mask=attn_mask, is_causal=is_causal, **more)
+            return tuple(x[0] for x in result) if need_weights else result[0]
+        self._check(query, key, value, pattern, key_padding_mask, attn_mask)
+        inputs = self._inputs(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights)
+        at = (
+            self._at_blocks(pattern, inputs) if isinstance(pattern, BlockPattern) else self._at_entries(pattern, inputs)
+        )
+        mixed, weights = at
+        out = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if weights is None:
-            return self.out_proj(mixed)
-        return self.out_proj(mixed), weights.mean(-3) if average_attn_weights else weights
+            return out
+        return out, weights.mean(-3) if average_attn_weights else weights
 
-    def _mixed(
+    def _check(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         pattern: Pattern | BlockPattern,
-        need_weights: bool,
-        is_causal: bool,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The values of all heads, (B, L, E), and the dense weights (B, H, L, S) if they are needed."""
+    ) -> None:
+        """Raise what `forward` says for another pattern and for shapes that don't fit."""
         if not isinstance(pattern, (Pattern, BlockPattern)):
             kind = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern or a BlockPattern, got {kind}; Pattern.from_mask converts")
@@ -130,28 +146,23 @@ class SparseMultiheadAttention(nn.Module):
             entries = "" if nnz is None else f" or (…, {nnz})"
             shape = tuple(attn_mask.shape)
             raise ValueError(f"attn_mask should have shape (…, {length}, {keys}){entries}, shape is {shape}")
-        heads, width = self.num_heads, self.embed_dim // self.num_heads
+
+    def _inputs(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, *more: bool
+    ) -> _Inputs:
+        """The inputs of all heads. more: `is_causal` and `need_weights`"""
+        batch, heads, width = len(query), self.num_heads, self.embed_dim // self.num_heads
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         projected = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-        q, k, v = (x.reshape(*x.shape[:2], heads, width).transpose(1, 2) for x in projected)  # (B, H, …, E/H)
-        if attn_mask is not None and attn_mask.shape == (batch * heads, length, keys):
-            attn_mask = attn_mask.reshape(batch, heads, length, keys)
-        compute = self._at_blocks if isinstance(pattern, BlockPattern) else self._at_entries
-        mixed, dense = compute(pattern, q, k, v, key_padding_mask, attn_mask, is_causal, need_weights)
-        return mixed.transpose(1, 2).flatten(2), dense
+        q, k, v = (x.reshape(*x.shape[:2], heads, width).transpose(1, 2) for x in projected)
+        if mask is not None and mask.shape == (batch * heads, query.shape[1], key.shape[1]):
+            mask = mask.reshape(batch, heads, *mask.shape[1:])
+        return _Inputs(q, k, v, padding, mask, *more)
 
-    def _at_entries(
-        self,
-        pattern: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        padding: Tensor | None,
-        mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _at_entries(self, pattern: Pattern, inputs: _Inputs) -> tuple[Tensor, Tensor | None]:
+        """The values of all heads, (B, H, L, E/H), and the dense weights (B, H, L, S) if they are needed."""
+        q, k, v, padding, mask, is_causal, need_weights = inputs
         scores = sddmm(pattern, q, k, backend=self.backend)  # (B, H, nnz)
         rows, columns = pattern.row_indices, pattern.column_indices
         if mask is not None and mask.shape[-2:] == pattern.shape:
@@ -170,17 +181,9 @@ class SparseMultiheadAttention(nn.Module):
         mixed = spmm(pattern, weights, v, backend=self.backend)
         return mixed, SparseMatrix(pattern, weights).to_dense() if need_weights else None
 
-    def _at_blocks(
-        self,
-        pattern: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        padding: Tensor | None,
-        mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _at_blocks(self, pattern: BlockPattern, inputs: _Inputs) -> tuple[Tensor, Tensor | None]:
+        """The same at the blocks of a pattern."""
+        q, k, v, padding, mask, is_causal, need_weights = inputs
         if is_causal:
             later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
             mask = _joined(mask, later)

@@ -144,21 +144,14 @@ def _gradients(
 
 
 def _plain_gradients(
-    structure: Sequence[Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    block: int,
-    *results: Tensor,
+    structure: Sequence[Tensor], query: Tensor, key: Tensor, value: Tensor, *more: Any
 ) -> list[Tensor | None]:
-    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        inputs = AttentionInputs(query, key, value, key_mask, mask, scale, block)
-        return reference.attention(structure[0], structure[1], inputs)
+    """more: the rest of `AttentionInputs`, the results, and the gradient of the first one"""
 
-    return derivatives(attention, [query, key, value], results[-1])
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return reference.attention(structure[0], structure[1], AttentionInputs(query, key, value, *more[:4]))
+
+    return derivatives(attention, [query, key, value], more[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
