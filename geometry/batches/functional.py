@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet import ops
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
-from diffnet.ops.common.checks import check_count, check_finite, check_tensor, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_tensor, nonnegative, not_a_tensor
 from diffnet.ops.common.precision import without_autocast
 
 
@@ -61,8 +61,8 @@ def diffuse(x: Tensor, operators: Operators, time: Tensor, *, backend: Backend =
     spectrum = to_spectral(x, o, backend=backend)
     if isinstance(time, Tensor) and time.ndim == 2:
         check_tensor("time", time, (len(o), x.shape[-1]), x.device)
-        check_finite("time", time, least=0)
-        return from_spectral(torch.exp(-o.evals[..., None] * time[:, None]) * spectrum, o, backend=backend)
+        rates = o.evals[..., None] * nonnegative("time", time)[:, None]
+        return from_spectral(torch.exp(-rates) * spectrum, o, backend=backend)
     return from_spectral(ops.diffuse(spectrum, o.evals, time, backend), o, backend=backend)
 
 

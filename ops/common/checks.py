@@ -216,7 +216,7 @@ def check_finite(name: str, x: Tensor, least: float = -math.inf) -> None:
 
 
 def nonnegative(name: str, x: Tensor) -> Tensor:
-    """Return x (C,) if its values are finite and at least 0. Raises ValueError on the CPU and in debug mode.
+    """Return x if its values are finite and at least 0. Raises ValueError on the CPU and in debug mode.
 
     Elsewhere, a negative value becomes NaN, because reading it would wait for a GPU.
     """
