@@ -102,14 +102,18 @@ def precompute_all(
 
     def fill(ready: Callable[..., Any]) -> dict[int, str]:
         small: dict[int, Answer] = {}  # loading many in a row takes a fraction of the time
+        size = 0  # of these, in bytes
 
         def receive(position: int, result: Result) -> None:
             if not isinstance(result, Answer):
                 ready((position,), [result])
                 return
+            nonlocal size
             small[position] = result
-            if sum(map(len, small.values())) >= MAX_PIECE:
+            size += result.nbytes
+            if size >= MAX_PIECE:
                 load_small()
+                size = 0
 
         def load_small() -> None:
             ready(tuple(small), [*small.values()])

@@ -40,8 +40,8 @@ class Answer:
     def __reduce__(self) -> tuple[Any, ...]:
         return Answer, (safetensors_of(self.arrays, {}), self.warning)
 
-    def __len__(self) -> int:
-        """The size in bytes."""
+    @property
+    def nbytes(self) -> int:
         content = self._content
         return len(content) if isinstance(content, bytes) else sum(each.nbytes for each in content.values())
 
