@@ -154,7 +154,8 @@ def run_training(
                 "options": options.as_dict(),
                 "meshes": parts,
             }
-            write_results(out, results, task.per_mesh(scored, results))
+            rows = task.per_mesh(scored, results)
+            write_results(out, results, rows)
             from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
 
             curves = curves_png(out / "metrics.csv", score)
@@ -165,7 +166,7 @@ def run_training(
                 "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
                 "Date": results["date"][:10],
             }
-            task.write_report(out, scored, results, summary, curves)
+            task.write_report(out, scored, results, rows, summary, curves)
             return results
 
         return ranks.shared(report)

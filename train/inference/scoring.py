@@ -111,14 +111,15 @@ def run_evaluation(
             "divided": test_data.source,
             "meshes": {"test": list(map(as_text, names_of(items)))},
         }
-        write_results(out, results, task.per_mesh(scored, results))
+        rows = task.per_mesh(scored, results)
+        write_results(out, results, rows)
         if overlap is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
         count = "not known" if overlap is None else str(overlap)
         summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
-        task.write_report(out, scored, results, summary, None)
+        task.write_report(out, scored, results, rows, summary, None)
         return results
 
     return ranks.shared(report)

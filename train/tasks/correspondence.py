@@ -183,7 +183,13 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         )
 
     def write_report(
-        self, out: Path, scored: ScoredPairs, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+        self,
+        out: Path,
+        scored: ScoredPairs,
+        results: dict[str, Any],
+        rows: list[list[Any]],
+        summary: Mapping[str, str],
+        curves: bytes | None,
     ) -> None:
         from diffnet.train.report.pairs import write_pairs_report  # Matplotlib takes half a second to import
 

@@ -50,7 +50,7 @@ LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
 }
 
 
-def _known(score: float) -> float | None:
+def _number_or_none(score: float) -> float | None:
     """The score, or None for NaN, which JSON doesn't have."""
     return None if math.isnan(score) else score
 
@@ -209,9 +209,9 @@ class LabelTask(MeshTask):
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
             "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
-            "dice": _known(mean_dice(matrix)),
-            **({"roc_auc": _known(roc_auc(rankings))} if rankings else {}),
-            **({"average_precision": _known(average_precision(rankings))} if rankings else {}),
+            "dice": _number_or_none(mean_dice(matrix)),
+            **({"roc_auc": _number_or_none(roc_auc(rankings))} if rankings else {}),
+            **({"average_precision": _number_or_none(average_precision(rankings))} if rankings else {}),
             **self.further_results(scored),
             "classes": [
                 {
@@ -234,7 +234,13 @@ class LabelTask(MeshTask):
         """The meshes on the page of predictions."""
 
     def write_report(
-        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+        self,
+        out: Path,
+        scored: Scored,
+        results: dict[str, Any],
+        rows: list[list[Any]],
+        summary: Mapping[str, str],
+        curves: bytes | None,
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.charts import confusion_png, ranking_png
@@ -258,7 +264,6 @@ class LabelTask(MeshTask):
         ranked = {"roc_auc": "ROC-AUC", "average_precision": "Average precision"}
         entries = {title: percent(results[name]) for name, title in titles.items() if name in results}
         entries |= {title: number(results[name]) for name, title in ranked.items() if name in results}
-        rows = self.per_mesh(scored, results)
         write_report(
             out / "predictions.html",
             self.reported(scored, self.shown(scored)),

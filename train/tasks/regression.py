@@ -60,26 +60,29 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([part.sum(0) for part in parts], 1)
 
 
-def _errors(predicted: Tensor, truth: Tensor) -> tuple[list[float], list[float]]:
-    """The mean absolute error of each column, and the root of the mean squared one. NaN without targets."""
-    errors = predicted.double() - truth
-    return errors.abs().nanmean(0).tolist(), errors.square().nanmean(0).sqrt().tolist()
-
-
 def _truths(scored: Scored) -> Iterator[Tensor]:
     """The targets (N, C) float64 of each mesh, which are read one after another."""
     return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
 
 
-def _relative_errors(scored: Scored) -> NDArray[np.float64]:
-    """The `relative_l2` of each mesh and column, (M, C), of targets at vertices, faces or edges."""
-    at = scored.labels_at
-    assert at != "meshes"
-    rows = []
-    for (mesh, truth), prediction in zip(scored.cases(), scored.predictions, strict=True):
-        areas = np.ones(len(truth)) if mesh.is_point_cloud else element_areas(mesh, at, per_polygon=mesh.has_polygons)
-        rows.append(relative_l2(prediction.numpy(), truth, areas))
-    return np.array(rows).reshape(len(rows), len(scored.label_names))
+def _mesh_errors(scored: Scored) -> NDArray[np.float64]:
+    """The mean absolute error, the root of the mean squared one and the `relative_l2` of each mesh, (M, 3, C).
+
+    NaN without targets. Whole meshes have no `relative_l2`. Meshes are read one after another, once.
+    """
+    if "errors" not in scored.memo:
+        at, rows = scored.labels_at, []
+        for (mesh, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
+            truth = torch.as_tensor(labels, dtype=torch.float64)
+            errors = predicted.double() - truth
+            relative = np.full(truth.shape[1], np.nan)
+            if at != "meshes":
+                is_cloud, per_polygon = mesh.is_point_cloud, mesh.has_polygons
+                areas = np.ones(len(truth)) if is_cloud else element_areas(mesh, at, per_polygon=per_polygon)
+                relative = relative_l2(predicted.numpy(), labels, areas)
+            rows.append([errors.abs().nanmean(0).numpy(), errors.square().nanmean(0).sqrt().numpy(), relative])
+        scored.memo["errors"] = np.array(rows).reshape(len(rows), 3, len(scored.label_names))
+    return scored.memo["errors"]  # type: ignore[no-any-return]
 
 
 def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -197,8 +200,7 @@ class Regression(MeshTask):
             for name, entry in zip(scored.label_names, scores, strict=True)
         ]
         if scored.labels_at != "meshes":
-            errors = scored.memo["relative_l2"] = _relative_errors(scored)
-            for row, column in zip(rows, errors.T, strict=True):
+            for row, column in zip(rows, _mesh_errors(scored)[:, 2].T, strict=True):
                 row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
         mean = mean_r2(tally)
         return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
@@ -208,17 +210,15 @@ class Regression(MeshTask):
         whole = scored.labels_at == "meshes"
         ends = ("", "_predicted") if whole else ("_mae", "_rmse", "_relative_l2")
         rows: list[list[Any]] = [["mesh", *(f"{name}{end}" for name in scored.label_names for end in ends)]]
-        names, truths, sizes = names_of(scored.meshes), _truths(scored), scored.memo.get("relative_l2")
-        for i, (name, predicted, truth) in enumerate(zip(names, scored.predictions, truths, strict=True)):
-            values: Any = (truth[0], predicted[0]) if sizes is None else (*_errors(predicted, truth), sizes[i])
+        pairs = ((truth[0], each[0]) for truth, each in zip(_truths(scored), scored.predictions, strict=True))
+        for name, values in zip(names_of(scored.meshes), pairs if whole else _mesh_errors(scored), strict=True):
             numbers = [float(value) for of_column in zip(*values, strict=True) for value in of_column]
             rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
         return rows
 
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their errors in units of those of all meshes, the worst first."""
-        each = zip(scored.predictions, _truths(scored), strict=True)
-        errors = np.array([_errors(predicted, truth)[1] for predicted, truth in each])
+        errors = _mesh_errors(scored)[:, 1]
         sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
         return np.argsort(-sizes, kind="stable").tolist()
 
@@ -234,12 +234,17 @@ class Regression(MeshTask):
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(
-        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+        self,
+        out: Path,
+        scored: Scored,
+        results: dict[str, Any],
+        rows: list[list[Any]],
+        summary: Mapping[str, str],
+        curves: bytes | None,
     ) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.regression import scatter_png, write_values_report
 
-        rows = self.per_mesh(scored, results)
         scatter = scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(out / "scatter.png", scatter)
         order = self.worst_first(scored)

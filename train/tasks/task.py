@@ -315,10 +315,17 @@ class Task(ABC, Generic[D, S]):
 
     @abstractmethod
     def write_report(
-        self, out: Path, scored: S, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+        self,
+        out: Path,
+        scored: S,
+        results: dict[str, Any],
+        rows: list[list[Any]],
+        summary: Mapping[str, str],
+        curves: bytes | None,
     ) -> None:
         """Write predictions.html and `report_files`.
 
+        rows: of `per_mesh`
         summary: more entries for the summary
         curves: the content of curves.png, or None
         """
