@@ -29,7 +29,7 @@ from diffnet.train.commands.options import (
 )
 from diffnet.train.commands.training import find_data
 from diffnet.train.console import console
-from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.options import TrainOptions, tasks_with
 from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import SetOptions
 
@@ -124,9 +124,9 @@ def precompute(
         raise OptionError("--checkpoint is for --npz")
     features = options["features"]
     of_set = {name: options[name] for name in ("targets", "labels", "group_by") if options[name]}
-    chosen = {name: options[name] for name in _PREPROCESSING if name != "units"}
-    chosen["normalize"] = scale_in_units(options["normalize"], options["units"])
-    preprocessing = Preprocessing(**chosen, features=features or "xyz")
+    values = {name: options[name] for name in _PREPROCESSING if name != "units"}
+    values["normalize"] = scale_in_units(options["normalize"], options["units"])
+    preprocessing = Preprocessing(**values, features=features or "xyz")
     if write_shards is not None:
         where = pick_device(device)
         how = SetOptions(cache=cache, jobs=jobs, files=options["files"], **of_set)
@@ -176,11 +176,10 @@ def _write_shards(
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise OptionError("--write-shards takes one process for each --part, and torchrun has started several")
-    given = {"targets": how.targets is not None, "labels": how.labels != AUTO_LABELS}
-    for name in (name for name, is_given in given.items() if is_given):
-        if task is None or name not in TASK_OPTIONS[task].own_names:
-            of = [each for each, options in TASK_OPTIONS.items() if name in options.own_names]
-            raise OptionError(f"--{name} is for --task {' and '.join(of)}")
+    requests = {"targets": how.targets is not None, "labels": how.labels != AUTO_LABELS}
+    for name in (name for name, is_asked in requests.items() if is_asked):
+        if task not in tasks_with(name):
+            raise OptionError(f"--{name} is for --task {' and '.join(tasks_with(name))}")
     number, parts = (1, 1) if part is None else part_numbers(part)
     cache, jobs = how.cache, how.jobs
     make_folder(cache)

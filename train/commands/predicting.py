@@ -31,7 +31,7 @@ from diffnet.train.commands.options import (
 )
 from diffnet.train.commands.training import find_data, print_results
 from diffnet.train.console import console
-from diffnet.train.options import TASK_OPTIONS, TrainOptions
+from diffnet.train.options import TASK_OPTIONS, TrainOptions, tasks_with
 from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
@@ -407,9 +407,10 @@ def evaluate(
             raise OptionError(
                 f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
             )
-        for name in (name for name in ("targets", "labels") if options[name] is not None and name not in own_names):
-            of = [each for each, others in TASK_OPTIONS.items() if name in others.own_names]
-            raise OptionError(f"--{name} is for {' and '.join(of)}, and the network is one of {task.name}")
+        for name in ("targets", "labels"):
+            if options[name] is not None and name not in own_names:
+                tasks = " and ".join(tasks_with(name))
+                raise OptionError(f"--{name} is for {tasks}, and the network is one of {task.name}")
         make_folder(cache)
         place = find_data(data, task.name)
         seed = network.metadata.get("seed")

@@ -22,6 +22,12 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
     "correspondence": correspondence.OPTIONS,
 }
 
+
+def tasks_with(option: str) -> list[TaskName]:
+    """The tasks that an option is for, or none if all tasks share it."""
+    return [task for task, options in TASK_OPTIONS.items() if option in options.own_names]
+
+
 RATE_FROM_NETWORK = 5e-4  # a higher one forgets what the network has learned
 
 # The options of the experiments of the original implementation: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
@@ -57,7 +63,7 @@ class TrainOptions(labels.LabelOptions, regression.RegressionOptions, correspond
         super().__post_init__()
         task_options = TASK_OPTIONS[self.task]
         for name in (f.name for f in fields(self) if getattr(self, f.name) != f.default):
-            owners = [options.owners or other for other, options in TASK_OPTIONS.items() if name in options.own_names]
+            owners = [TASK_OPTIONS[task].owners or task for task in tasks_with(name)]
             if owners and name not in task_options.own_names:
                 raise OptionError(f"{name} is for {' and '.join(dict.fromkeys(owners))}, and the task is {self.task}")
             if name in task_options.unavailable:
