@@ -80,7 +80,8 @@ KINDS: dict[str, Kind] = {
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
-LABEL_SOURCES = AUTO_LABELS, _, _, _ = "auto", "groups", "materials", "colors"  # besides file:NAME
+AUTO_LABELS = "auto"
+LABEL_SOURCES = AUTO_LABELS, "groups", "materials", COLORS  # besides file:NAME
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
 

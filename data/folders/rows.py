@@ -101,11 +101,11 @@ def _numbered_rows(
     table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
 ) -> tuple[list[Row], list[str]]:
     """The meshes in a table with their numbers, and the names of the columns of targets, see `find_target_rows`."""
-    chosen, names = _chosen_lines(table, files, targets, conditions)
-    rows = _table_rows(table, chosen, len(names) + len(conditions))
-    for i, ((number, _), row) in enumerate(zip(chosen, rows, strict=True)):
-        named = zip([*names, *conditions], row.cells, strict=True)
-        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in named]
+    lines, names = _lines_of_columns(table, files, targets, conditions)
+    rows = _table_rows(table, lines, len(names) + len(conditions))
+    for i, ((number, _), row) in enumerate(zip(lines, rows, strict=True)):
+        cells = zip([*names, *conditions], row.cells, strict=True)
+        values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in cells]
         rows[i] = row._replace(targets=values[: len(names)], conditions=values[len(names) :])
         missing = [name for name, value in zip(conditions, rows[i].conditions, strict=True) if math.isnan(value)]
         if missing:
@@ -138,7 +138,7 @@ def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence
     return rows
 
 
-def _chosen_lines(
+def _lines_of_columns(
     table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
 ) -> tuple[list[_Line], list[str]]:
     """The lines behind the first one with the columns of `_columns` alone, and the names of those of targets."""
@@ -245,7 +245,7 @@ def _class_rows(folder: Path, meshes: Sequence[Path], part: Part | None) -> list
 
 
 def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
-    lines = _chosen_lines(table, rule.files, columns, ())[0] if columns else _table_lines(table, rule.files)
+    lines = _lines_of_columns(table, rule.files, columns, ())[0] if columns else _table_lines(table, rule.files)
     if lines and not columns and [cell.lower() for cell in lines[0][1]] in (_CLASSES, [*_CLASSES, "split"]):
         lines = lines[1:]
     for number, cells in lines:

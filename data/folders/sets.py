@@ -299,9 +299,9 @@ def _classes(path: _Path, labels: str, rule: Rule, files: _Files) -> Any:
 
 
 def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rule, files: _Files) -> Any:
-    named = () if conditions is None else tuple(column_names("conditions", conditions))
+    condition_names = () if conditions is None else tuple(column_names("conditions", conditions))
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train, "targets"):
-        if named:
+        if condition_names:
             raise DataError(f"{path}: shards have no conditions; give the table of their meshes")
         return shards
     root = Path(path)
@@ -312,12 +312,12 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         raise DataError(f"{root}: a folder or a table is needed for the targets {targets}, and this is another file")
     at: TargetsAt = "meshes"
     if names is None:
-        chosen = None if targets is None else column_names("targets", targets)
-        rows, columns = find_target_rows(root, rule, chosen, named)
+        target_names = None if targets is None else column_names("targets", targets)
+        rows, columns = find_target_rows(root, rule, target_names, condition_names)
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
     else:
-        rows = _meshes_with_conditions(root, rule, named)
+        rows = _meshes_with_conditions(root, rule, condition_names)
         meshes = [row.path for row in rows.every]
         kinds = {"mesh": meshes} | {f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in names}
         facts = files.facts(kinds, edges=True)
@@ -333,7 +333,7 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         raise DataError(
             f"{root}: the column {columns[int(missing.argmax())]!r} is missing (NaN) in all training meshes"
         )
-    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=named)
+    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=condition_names)
 
 
 def _meshes_with_conditions(root: Path, rule: Rule, conditions: Sequence[str]) -> Division[Row]:

@@ -230,14 +230,14 @@ def _all_properties(attributes: Attributes) -> Iterator[tuple[LabelsAt, str, NDA
 
 def _whole_properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArray[Any]]]:
     """The properties with whole numbers that occur more than once: integers, and those of CloudCompare."""
-    found = []
+    properties = []
     for at, name, values in _all_properties(attributes):
         is_paint = name in ("alpha", *(ply_color_names(dict(_tables(attributes))[at]) or ()))
         of_cloud_compare = name.lower().startswith(SCALAR) and (values == np.trunc(values)).all()
         is_whole = of_cloud_compare or values.dtype.kind in "biu"
         if is_whole and not is_paint and len(np.unique(values)) < len(values):
-            found.append((at, name, values))
-    return found
+            properties.append((at, name, values))
+    return properties
 
 
 def _check_colors(path: Path, attributes: Attributes) -> None:

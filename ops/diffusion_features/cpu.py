@@ -2,8 +2,8 @@
 
 With the complex matrices G = G_X + i G_Y and A = A_re + i A_im, b = g Aᵀ is computed as G (x_d Aᵀ), and the backward
 applies the adjoint Gᴴ before it multiplies with Φᵀ. docs/kernels.md derives this. Large products of dense matrices have
-the dtype of Φ, and everything else is float32. Second derivatives, and
-several gradients at once, are those of the definition.
+the dtype of Φ, and everything else is float32. Second derivatives, and several gradients at once, are those of the
+definition.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Layers are computed in place for a few thousand vertices at a time, so each oper
 Inputs are never concatenated: the first weight is split instead. Of each hidden layer only the result of ReLU and
 dropout is kept. A unit that is 0 was dropped or cut off, so the backward needs no mask.
 
-Arguments are as in `ops.mlp.op`. Second derivatives, and several gradients at once, are
-those of the reference.
+Arguments are as in `ops.mlp.op`. Second derivatives, and several gradients at once, are those of the reference.
 """
 
 from __future__ import annotations

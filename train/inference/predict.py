@@ -242,8 +242,10 @@ def _condition_row(expected: NetworkInput, conditions: Mapping[str, float]) -> T
     """The conditions of a mesh as a network takes them, (1, C), or None for one without conditions."""
     names = expected.options.condition_names
     if set(conditions) != set(names) or not all(map(math.isfinite, conditions.values())):
-        listed, given = (", ".join(names) or "none", dict(conditions) or "none")
-        raise OptionError(f"the network takes these conditions of a mesh, as numbers: {listed}; got {given!s:.200}")
+        got = str(dict(conditions) or "none")
+        raise OptionError(
+            f"the network takes these conditions of a mesh, as numbers: {', '.join(names) or 'none'}; got {got:.200}"
+        )
     if expected.condition_statistics is None:
         return None
     values = np.array([conditions[name] for name in names], np.float64)
