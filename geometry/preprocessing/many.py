@@ -137,10 +137,11 @@ def _operators_of(result: Result, device: torch.device) -> Operators:
         return result.operators
     if isinstance(result, Reader):
         return result.read(device)
-    if device.type != "cpu" and has_even_rows(result.arrays):
+    even = has_even_rows(result.arrays)
+    if even and device.type != "cpu":
         return PinnedEntries.of(result.arrays).operators(device)
     # The CPU finds the index arrays of other rows, because it would wait for the GPU.
-    return Operators(**fields_of(tensors_of(result.arrays))).to(device, non_blocking=True)
+    return Operators(**fields_of(tensors_of(result.arrays), even=even)).to(device, non_blocking=True)
 
 
 def store_operators(
