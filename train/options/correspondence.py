@@ -26,7 +26,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "k": {"least": 1, "help": "Eigenpairs of the network."},
     "map_k": {"least": 1, "most": 300},
-    "epochs": {"default": None, "help": "Passes over the training pairs. By default 10,000 pairs in all."},
+    "epochs": {
+        "default": None,
+        "help": "Passes over the training pairs. By default 10,000 pairs in all; 3,000 if unsupervised.",
+    },
     "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
 }
 
