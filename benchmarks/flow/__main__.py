@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import torch
 
 from diffnet.benchmarks.flow.cases import make_cases
 from diffnet.benchmarks.flow.networks import NetworkName, make_network
-from diffnet.benchmarks.flow.training import field_scales, load_cases, packed, scores, train
+from diffnet.benchmarks.flow.training import field_scales, load_cases, packed, scores, train, turned
 from diffnet.benchmarks.harness.results import Row, read_csv, write_csv
 from diffnet.data import available_cores
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     learn.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     learn.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="fp32 on a CPU")
     learn.add_argument("--batch-meshes", type=int, default=4)
+    learn.add_argument("--turns", type=int, default=8, help="of each training case about its stream")
     learn.add_argument("--rate", type=float, default=1e-3)
     learn.add_argument("--k", type=int, default=128)
     learn.add_argument("--tokens", type=int, default=16)
@@ -57,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Train the networks in turn, and write flow.csv after each."""
     device, table = torch.device(options.device), options.out / "flow.csv"
-    training, test = (packed(cases, options.batch_meshes) for cases in load_cases(options.data, options.k, device))
+    cases, unseen = load_cases(options.data, options.k, device)
+    rng = np.random.default_rng(0)
+    turns = [turned(case, rng) for _ in range(options.turns) for case in cases]
+    training, test = (packed(some, options.batch_meshes) for some in (turns, unseen))
     scales = field_scales(training)
     autocast = torch.autocast(device.type, torch.bfloat16, device.type == "cuda" and options.precision == "bf16")
     options.out.mkdir(parents=True, exist_ok=True)

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet import GraphedStep, Operators, collate, load_mesh, precompute_all
-from diffnet.benchmarks.flow.cases import TABLE, area_vectors, forces
+from diffnet.benchmarks.flow.cases import TABLE, area_vectors, forces, stream_of
 from diffnet.benchmarks.flow.networks import SurfaceNetwork
 from diffnet.benchmarks.harness.results import Row, read_csv
-from diffnet.geometry import Mesh, PerMesh, load_attributes, spread
+from diffnet.geometry import Mesh, PerMesh, load_attributes, mirrored, rotated, spread
 
 WARM_UP = 0.05  # the part of the time in which the learning rate rises
 
@@ -83,6 +84,25 @@ def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: NDA
         face_weights,
         vertex_weights,
         PerMesh(tensor([float(row[name]) for name in ("angle", "drag", "lift")])),  # type: ignore[arg-type]
+    )
+
+
+def turned(case: Case, rng: np.random.Generator) -> Case:
+    """A case that is rotated about the stream by a random angle, and perhaps mirrored before. Its flow turns with it."""
+    operators, mirror = case.operators, rng.integers(2)
+    angle = case.table.value[0].item()  # type: ignore[attr-defined]  # not packed yet
+    turn = Rotation.from_rotvec(rng.uniform(0, 2 * np.pi) * stream_of(1.0, angle)).as_matrix()
+    rotation = torch.from_numpy(turn.T).to(case.velocity)  # multiplies rows from the right
+    if mirror:
+        operators = mirrored(operators, axis=1)
+    operators = rotated(operators, rotation[None])
+    if mirror:
+        rotation = torch.diag(rotation.new_tensor([1, -1, 1])) @ rotation
+    return case._replace(
+        features=(case.features.unflatten(1, (2, 3)) @ rotation).flatten(1),
+        operators=operators,
+        areas=case.areas @ rotation,
+        velocity=case.velocity @ rotation,
     )
 
 
