@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from diffnet.benchmarks.flow.networks import SurfaceNetwork
 from diffnet.benchmarks.harness.results import Row, read_csv
 from diffnet.geometry import Mesh, PerMesh, load_attributes, mirrored, rotated, spread
 
+WAIT = 20  # steps after which the clock waits for the device
 WARM_UP = 0.05  # the part of the time in which the learning rate rises
 
 
@@ -35,7 +36,7 @@ class Case(NamedTuple):
     pressure, areas: (F, 1) in Pa, and (F, 3) in m², normals times areas
     velocity: (V, 3) in m/s
     face_weights, vertex_weights: (F, 1) and (V, 1), areas over the integral of the squares of the field of the case
-    table: (B, 3), angle, drag and lift
+    table: (B, 3), angle, drag and lift; the lift is that before a case was turned
     """
 
     features: Tensor
@@ -88,7 +89,7 @@ def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: NDA
 
 
 def turned(case: Case, rng: np.random.Generator) -> Case:
-    """A case that is rotated about the stream by a random angle, and perhaps mirrored before. Its flow turns with it."""
+    """A case, rotated about its stream by a random angle and perhaps mirrored before. The flow turns with the body."""
     operators, mirror = case.operators, rng.integers(2)
     angle = case.table.value[0].item()  # type: ignore[attr-defined]  # not packed yet
     turn = Rotation.from_rotvec(rng.uniform(0, 2 * np.pi) * stream_of(1.0, angle)).as_matrix()
@@ -150,24 +151,33 @@ def train(
     rate: float,
     autocast: AbstractContextManager[Any],
 ) -> Row:
-    """Train for a time. The first epoch doesn't count, because kernels are compiled in it. Returns what it was."""
+    """Train for a time. Returns the number of steps and the mean loss of the last ones.
+
+    The first pass over the batches doesn't count, because kernels are compiled and graphs are recorded in it.
+    """
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
     step = GraphedStep(network, optimizer, partial(loss, scales=scales), clip=1.0)
     step.graphs = isinstance(network, SurfaceNetwork)
     arguments = [(*inputs(network, case)[:2], case, *inputs(network, case)[2]) for case in batches]
-    begin, share = math.inf, 0.0
-    for epoch in itertools.count():
-        total = torch.zeros((), device=scales.device)
-        for i in torch.randperm(len(arguments)).tolist():
-            share = max((time.perf_counter() - begin) / seconds, 0.0)
-            optimizer.param_groups[0]["lr"] = rate * learning_rate(share)
-            with autocast:
-                total += step(*arguments[i])
-        mean = total.item() / len(arguments)  # waits for the device
-        if epoch == 0:
+    begin, losses = math.inf, deque[Tensor](maxlen=len(batches))
+    for number, i in enumerate(_shuffled(len(batches))):
+        if losses and (number % WAIT == 0 or number == len(batches)):
+            losses[-1].item()  # the device may be behind
+        if number == len(batches):
             begin = time.perf_counter()
+        share = max((time.perf_counter() - begin) / seconds, 0.0)
         if share >= 1:
-            return {"epochs": epoch, "train_loss": float(f"{mean:.4g}")}
+            break
+        optimizer.param_groups[0]["lr"] = rate * learning_rate(share)
+        with autocast:
+            losses.append(step(*arguments[i]))
+    return {"steps": number, "train_loss": float(f"{torch.stack([*losses]).mean().item():.4g}")}
+
+
+def _shuffled(count: int) -> Iterator[int]:
+    """Random permutations of so many numbers, one after another, without an end."""
+    while True:
+        yield from torch.randperm(count).tolist()
 
 
 def learning_rate(share: float) -> float:
