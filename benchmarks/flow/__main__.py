@@ -5,6 +5,7 @@
 
 `make` writes meshes with pressure and velocity, and cases.csv with conditions and forces (`cases.py` has the model).
 `train` writes flow.csv with a row for each network and seed, and keeps rows of other networks and seeds that are there.
+--seconds is the time for each network, and --turns how many turns of each case about its stream are trained on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from diffnet.benchmarks.flow.cases import make_cases
 from diffnet.benchmarks.flow.networks import NetworkName, make_network
-from diffnet.benchmarks.flow.training import field_scales, load_cases, packed, scores, train, turned
+from diffnet.benchmarks.flow.training import load_cases, packed, scores, train, turned
 from diffnet.benchmarks.harness.results import Row, read_csv, write_csv
 from diffnet.data import available_cores
 
@@ -29,24 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     make, learn = commands.add_parser("make"), commands.add_parser("train")
-    for command in (make, learn):
-        command.add_argument("--out", type=Path, required=True)
-    make.add_argument("--train", type=int, default=300)
-    make.add_argument("--test", type=int, default=60)
+    make.add_argument("--out", type=Path, required=True)
+    for option, count in {"--train": 300, "--test": 60, "--seed": 0, "--jobs": available_cores()}.items():
+        make.add_argument(option, type=int, default=count)
     make.add_argument("--vertices", type=int, nargs=2, default=(750, 1000), help="of a component, from and to")
-    make.add_argument("--seed", type=int, default=0)
-    make.add_argument("--jobs", type=int, default=available_cores())
     learn.add_argument("--data", type=Path, required=True)
+    learn.add_argument("--out", type=Path, required=True)
     learn.add_argument("--networks", nargs="+", choices=get_args(NetworkName), default=get_args(NetworkName))
     learn.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    learn.add_argument("--seconds", type=float, default=120.0, help="of training for each network")
     learn.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    learn.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="fp32 on a CPU")
-    learn.add_argument("--batch-meshes", type=int, default=4)
-    learn.add_argument("--turns", type=int, default=8, help="of each training case about its stream")
-    learn.add_argument("--rate", type=float, default=1e-3)
-    learn.add_argument("--k", type=int, default=128)
-    learn.add_argument("--tokens", type=int, default=16)
+    learn.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="a CPU takes fp32")
+    numbers = {"--seconds": 120.0, "--rate": 2e-3, "--turns": 8, "--batch-meshes": 4, "--k": 128, "--tokens": 16}
+    for option, number in numbers.items():
+        learn.add_argument(option, type=type(number), default=number)
     learn.add_argument("--size", type=int, nargs=2, default=(128, 4), help="width and blocks of diffnet")
     learn.add_argument("--peer-size", type=int, nargs=2, default=(256, 8), help="width and blocks of the peer")
     options = parser.parse_args(arguments)
@@ -59,11 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Train the networks in turn, and write flow.csv after each."""
     device, table = torch.device(options.device), options.out / "flow.csv"
-    cases, unseen = load_cases(options.data, options.k, device)
+    cases, test = load_cases(options.data, options.k, device)
     rng = np.random.default_rng(0)
-    turns = [turned(case, rng) for _ in range(options.turns) for case in cases]
-    training, test = (packed(some, options.batch_meshes) for some in (turns, unseen))
-    scales = field_scales(training)
+    turns = [turned(case, rng.uniform(0, 2 * np.pi)) for _ in range(options.turns) for case in cases]
+    training = packed(turns, options.batch_meshes)
     autocast = torch.autocast(device.type, torch.bfloat16, device.type == "cuda" and options.precision == "bf16")
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = [{**row} for row in read_csv(table)] if table.exists() else []
@@ -72,9 +67,10 @@ def compare(options: argparse.Namespace) -> None:
             torch.manual_seed(seed)
             size = options.peer_size if name == "transolver" else options.size
             network = make_network(name, *size, options.tokens).to(device)
-            row: Row = {"network": name, "seed": seed, "seconds": options.seconds, "width": size[0], "blocks": size[1]}
-            row |= train(network, training, scales, options.seconds, options.rate, autocast)
-            row |= scores(network, test, scales, autocast)
+            row: Row = {"network": name, "seed": seed, "seconds": options.seconds, "rate": options.rate}
+            row |= {"width": size[0], "blocks": size[1], "parameters": sum(p.numel() for p in network.parameters())}
+            row |= train(network, training, options.seconds, options.rate, autocast)
+            row |= scores(network, test, autocast)
             print(row, flush=True)
             rows = [*(old for old in rows if (old["network"], str(old["seed"])) != (name, str(seed))), row]
             write_csv(table, rows)

@@ -20,7 +20,9 @@ def surface_velocity(verts: Floats, faces: NDArray[np.int64], stream: Floats) ->
 
     The sources are such that no fluid crosses the faces at their centers.
     """
-    influence, normals = panel_influence(verts[faces])
+    areas = area_vectors(verts, faces)
+    normals = (areas / np.linalg.norm(areas, axis=1)[:, None]).astype(np.float32)
+    influence = panel_influence(verts[faces], areas)
     across = np.einsum("ic,cij->ij", normals, influence)
     sources, failed = gmres(across, -normals @ stream.astype(np.float32), rtol=1e-5, restart=60, maxiter=5)
     if failed:
@@ -28,23 +30,27 @@ def surface_velocity(verts: Floats, faces: NDArray[np.int64], stream: Floats) ->
     return stream + np.stack([part @ sources for part in influence], 1)
 
 
-def panel_influence(corners: Floats) -> tuple[Floats, Floats]:
-    """What unit sources on the panels (F, 3, 3) do at their centers.
+def area_vectors(verts: Floats, faces: NDArray[np.int64]) -> Floats:
+    """The normals of the faces (F, 3), times their areas."""
+    a, b, c = verts[faces].swapaxes(0, 1)
+    return np.cross(b - a, c - a) / 2
 
-    Returns the velocity (3, F, F) float32, in which [c, i, j] is component c at center i of panel j, and the normals
-    of the panels (F, 3) float32.
+
+def panel_influence(corners: Floats, areas: Floats) -> Floats:
+    """The velocity (3, F, F) float32 at the centers of panels (F, 3, 3) of unit sources on them.
+
+    [c, i, j] is component c at center i of panel j. areas: see `area_vectors`
     """
-    centers, vectors = corners.mean(1), np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    doubled = np.linalg.norm(vectors, axis=1)
+    centers = corners.mean(1)
     influence = np.stack([np.subtract.outer(x, x) for x in centers.T.astype(np.float32)])
     squares = np.einsum("cij,cij->ij", influence, influence)
     np.fill_diagonal(squares, 1)
-    influence *= (doubled / (8 * np.pi)).astype(np.float32) / (squares * np.sqrt(squares))
+    influence *= (np.linalg.norm(areas, axis=1) / (4 * np.pi)).astype(np.float32) / (squares * np.sqrt(squares))
     reach = NEAR * np.linalg.norm(np.roll(corners, -1, 1) - corners, axis=2).max(1)
     near = cKDTree(centers).query_ball_point(centers, reach)
     i, j = np.concatenate(near).astype(np.int64), np.repeat(np.arange(len(near)), [len(each) for each in near])
     influence[:, i, j] = source_velocity(centers[i], corners[j], i == j).T
-    return influence, (vectors / doubled[:, None]).astype(np.float32)
+    return influence
 
 
 def source_velocity(points: Floats, corners: Floats, on_panel: NDArray[np.bool_]) -> Floats:

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet import GraphedStep, Operators, collate, load_mesh, precompute_all
-from diffnet.benchmarks.flow.cases import TABLE, area_vectors, forces, stream_of
+from diffnet.benchmarks.flow.cases import DENSITY, FIELDS, SPEEDS, TABLE, forces, stream_of
 from diffnet.benchmarks.flow.networks import SurfaceNetwork
+from diffnet.benchmarks.flow.panels import Floats, area_vectors
 from diffnet.benchmarks.harness.results import Row, read_csv
-from diffnet.geometry import Mesh, PerMesh, load_attributes, mirrored, rotated, spread
+from diffnet.geometry import Mesh, load_attributes, rotated, spread
 
+SPEED = sum(SPEEDS) / 2  # the units of outputs: of the velocity in m/s, and of the pressure in Pa
+PRESSURE = DENSITY / 2 * SPEED**2
 WAIT = 20  # steps after which the clock waits for the device
 WARM_UP = 0.05  # the part of the time in which the learning rate rises
 
 
 class Case(NamedTuple):
-    """A case, or several in a batch, as tensors.
+    """A batch of one or several cases, as tensors.
 
     features: (V, 6), positions in m and normals
     conditions: (B, 2), standardized speed and angle
-    pressure, areas: (F, 1) in Pa, and (F, 3) in m², normals times areas
-    velocity: (V, 3) in m/s
+    pressure, areas: (F, 1) in units of PRESSURE, and (F, 3) in m², normals times areas
+    velocity: (V, 3) in units of SPEED
     face_weights, vertex_weights: (F, 1) and (V, 1), areas over the integral of the squares of the field of the case
     table: (B, 3), angle, drag and lift; the lift is that before a case was turned
     """
@@ -64,52 +65,36 @@ def load_cases(data: Path, k: int, device: torch.device) -> tuple[list[Case], li
     return parts["train"], parts["test"]
 
 
-def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: NDArray[np.float64]) -> Case:
+def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: Floats) -> Case:
     def tensor(x: Any) -> Tensor:
         return torch.as_tensor(x, dtype=torch.float32, device=operators.device)
 
     arrays = load_attributes(str(mesh.path))
-    pressure, areas = tensor(arrays.faces["pressure"])[:, None], tensor(area_vectors(mesh.verts, mesh.faces))
-    velocity = torch.stack([tensor(arrays.vertices[f"velocity_{axis}"]) for axis in "xyz"], 1)
-    face_weights, vertex_weights = (
-        area / (area * field**2).sum()
-        for area, field in ((areas.norm(dim=1, keepdim=True), pressure), (operators.mass[:, None], velocity))
-    )
-    return Case(
-        torch.cat([tensor(mesh.verts), operators.normals], 1),
-        operators,
-        PerMesh(tensor(conditions)),  # type: ignore[arg-type]  # `collate` makes a tensor of it
-        pressure,
-        areas,
-        velocity,
-        face_weights,
-        vertex_weights,
-        PerMesh(tensor([float(row[name]) for name in ("angle", "drag", "lift")])),  # type: ignore[arg-type]
-    )
+    pressure, areas = tensor(arrays.faces[FIELDS[0]])[:, None] / PRESSURE, tensor(area_vectors(mesh.verts, mesh.faces))
+    velocity = torch.stack([tensor(arrays.vertices[name]) for name in FIELDS[1:]], 1) / SPEED
+    sizes = areas.norm(dim=1, keepdim=True), operators.mass[:, None]
+    weights = [size / (size * field**2).sum() for size, field in zip(sizes, (pressure, velocity), strict=True)]
+    features = torch.cat([tensor(mesh.verts), operators.normals], 1)
+    table = tensor([[float(row[name]) for name in ("angle", "drag", "lift")]])
+    return Case(features, operators, tensor(conditions[None]), pressure, areas, velocity, *weights, table)
 
 
-def turned(case: Case, rng: np.random.Generator) -> Case:
-    """A case, rotated about its stream by a random angle and perhaps mirrored before. The flow turns with the body."""
-    operators, mirror = case.operators, rng.integers(2)
-    angle = case.table.value[0].item()  # type: ignore[attr-defined]  # not packed yet
-    turn = Rotation.from_rotvec(rng.uniform(0, 2 * np.pi) * stream_of(1.0, angle)).as_matrix()
-    rotation = torch.from_numpy(turn.T).to(case.velocity)  # multiplies rows from the right
-    if mirror:
-        operators = mirrored(operators, axis=1)
-    operators = rotated(operators, rotation[None])
-    if mirror:
-        rotation = torch.diag(rotation.new_tensor([1, -1, 1])) @ rotation
+def turned(case: Case, angle: float) -> Case:
+    """One case, rotated about its stream by an angle in radians. The flow turns with the body."""
+    rotation = Rotation.from_rotvec(angle * stream_of(1.0, float(case.table[0, 0]))).as_matrix()
+    matrix = torch.from_numpy(rotation.T).to(case.velocity)  # multiplies rows from the right
     return case._replace(
-        features=(case.features.unflatten(1, (2, 3)) @ rotation).flatten(1),
-        operators=operators,
-        areas=case.areas @ rotation,
-        velocity=case.velocity @ rotation,
+        features=(case.features.unflatten(1, (2, 3)) @ matrix).flatten(1),
+        operators=rotated(case.operators, matrix[None]),
+        areas=case.areas @ matrix,
+        velocity=case.velocity @ matrix,
     )
 
 
 def packed(cases: Sequence[Case], size: int) -> list[Case]:
-    """Batches of so many cases, in the order of the set."""
-    return [collate(cases[i : i + size]) for i in range(0, len(cases), size)]
+    """Batches of so many cases, in their order."""
+    groups = [list(zip(*cases[i : i + size], strict=True)) for i in range(0, len(cases), size)]
+    return [Case(*(collate(x) if isinstance(x[0], Operators) else torch.cat(x) for x in group)) for group in groups]
 
 
 def inputs(network: nn.Module, case: Case) -> tuple[Tensor, Operators, list[Tensor]]:
@@ -119,48 +104,32 @@ def inputs(network: nn.Module, case: Case) -> tuple[Tensor, Operators, list[Tens
     return torch.cat([case.features, spread(case.conditions, case.operators)], 1), case.operators, []
 
 
-def field_scales(batches: Sequence[Case]) -> Tensor:
-    """The root mean squares (4,) of the pressure and of the velocity, by which outputs are multiplied."""
-    pressure = torch.cat([batch.pressure for batch in batches]).square().mean().sqrt()
-    velocity = torch.cat([batch.velocity for batch in batches]).square().mean().sqrt()
-    return torch.stack([pressure, *[velocity] * 3])
-
-
-def errors(outputs: Tensor, case: Case, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The pressure (F, 1) of outputs (V, 4), and squared errors of pressure (F, 1) and velocity (V, 1).
-
-    The sums of the errors of a case are the squares of its relative L2 errors.
-    """
-    values = outputs.float() * scales
+def errors(outputs: Tensor, case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """The pressure (F, 1) of outputs (V, 4), and the squares () of the relative L2 errors, added over the batch."""
+    values = outputs.float()
     pressure = F.embedding(case.operators.faces, values[:, :1]).mean(1)
-    of_velocity = (values[:, 1:] - case.velocity).square().sum(1, keepdim=True)
-    return pressure, case.face_weights * (pressure - case.pressure).square(), case.vertex_weights * of_velocity
+    of_pressure = case.face_weights * (pressure - case.pressure).square()
+    return pressure, of_pressure.sum(), (case.vertex_weights * (values[:, 1:] - case.velocity).square()).sum()
 
 
-def loss(outputs: Tensor, case: Case, scales: Tensor) -> Tensor:
+def loss(outputs: Tensor, case: Case) -> Tensor:
     """The mean over cases of the squared relative L2 errors of pressure and velocity, added."""
-    _, of_pressure, of_velocity = errors(outputs, case, scales)
-    return (of_pressure.sum() + of_velocity.sum()) / len(case.table)
+    _, of_pressure, of_velocity = errors(outputs, case)
+    return (of_pressure + of_velocity) / len(case.table)
 
 
-def train(
-    network: nn.Module,
-    batches: Sequence[Case],
-    scales: Tensor,
-    seconds: float,
-    rate: float,
-    autocast: AbstractContextManager[Any],
-) -> Row:
+def train(network: nn.Module, batches: Sequence[Case], seconds: float, rate: float, cast: torch.autocast) -> Row:
     """Train for a time. Returns the number of steps and the mean loss of the last ones.
 
     The first pass over the batches doesn't count, because kernels are compiled and graphs are recorded in it.
     """
-    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
-    step = GraphedStep(network, optimizer, partial(loss, scales=scales), clip=1.0)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4, fused=batches[0].areas.is_cuda)
+    step = GraphedStep(network, optimizer, loss, clip=1.0)
     step.graphs = isinstance(network, SurfaceNetwork)
-    arguments = [(*inputs(network, case)[:2], case, *inputs(network, case)[2]) for case in batches]
+    arguments = [(x, operators, case, *more) for case in batches for x, operators, more in [inputs(network, case)]]
     begin, losses = math.inf, deque[Tensor](maxlen=len(batches))
-    for number, i in enumerate(_shuffled(len(batches))):
+    orders = (torch.randperm(len(batches)).tolist() for _ in itertools.count())
+    for number, i in enumerate(itertools.chain.from_iterable(orders)):
         if losses and (number % WAIT == 0 or number == len(batches)):
             losses[-1].item()  # the device may be behind
         if number == len(batches):
@@ -168,41 +137,27 @@ def train(
         share = max((time.perf_counter() - begin) / seconds, 0.0)
         if share >= 1:
             break
-        optimizer.param_groups[0]["lr"] = rate * learning_rate(share)
-        with autocast:
+        rise = min((share + 0.01) / WARM_UP, 1.0)
+        optimizer.param_groups[0]["lr"] = rate * rise * (1 + math.cos(math.pi * share)) / 2
+        with cast:
             losses.append(step(*arguments[i]))
     return {"steps": number, "train_loss": float(f"{torch.stack([*losses]).mean().item():.4g}")}
 
 
-def _shuffled(count: int) -> Iterator[int]:
-    """Random permutations of so many numbers, one after another, without an end."""
-    while True:
-        yield from torch.randperm(count).tolist()
-
-
-def learning_rate(share: float) -> float:
-    """Relative to the highest one: a rise and half of a cosine. share: of the training time"""
-    return min((share + 0.01) / WARM_UP, 1.0) * (1 + math.cos(math.pi * min(share, 1.0))) / 2
-
-
 @torch.no_grad()
-def scores(network: nn.Module, batches: Sequence[Case], scales: Tensor, autocast: AbstractContextManager[Any]) -> Row:
-    """Relative L2 errors of pressure and velocity, means over cases, and R² of drag and lift of the pressure."""
+def scores(network: nn.Module, cases: Sequence[Case], cast: torch.autocast) -> Row:
+    """Means of the relative L2 errors of pressure and velocity, and R² of drag and lift by the predicted pressure."""
     network.eval()
-    relative, true, predicted = [], [], []
-    for case in batches:
+    relative, predicted = [], []
+    for case in cases:
         features, operators, further = inputs(network, case)
-        with autocast:
+        with cast:
             outputs = network(features, operators, *further)
-        pressure, *squares = errors(outputs, case, scales)
-        parts = zip(*map(operators.unpack, squares, ("faces", "vertices")), strict=True)
-        relative += [[part.sum().sqrt().item() for part in pair] for pair in parts]
-        faces = zip(operators.unpack(pressure, "faces"), operators.unpack(case.areas, "faces"), strict=True)
-        for (p, areas), (angle, *known) in zip(faces, case.table.tolist(), strict=True):
-            predicted.append(forces(p[:, 0].double().cpu().numpy(), areas.double().cpu().numpy(), angle))
-            true.append(known)
-    known, found = np.array(true), np.array(predicted)
-    r2 = 1 - ((known - found) ** 2).sum(0) / ((known - known.mean(0)) ** 2).sum(0)
-    means = np.mean(relative, 0)
+        pressure, *squares = errors(outputs, case)
+        relative.append([square.sqrt().item() for square in squares])
+        arrays = (x.double().cpu().numpy() for x in (PRESSURE * pressure[:, 0], case.areas))
+        predicted.append(forces(*arrays, float(case.table[0, 0])))
+    true = torch.cat([case.table for case in cases]).cpu().numpy()[:, 1:]
+    r2 = 1 - ((true - predicted) ** 2).sum(0) / ((true - true.mean(0)) ** 2).sum(0)
     names = ("pressure_relative_l2", "velocity_relative_l2", "drag_r2", "lift_r2")
-    return {name: round(float(value), 4) for name, value in zip(names, (*means, *r2), strict=True)}
+    return {name: round(float(value), 4) for name, value in zip(names, (*np.mean(relative, 0), *r2), strict=True)}

@@ -15,9 +15,10 @@ from scipy.spatial import cKDTree
 from diffnet import precompute_all
 from diffnet.benchmarks.flow import __main__ as program, cases, training
 from diffnet.benchmarks.flow.bodies import GAPS, random_body, sphere
-from diffnet.benchmarks.flow.panels import surface_velocity
+from diffnet.benchmarks.flow.panels import area_vectors, surface_velocity
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.data import load_targets
+from diffnet.geometry import make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +29,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flow")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cases, "ProcessPoolExecutor", lambda jobs, context: ThreadPoolExecutor(jobs))
-        program.main(["make", "--out", str(folder), *"--train 3 --test 2 --vertices 40 60 --jobs 1".split()])
+        small = "--train 3 --test 2 --vertices 40 60 --jobs 1"
+        program.main(["make", "--out", str(folder), *small.split()])
     return folder
 
 
@@ -41,7 +43,7 @@ def test_flow_past_a_sphere() -> None:
     cosines = centers @ stream / 5 / np.linalg.norm(centers, axis=1)
     coefficient = 1 - (velocity**2).sum(1) / 25
     assert np.sqrt(np.mean((coefficient - (1 - 9 / 4 * (1 - cosines**2))) ** 2)) < 0.015
-    areas = cases.area_vectors(verts, faces)
+    areas = area_vectors(verts, faces)
     assert np.abs(coefficient @ areas).max() < 0.01
     recovery = 4 / 9 * (1 - cases.BASE)  # sin²θ downstream, where the pressure is that of the base
     exact = 1 - 9 / 8 - cases.BASE * recovery - (1 - recovery) + 9 / 8 * (1 - recovery**2)
@@ -65,28 +67,22 @@ def test_components_are_closed_and_near_each_other() -> None:
 def test_a_turned_case_has_the_flow_of_the_turned_body(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "precompute_all", partial(precompute_all, jobs=1))
     case = training.load_cases(data, 8, torch.device("cpu"))[0][0]
-    speed = float(read_csv(data / cases.TABLE)[0]["speed"])
-    angle, drag, _ = case.table.value.tolist()  # type: ignore[attr-defined]
-    for seed in (0, 1):  # without a mirror, and with one
-        turned = training.turned(case, np.random.default_rng(seed))
-        verts = turned.features[:, :3].double().numpy()
-        mirrored = bool(np.random.default_rng(seed).integers(2))
-        faces = case.operators.faces.numpy()[:, :: -1 if mirrored else 1]
-        velocity, areas = (
-            surface_velocity(verts, faces, cases.stream_of(speed, angle)),
-            cases.area_vectors(verts, faces),
-        )
-        np.testing.assert_allclose(turned.areas, areas, atol=1e-6)
-        np.testing.assert_allclose(turned.velocity, cases.at_vertices(velocity, areas, faces, len(verts)), atol=0.01)
-        np.testing.assert_allclose(turned.operators.normals, turned.features[:, 3:], atol=1e-6)
-        found, _ = cases.forces(turned.pressure[:, 0].double().numpy(), areas, angle)
-        assert found == pytest.approx(drag, rel=1e-4)
+    turned = training.turned(case, 1.0)
+    speed, (angle, drag, _) = float(read_csv(data / cases.TABLE)[0]["speed"]), case.table[0].tolist()
+    mesh = make_mesh(turned.features[:, :3], case.operators.faces)
+    areas = area_vectors(mesh.verts, mesh.faces)
+    velocity = surface_velocity(mesh.verts, mesh.faces, cases.stream_of(speed, angle))
+    np.testing.assert_allclose(turned.areas, areas, atol=1e-6)
+    np.testing.assert_allclose(training.SPEED * turned.velocity, cases.at_vertices(mesh, velocity), atol=0.01)
+    np.testing.assert_allclose(turned.operators.normals, turned.features[:, 3:], atol=1e-6)
+    found, _ = cases.forces((training.PRESSURE * turned.pressure[:, 0].double()).numpy(), areas, angle)
+    assert found == pytest.approx(drag, rel=1e-4)
 
 
 def test_networks_learn_for_the_same_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "precompute_all", partial(precompute_all, jobs=1))
-    small = "--k 8 --size 8 1 --peer-size 8 1 --tokens 2 --turns 1 --rate 0.01 --device cpu --seeds 3".split()
-    train = ["train", "--data", str(data), "--out", str(tmp_path), *small]
+    small = "--k 8 --size 8 1 --peer-size 8 1 --tokens 2 --turns 1 --rate 0.01 --device cpu --seeds 3"
+    train = ["train", "--data", str(data), "--out", str(tmp_path), *small.split()]
     program.main([*train, "--seconds", "0.2"])
     rows = read_csv(tmp_path / "flow.csv")
     assert [(row["network"], row["seed"]) for row in rows] == [(n, "3") for n in ("diffnet", "plain", "transolver")]
