@@ -66,11 +66,11 @@ def compare(options: argparse.Namespace) -> None:
         for name in options.networks:
             torch.manual_seed(seed)
             size = options.peer_size if name == "transolver" else options.size
-            network = make_network(name, *size, options.tokens).to(device)
+            network = make_network(name, size, options.tokens).to(device)
             row: Row = {"network": name, "seed": seed, "seconds": options.seconds, "rate": options.rate}
             row |= {"width": size[0], "blocks": size[1], "parameters": sum(p.numel() for p in network.parameters())}
             row |= train(network, training, options.seconds, options.rate, autocast)
-            row |= scores(network, test, autocast)
+            row |= scores(network, packed(test, 1), autocast)
             print(row, flush=True)
             rows = [*(old for old in rows if (old["network"], str(old["seed"])) != (name, str(seed))), row]
             write_csv(table, rows)

@@ -81,11 +81,10 @@ class Transolver(nn.Module):
         return from_padded(self.last(x), operators)
 
 
-def make_network(name: NetworkName, width: int, blocks: int, tokens: int) -> nn.Module:
-    """A new network. "diffnet" has conditions and tokens. "plain" is diffnet without both, and "transolver" the peer.
-
-    The last two get the conditions as constant features.
+def make_network(name: NetworkName, size: tuple[int, int], tokens: int) -> nn.Module:
+    """A new network. "diffnet" has conditions and tokens. The others get the conditions as constant features: "plain",
+    which is diffnet without both, and "transolver", the peer. size: width and blocks
     """
     if name == "diffnet":
-        return SurfaceNetwork(FEATURES, width, blocks, condition_channels=CONDITIONS, global_tokens=tokens)
-    return (SurfaceNetwork if name == "plain" else Transolver)(FEATURES + CONDITIONS, width, blocks)
+        return SurfaceNetwork(FEATURES, *size, condition_channels=CONDITIONS, global_tokens=tokens)
+    return (SurfaceNetwork if name == "plain" else Transolver)(FEATURES + CONDITIONS, *size)

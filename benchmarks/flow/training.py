@@ -30,7 +30,7 @@ WARM_UP = 0.05  # the part of the time in which the learning rate rises
 
 
 class Case(NamedTuple):
-    """A batch of one or several cases, as tensors.
+    """A case, or a batch of B, as tensors. One case has no dimension B.
 
     features: (V, 6), positions in m and normals
     conditions: (B, 2), standardized speed and angle
@@ -73,18 +73,19 @@ def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: Flo
     pressure, areas = tensor(arrays.faces[FIELDS[0]])[:, None] / PRESSURE, tensor(area_vectors(mesh.verts, mesh.faces))
     velocity = torch.stack([tensor(arrays.vertices[name]) for name in FIELDS[1:]], 1) / SPEED
     sizes = areas.norm(dim=1, keepdim=True), operators.mass[:, None]
-    weights = [size / (size * field**2).sum() for size, field in zip(sizes, (pressure, velocity), strict=True)]
+    weights = (size / (size * field**2).sum() for size, field in zip(sizes, (pressure, velocity), strict=True))
+    of_faces, of_vertices = weights
     features = torch.cat([tensor(mesh.verts), operators.normals], 1)
-    table = tensor([[float(row[name]) for name in ("angle", "drag", "lift")]])
-    return Case(features, operators, tensor(conditions[None]), pressure, areas, velocity, *weights, table)
+    table = tensor([float(row[name]) for name in ("angle", "drag", "lift")])
+    return Case(features, operators, tensor(conditions), pressure, areas, velocity, of_faces, of_vertices, table)
 
 
 def turned(case: Case, angle: float) -> Case:
     """One case, rotated about its stream by an angle in radians. The flow turns with the body."""
-    rotation = Rotation.from_rotvec(angle * stream_of(1.0, float(case.table[0, 0]))).as_matrix()
+    rotation = Rotation.from_rotvec(angle * stream_of(1.0, float(case.table[0]))).as_matrix()
     matrix = torch.from_numpy(rotation.T).to(case.velocity)  # multiplies rows from the right
     return case._replace(
-        features=(case.features.unflatten(1, (2, 3)) @ matrix).flatten(1),
+        features=(case.features.view(-1, 2, 3) @ matrix).flatten(1),
         operators=rotated(case.operators, matrix[None]),
         areas=case.areas @ matrix,
         velocity=case.velocity @ matrix,
@@ -93,8 +94,7 @@ def turned(case: Case, angle: float) -> Case:
 
 def packed(cases: Sequence[Case], size: int) -> list[Case]:
     """Batches of so many cases, in their order."""
-    groups = [list(zip(*cases[i : i + size], strict=True)) for i in range(0, len(cases), size)]
-    return [Case(*(collate(x) if isinstance(x[0], Operators) else torch.cat(x) for x in group)) for group in groups]
+    return [collate(cases[i : i + size]) for i in range(0, len(cases), size)]
 
 
 def inputs(network: nn.Module, case: Case) -> tuple[Tensor, Operators, list[Tensor]]:
@@ -155,8 +155,8 @@ def scores(network: nn.Module, cases: Sequence[Case], cast: torch.autocast) -> R
             outputs = network(features, operators, *further)
         pressure, *squares = errors(outputs, case)
         relative.append([square.sqrt().item() for square in squares])
-        arrays = (x.double().cpu().numpy() for x in (PRESSURE * pressure[:, 0], case.areas))
-        predicted.append(forces(*arrays, float(case.table[0, 0])))
+        values, areas = (x.double().cpu().numpy() for x in (PRESSURE * pressure[:, 0], case.areas))
+        predicted.append(forces(values, areas, float(case.table[0, 0])))
     true = torch.cat([case.table for case in cases]).cpu().numpy()[:, 1:]
     r2 = 1 - ((true - predicted) ** 2).sum(0) / ((true - true.mean(0)) ** 2).sum(0)
     names = ("pressure_relative_l2", "velocity_relative_l2", "drag_r2", "lift_r2")

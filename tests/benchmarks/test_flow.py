@@ -68,7 +68,7 @@ def test_a_turned_case_has_the_flow_of_the_turned_body(data: Path, monkeypatch: 
     monkeypatch.setattr(training, "precompute_all", partial(precompute_all, jobs=1))
     case = training.load_cases(data, 8, torch.device("cpu"))[0][0]
     turned = training.turned(case, 1.0)
-    speed, (angle, drag, _) = float(read_csv(data / cases.TABLE)[0]["speed"]), case.table[0].tolist()
+    speed, (angle, drag, _) = float(read_csv(data / cases.TABLE)[0]["speed"]), case.table.tolist()
     mesh = make_mesh(turned.features[:, :3], case.operators.faces)
     areas = area_vectors(mesh.verts, mesh.faces)
     velocity = surface_velocity(mesh.verts, mesh.faces, cases.stream_of(speed, angle))
