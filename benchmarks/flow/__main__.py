@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     learn.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     learn.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     learn.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="a CPU takes fp32")
-    numbers = {"--seconds": 120.0, "--rate": 2e-3, "--turns": 8, "--batch-meshes": 4, "--k": 128, "--tokens": 16}
-    for option, number in numbers.items():
+    numbers = {"--seconds": 120.0, "--rate": 2e-3, "--peer-rate": 1e-3, "--turns": 8, "--batch-meshes": 4}
+    for option, number in {**numbers, "--k": 128, "--tokens": 16}.items():
         learn.add_argument(option, type=type(number), default=number)
     learn.add_argument("--size", type=int, nargs=2, default=(128, 4), help="width and blocks of diffnet")
     learn.add_argument("--peer-size", type=int, nargs=2, default=(256, 8), help="width and blocks of the peer")
@@ -65,11 +65,12 @@ def compare(options: argparse.Namespace) -> None:
     for seed in options.seeds:
         for name in options.networks:
             torch.manual_seed(seed)
-            size = options.peer_size if name == "transolver" else options.size
+            is_peer = name == "transolver"
+            size, rate = (options.peer_size, options.peer_rate) if is_peer else (options.size, options.rate)
             network = make_network(name, size, options.tokens).to(device)
-            row: Row = {"network": name, "seed": seed, "seconds": options.seconds, "rate": options.rate}
+            row: Row = {"network": name, "seed": seed, "seconds": options.seconds, "rate": rate}
             row |= {"width": size[0], "blocks": size[1], "parameters": sum(p.numel() for p in network.parameters())}
-            row |= train(network, training, options.seconds, options.rate, autocast)
+            row |= train(network, training, options.seconds, rate, autocast)
             row |= scores(network, packed(test, 1), autocast)
             print(row, flush=True)
             rows = [*(old for old in rows if (old["network"], str(old["seed"])) != (name, str(seed))), row]

@@ -72,9 +72,8 @@ def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: Flo
     arrays = load_attributes(str(mesh.path))
     pressure, areas = tensor(arrays.faces[FIELDS[0]])[:, None] / PRESSURE, tensor(area_vectors(mesh.verts, mesh.faces))
     velocity = torch.stack([tensor(arrays.vertices[name]) for name in FIELDS[1:]], 1) / SPEED
-    sizes = areas.norm(dim=1, keepdim=True), operators.mass[:, None]
-    weights = (size / (size * field**2).sum() for size, field in zip(sizes, (pressure, velocity), strict=True))
-    of_faces, of_vertices = weights
+    size, mass = areas.norm(dim=1, keepdim=True), operators.mass[:, None]
+    of_faces, of_vertices = size / (size * pressure**2).sum(), mass / (mass * velocity**2).sum()
     features = torch.cat([tensor(mesh.verts), operators.normals], 1)
     table = tensor([float(row[name]) for name in ("angle", "drag", "lift")])
     return Case(features, operators, tensor(conditions), pressure, areas, velocity, of_faces, of_vertices, table)
