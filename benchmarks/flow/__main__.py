@@ -20,7 +20,7 @@ import torch
 
 from diffnet.benchmarks.flow.cases import make_cases
 from diffnet.benchmarks.flow.networks import NetworkName, make_network
-from diffnet.benchmarks.flow.training import load_cases, packed, scores, train, turned
+from diffnet.benchmarks.flow.training import load_cases, make_batches, rotate_about_stream, scores, train
 from diffnet.benchmarks.harness.results import Row, read_csv, write_csv
 from diffnet.data import available_cores
 
@@ -57,8 +57,8 @@ def compare(options: argparse.Namespace) -> None:
     device, table = torch.device(options.device), options.out / "flow.csv"
     cases, test = load_cases(options.data, options.k, device)
     rng = np.random.default_rng(0)
-    turns = [turned(case, rng.uniform(0, 2 * np.pi)) for _ in range(options.turns) for case in cases]
-    training = packed(turns, options.batch_meshes)
+    turns = [rotate_about_stream(case, rng.uniform(0, 2 * np.pi)) for _ in range(options.turns) for case in cases]
+    training = make_batches(turns, options.batch_meshes)
     autocast = torch.autocast(device.type, torch.bfloat16, device.type == "cuda" and options.precision == "bf16")
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = [{**row} for row in read_csv(table)] if table.exists() else []
@@ -71,7 +71,7 @@ def compare(options: argparse.Namespace) -> None:
             row: Row = {"network": name, "seed": seed, "seconds": options.seconds, "rate": rate}
             row |= {"width": size[0], "blocks": size[1], "parameters": sum(p.numel() for p in network.parameters())}
             row |= train(network, training, options.seconds, rate, autocast)
-            row |= scores(network, packed(test, 1), autocast)
+            row |= scores(network, make_batches(test, 1), autocast)
             print(row, flush=True)
             rows = [*(old for old in rows if (old["network"], str(old["seed"])) != (name, str(seed))), row]
             write_csv(table, rows)

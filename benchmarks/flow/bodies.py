@@ -21,7 +21,7 @@ def random_body(rng: np.random.Generator, vertices: tuple[int, int]) -> tuple[Fl
     for _ in range(rng.integers(1, 3, endpoint=True)):
         points, triangles = component(rng, int(rng.integers(*vertices, endpoint=True)))
         faces = np.concatenate([faces, len(verts) + triangles])
-        verts = np.concatenate([verts, placed(points, verts, rng)])
+        verts = np.concatenate([verts, place_near(points, verts, rng)])
     return verts - verts.mean(0), faces
 
 
@@ -45,7 +45,7 @@ def sphere(vertices: int) -> tuple[Floats, NDArray[np.int64]]:
     return points, faces
 
 
-def placed(points: Floats, others: Floats, rng: np.random.Generator) -> Floats:
+def place_near(points: Floats, others: Floats, rng: np.random.Generator) -> Floats:
     """The points of a component, moved from far away toward a random point of the others until they are near."""
     gap, direction = rng.uniform(*GAPS), rng.normal(size=3)
     direction /= np.linalg.norm(direction)

@@ -24,9 +24,9 @@ def surface_velocity(verts: Floats, faces: NDArray[np.int64], stream: Floats) ->
     normals = (areas / np.linalg.norm(areas, axis=1)[:, None]).astype(np.float32)
     influence = panel_influence(verts[faces], areas)
     across = np.einsum("ic,cij->ij", normals, influence)
-    sources, failed = gmres(across, -normals @ stream.astype(np.float32), rtol=1e-5, restart=60, maxiter=5)
-    if failed:
-        raise RuntimeError(f"the sources of {len(faces)} panels have not converged after {failed} iterations")
+    sources, iterations = gmres(across, -normals @ stream.astype(np.float32), rtol=1e-5, restart=60, maxiter=5)
+    if iterations:  # 0 after it has converged
+        raise RuntimeError(f"the sources of {len(faces)} panels have not converged after {iterations} iterations")
     return stream + np.stack([part @ sources for part in influence], 1)
 
 

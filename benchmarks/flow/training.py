@@ -37,7 +37,7 @@ class Case(NamedTuple):
     pressure, areas: (F, 1) in units of PRESSURE, and (F, 3) in m², normals times areas
     velocity: (V, 3) in units of SPEED
     face_weights, vertex_weights: (F, 1) and (V, 1), areas over the integral of the squares of the field of the case
-    table: (B, 3), angle, drag and lift; the lift is that before a case was turned
+    table: (B, 3), angle, drag and lift; the lift is that before a rotation
     """
 
     features: Tensor
@@ -79,7 +79,7 @@ def _case(row: dict[str, str], mesh: Mesh, operators: Operators, conditions: Flo
     return Case(features, operators, tensor(conditions), pressure, areas, velocity, of_faces, of_vertices, table)
 
 
-def turned(case: Case, angle: float) -> Case:
+def rotate_about_stream(case: Case, angle: float) -> Case:
     """One case, rotated about its stream by an angle in radians. The flow turns with the body."""
     rotation = Rotation.from_rotvec(angle * stream_of(1.0, float(case.table[0]))).as_matrix()
     matrix = torch.from_numpy(rotation.T).to(case.velocity)  # multiplies rows from the right
@@ -91,7 +91,7 @@ def turned(case: Case, angle: float) -> Case:
     )
 
 
-def packed(cases: Sequence[Case], size: int) -> list[Case]:
+def make_batches(cases: Sequence[Case], size: int) -> list[Case]:
     """Batches of so many cases, in their order."""
     return [collate(cases[i : i + size]) for i in range(0, len(cases), size)]
 
@@ -147,7 +147,7 @@ def train(network: nn.Module, batches: Sequence[Case], seconds: float, rate: flo
 def scores(network: nn.Module, cases: Sequence[Case], cast: torch.autocast) -> Row:
     """Means of the relative L2 errors of pressure and velocity, and R² of drag and lift by the predicted pressure."""
     network.eval()
-    relative, predicted = [], []
+    relative, predictions = [], []
     for case in cases:
         features, operators, further = inputs(network, case)
         with cast:
@@ -155,8 +155,8 @@ def scores(network: nn.Module, cases: Sequence[Case], cast: torch.autocast) -> R
         pressure, *squares = errors(outputs, case)
         relative.append([square.sqrt().item() for square in squares])
         values, areas = (x.double().cpu().numpy() for x in (PRESSURE * pressure[:, 0], case.areas))
-        predicted.append(forces(values, areas, float(case.table[0, 0])))
+        predictions.append(forces(values, areas, float(case.table[0, 0])))
     true = torch.cat([case.table for case in cases]).cpu().numpy()[:, 1:]
-    r2 = 1 - ((true - predicted) ** 2).sum(0) / ((true - true.mean(0)) ** 2).sum(0)
+    r2 = 1 - ((true - predictions) ** 2).sum(0) / ((true - true.mean(0)) ** 2).sum(0)
     names = ("pressure_relative_l2", "velocity_relative_l2", "drag_r2", "lift_r2")
     return {name: round(float(value), 4) for name, value in zip(names, (*np.mean(relative, 0), *r2), strict=True)}

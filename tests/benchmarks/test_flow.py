@@ -1,4 +1,4 @@
-"""Flows past bodies: the panel method, turned cases, and the training of all networks."""
+"""Flows past bodies: the panel method, rotated cases, and the training of all networks."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ def test_components_are_closed_and_near_each_other() -> None:
         assert GAPS[0] - 0.02 < distance < GAPS[1] + 0.02
 
 
-def test_a_turned_case_has_the_flow_of_the_turned_body(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotated_case_has_the_flow_of_the_rotated_body(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "precompute_all", partial(precompute_all, jobs=1))
     case = training.load_cases(data, 8, torch.device("cpu"))[0][0]
-    turned = training.turned(case, 1.0)
+    rotation = training.rotate_about_stream(case, 1.0)
     speed, (angle, drag, _) = float(read_csv(data / cases.TABLE)[0]["speed"]), case.table.tolist()
-    mesh = make_mesh(turned.features[:, :3], case.operators.faces)
+    mesh = make_mesh(rotation.features[:, :3], case.operators.faces)
     areas = area_vectors(mesh.verts, mesh.faces)
     velocity = surface_velocity(mesh.verts, mesh.faces, cases.stream_of(speed, angle))
-    np.testing.assert_allclose(turned.areas, areas, atol=1e-6)
-    np.testing.assert_allclose(training.SPEED * turned.velocity, cases.at_vertices(mesh, velocity), atol=0.01)
-    np.testing.assert_allclose(turned.operators.normals, turned.features[:, 3:], atol=1e-6)
-    found, _ = cases.forces((training.PRESSURE * turned.pressure[:, 0].double()).numpy(), areas, angle)
-    assert found == pytest.approx(drag, rel=1e-4)
+    np.testing.assert_allclose(rotation.areas, areas, atol=1e-6)
+    np.testing.assert_allclose(training.SPEED * rotation.velocity, cases.at_vertices(mesh, velocity), atol=0.01)
+    np.testing.assert_allclose(rotation.operators.normals, rotation.features[:, 3:], atol=1e-6)
+    force, _ = cases.forces((training.PRESSURE * rotation.pressure[:, 0].double()).numpy(), areas, angle)
+    assert force == pytest.approx(drag, rel=1e-4)
 
 
 def test_networks_learn_for_the_same_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
