@@ -135,8 +135,10 @@ class Operators(FieldwiseCopy, Fields):
         tensor([[0., 1.]])
         """
         # Imported here: it loads the libraries of preprocessing.
+        from diffnet.geometry.mesh.objects import warn_of_gradients
         from diffnet.geometry.preprocessing.from_parts import fields_from_parts
 
+        warn_of_gradients(mass, laplacian, evals, evecs, grad_x, grad_y, frames, verts, stacklevel=3)
         return cls(**fields_from_parts(mass, laplacian, evals, evecs, grad_x, grad_y, frames, verts, faces, k))
 
     @classmethod

@@ -21,7 +21,7 @@ from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, refuses, some_reasons
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parsed, parsed_entry, parsed_mesh
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule
+from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule, warn_of_gradients
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, Scale
 from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
@@ -88,6 +88,7 @@ def precompute_all(
     OptionError for a bad option or a device that is not available.
     """
     check_several(meshes)
+    warn_of_gradients(*(meshes if isinstance(meshes, (list, tuple)) else ()))  # others may read files
     options = Options(k, laplacian, basis, join, operators)
     scale_rule(normalize)  # checks it
     device = usable_device(device)

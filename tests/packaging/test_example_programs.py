@@ -143,6 +143,15 @@ def test_fitted_surface(line: Any) -> None:
     assert abs(last[1] - last[2]) < abs(first[1] - first[2])
 
 
+def test_lower_drag(line: Any) -> None:
+    """The sphere has the drag π, up to its triangles."""
+    pattern = "drag N of the sphere, N of the new surface, predicted N"
+    before, after, predicted = numbers(pattern, line("lower_drag", steps=40, changes=12))
+    assert 0.9 * np.pi < before < np.pi
+    assert after < 0.6 * before
+    assert abs(predicted - after) < before / 4
+
+
 def test_own_laplacian(line: Any) -> None:
     printed = line("own_laplacian").removesuffix("(2048, 4)")
     (difference,) = numbers("eigenvalues differ by N of the largest; outputs at faces ", printed)
