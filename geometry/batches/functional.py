@@ -52,12 +52,17 @@ def from_spectral(coefficients: Tensor, operators: Operators, *, backend: Backen
 def diffuse(x: Tensor, operators: Operators, time: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Diffuse each channel of x (V, C) for its own time, in the eigenbasis. Returns (V, C).
 
+    x: (V, C), or one function (V,) for one time (), which gives (V,), or for several (T,), which give (T, V)
     time: (C,), or (B, C) for other times on each mesh, at least 0, in the squared unit of the positions
 
     It is differentiable in x and the times. Functions outside of the K eigenvectors are lost. For backend and errors
     see `to_spectral`.
     """
     o = with_eigenpairs("diffuse", operators)
+    if isinstance(x, Tensor) and x.ndim == 1:
+        check_tensor("time", time, () if isinstance(time, Tensor) and time.ndim == 0 else ("T",), x.device)
+        result = diffuse(x[:, None].expand(-1, time.numel()), o, time.reshape(-1), backend=backend)
+        return result.mT if time.ndim else result[:, 0]
     spectrum = to_spectral(x, o, backend=backend)
     if isinstance(time, Tensor) and time.ndim == 2:
         check_tensor("time", time, (len(o), x.shape[-1]), x.device)

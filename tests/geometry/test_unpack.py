@@ -188,6 +188,11 @@ def test_functions_of_operators(packed: Operators) -> None:
     assert torch.equal(diffnet.from_spectral(coefficients, o), ops.from_spectral(coefficients, o.evecs, o.ptr))
     spread = ops.from_spectral(ops.diffuse(coefficients, o.evals, time), o.evecs, o.ptr)
     assert torch.equal(diffnet.diffuse(x, o, time), spread)
+    same = ops.diffuse(coefficients[:, :, :1].expand(-1, -1, 3), o.evals, time)
+    torch.testing.assert_close(diffnet.diffuse(x[:, 0], o, time), ops.from_spectral(same, o.evecs, o.ptr).mT)
+    torch.testing.assert_close(diffnet.diffuse(x[:, 0], o, time[0]), spread[:, 0])
+    with pytest.raises(ValueError, match=r"time should have shape \(T,\)"):
+        diffnet.diffuse(x[:, 0], o, time[None])
     assert torch.equal(diffnet.gradient(x, o), o.gradient @ x)
     assert torch.equal(diffnet.mesh_mean(x, o), ops.segment_mean(x, o.mass, o.ptr))
 
