@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing, meshes_in
 from diffnet.data.labeled import DataError, counted
-from diffnet.data.numbers import check_vertex_numbers, read_labels, read_lines
+from diffnet.data.numbers import check_vertex_numbers, read_lines
 from diffnet.data.options import Base
+from diffnet.data.pairs.files import MAP_FORMATS, IndexFile, read_indices, read_maps
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 RULES = ("all", "within", "across")
 PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
-_MAPS = (".txt", ".map")
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -63,8 +63,8 @@ def load_pairs(
     - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
       sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
       the other side of the body, in the same form.
-    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map`: for each vertex of A, a vertex of B. Pairs without a map are left
-      out.
+    - `A_B.txt` or `A-B.txt`, also `.map`, `.csv` and `.npy`: for each vertex of A, a vertex of B. Pairs without a map
+      are left out.
 
     In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
     are within folders.
@@ -189,7 +189,7 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
     for folder in dict.fromkeys(shape.folder for shape in data.train + data.test):
         places = sorted({*(Path(folder) / place for place in PLACES), *beside})
-        by_stem[folder] = {file.stem: file for place in places for file in files_in(place, _MAPS, _NAMED)}
+        by_stem[folder] = {mesh_stem(file): file for place in places for file in files_in(place, MAP_FORMATS, _NAMED)}
     if not any(by_stem.values()):
         return {}  # without looking at each pair: large sets have very many
     pairs: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
@@ -201,16 +201,8 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
                 pairs[first.name, second.name] = file, first, second
     if not pairs:
         return {}
-    for file, first, second in pairs.values():
-        check_vertex_numbers(first.mesh, file)
-        check_vertex_numbers(second.mesh, file)
-    sides = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in pairs.values()]
-    maps = read_indices(sides, base)
-    for vertices, (file, first, _) in zip(maps, pairs.values(), strict=True):
-        if len(vertices) != len(first.mesh.verts):
-            raise DataError(
-                f"{file}: {len(vertices)} entries, but {first.mesh.name} has {len(first.mesh.verts)} vertices"
-            )
+    files = [file for file, _, _ in pairs.values()]
+    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], base)
     return dict(zip(pairs, maps, strict=True))
 
 
@@ -299,66 +291,3 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _find(places: dict[str, int], name: str) -> int | None:
     """The place of the mesh of a name, or of a name with an extension."""
     return places.get(name, places.get((Path(name).parent / mesh_stem(name)).as_posix()))
-
-
-class IndexFile(NamedTuple):
-    """A file of vertex indices.
-
-    path: the file
-    vertices: the number of vertices of the mesh that the indices belong to
-    name: of this mesh, for messages
-    """
-
-    path: Path
-    vertices: int
-    name: str
-
-
-def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
-    """The indices (N,) in each file of a set, counted from 0.
-
-    base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
-        means 0, and an index equal to the number of vertices means 1.
-
-    Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
-    negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
-    """
-    values = [read_labels(file.path) for file in files]
-    for file, array in zip(files, values, strict=True):
-        if len(missing := np.flatnonzero(array < 0)):
-            raise DataError(
-                f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
-                "partial shape. Partial shapes are not supported: every point needs a vertex"
-            )
-    first = _first_number(files, values) if base == "auto" else int(base)
-    for file, array in zip(files, values, strict=True):
-        outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
-        if len(outside):
-            raise DataError(
-                f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
-                f"numbered from {first} to {file.vertices + first - 1}"
-            )
-    return [array - first for array in values]
-
-
-def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
-    zero = next((file for file, array in zip(files, values, strict=True) if array.min() == 0), None)
-    one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
-    for file, array in zip(files, values, strict=True):
-        if array.max() > file.vertices:
-            raise DataError(
-                f"{file.path}: entry {array.argmax() + 1} is {array.max()}, but {file.name} has {file.vertices} "
-                "vertices"
-            )
-    if zero is not None and one is not None:
-        raise DataError(
-            f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has "
-            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points, the "
-            "shape is partial, which is not supported"
-        )
-    if zero is None and one is None:
-        raise DataError(
-            f"{files[0].path}: the indices could count from 0 or from 1: no file of the set has the index 0, or the "
-            "number of vertices of its mesh. Say which: base 0 or 1"
-        )
-    return 0 if one is None else 1

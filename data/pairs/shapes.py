@@ -97,6 +97,11 @@ class MeshPairs:
         """Whether the true correspondences are known."""
         return bool(self.maps) or any(shape.template is not None for shape in self.train + self.test)
 
+    @property
+    def test_shapes(self) -> list[tuple[PairShape, PairShape]]:
+        """The meshes of each test pair."""
+        return [(self.test[i], self.test[j]) for i, j in self.test_pairs]
+
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
 

@@ -113,7 +113,7 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) ->
 class ScoredPairs:
     """The test pairs of a set with their predicted maps.
 
-    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64; −1 for none
     errors: of each test pair; empty if the true correspondences are not known
     """
 
@@ -144,9 +144,15 @@ def score_pairs(
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
         point_maps.append(point_map_of(c, a, b, options.zoomout).cpu().numpy())
+    return measured_pairs(data, point_maps, cache_dir=cache_dir, jobs=jobs, console=console)
+
+
+def measured_pairs(
+    data: MeshPairs, maps: Sequence[NDArray[np.int64]], *, cache_dir: Path, jobs: int | None, console: Console
+) -> ScoredPairs:
+    """Measure maps of points, one for each test pair, if the true correspondences are known. See `score_pairs`."""
     if not data.is_supervised:
-        return ScoredPairs(data, point_maps, ())
-    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+        return ScoredPairs(data, maps, ())
     with console.status("geodesic distances"):
-        errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs)
-    return ScoredPairs(data, point_maps, errors)
+        errors = pair_errors(data, data.test_shapes, maps, cache_dir=cache_dir, jobs=jobs)
+    return ScoredPairs(data, maps, errors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -134,13 +133,6 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     """The names of meshes without folders and extensions. If two of these are equal, the whole names."""
     stems = [mesh_stem(mesh.name) for mesh in meshes]
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
-
-
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    """The content of a file of NumPy."""
-    content = io.BytesIO()
-    np.save(content, array)
-    return content.getvalue()
 
 
 def write_views(
@@ -312,6 +304,14 @@ class Task(ABC, Generic[D, S]):
     @abstractmethod
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The content of results.json as a table and a line for the console."""
+
+    def map_writer(self, data: LabeledMeshes, folder: Path, suffix: str) -> Callable[[S], None]:
+        """A function that writes the maps of scored pairs to a folder. Raises OptionError if they would replace a file,
+        and in a task without maps.
+
+        suffix: their extension, see `write_map`
+        """
+        raise OptionError("save_maps is for correspondence")
 
     @abstractmethod
     def write_report(
