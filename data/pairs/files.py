@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -26,6 +26,18 @@ WRITTEN = (".txt", ".csv", ".npy")  # the formats of maps, the default first
 MAP_FORMATS = (*WRITTEN, ".map")  # those that are read
 
 Ints: TypeAlias = NDArray[np.int64]
+
+
+def pair_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The two names in each line of a list of pairs, separated by blanks or a comma, with the number of the line from 1.
+
+    Raises DataError for other lines and for an empty file.
+    """
+    for number, line in enumerate(readpair_lines(path), 1):
+        names = line.replace(",", " ").split()
+        if len(names) != 2:
+            raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
+        yield number, names
 
 
 def write_map(file: Path, matches: Ints, meshes: Sequence[Mesh]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
 from diffnet.data.folders.files import PARTS, files_in, folders_in, listing, meshes_in
 from diffnet.data.labeled import DataError, counted
-from diffnet.data.numbers import check_vertex_numbers, read_lines
+from diffnet.data.numbers import check_vertex_numbers
 from diffnet.data.options import Base
-from diffnet.data.pairs.files import MAP_FORMATS, IndexFile, read_indices, read_maps
+from diffnet.data.pairs.files import MAP_FORMATS, IndexFile, pair_lines, read_indices, read_maps
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -91,7 +91,7 @@ def load_pairs(
     if which not in RULES and all(text.startswith(AT_RANDOM) for text in sources):
         shapes = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
         places = {shape.name: i for i, shape in enumerate(shapes)}
-        numbers = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
+        numbers = {_find(places, name) for _, names in pair_lines(Path(which)) for name in names}
         train, test = ([shape for i, shape in enumerate(shapes) if (i in numbers) == tests] for tests in (False, True))
         source = f"by {Path(which).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
@@ -264,7 +264,7 @@ def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path
     """
     places = {shape.name: i for i, shape in enumerate([*shapes, *others])}
     pairs = []
-    for number, names in _lines(path):
+    for number, names in pair_lines(path):
         pair = []
         for name in names:
             place = _find(places, name)
@@ -277,15 +277,6 @@ def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path
         if i < len(shapes):
             pairs.append((i, j))
     return pairs
-
-
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The two names in each line of a list file, separated by blanks or a comma, with the number of the line from 1."""
-    for number, line in enumerate(read_lines(path), 1):
-        names = line.replace(",", " ").split()
-        if len(names) != 2:
-            raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
-        yield number, names
 
 
 def _find(places: dict[str, int], name: str) -> int | None:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffnet.data.folders.division import meshes_of_set
-from diffnet.data.labeled import DataError
-from diffnet.data.numbers import read_lines
-from diffnet.data.pairs.files import WRITTEN, map_files, write_map
+from diffnet.data.pairs.files import WRITTEN, map_files, pair_lines, write_map
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, npz_bytes, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -23,6 +21,7 @@ from diffnet.train.commands.options import (
     NO_CACHE,
     RESUME_MANY,
     CheckpointOption,
+    MapFormatOption,
     RunOptions,
     described_input,
     parameters,
@@ -70,12 +69,7 @@ def match(
         Path | None,
         typer.Option(metavar="FOLDER", help="With --pairs: the folder of the meshes. By default that of the file."),
     ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="EXTENSION", help="With --pairs: the form of the files, txt (the default), csv or npy."
-        ),
-    ] = None,
+    form: MapFormatOption = None,
     functional_map: Annotated[
         Path | None,
         typer.Option(
@@ -227,7 +221,7 @@ def _match_pairs(
 
 
 def read_pairs(path: Path, folder: Path) -> list[tuple[Path, Path]]:
-    """The meshes in the lines of a file, each pair once. Raises DataError for other lines and an empty file.
+    """The meshes in the lines of a file, each pair once. Raises DataError, see `pair_lines`.
 
     folder: where their paths start, or a set with meshes of these names
     """
@@ -242,10 +236,4 @@ def read_pairs(path: Path, folder: Path) -> list[tuple[Path, Path]]:
         by_name = files[mesh.parent]
         return by_name.get(mesh.name, by_name.get(mesh_stem(mesh), mesh))
 
-    pairs: dict[tuple[Path, Path], None] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        names = line.replace(",", " ").split()
-        if len(names) != 2:
-            raise DataError(f"{path}, line {number}: expected two meshes, got {line[:60]!r}")
-        pairs[mesh_of(names[0]), mesh_of(names[1])] = None
-    return list(pairs)
+    return list(dict.fromkeys((mesh_of(first), mesh_of(second)) for _, (first, second) in pair_lines(path)))

@@ -79,6 +79,11 @@ LabelsAtOption = Annotated[
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
 ]
 
+MapFormatOption = Annotated[
+    str | None,
+    typer.Option("--format", metavar="EXTENSION", help="Form of the maps in a folder: txt (the default), csv or npy."),
+]
+
 
 def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
     """The input of a network. For a checkpoint of another program, say what it is and what its network gets.

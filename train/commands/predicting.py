@@ -24,6 +24,7 @@ from diffnet.train.commands.options import (
     RESUME_MANY,
     CheckpointOption,
     LabelsAtOption,
+    MapFormatOption,
     RunOptions,
     checkpoint_option,
     described_input,
@@ -390,12 +391,7 @@ def evaluate(
     save_maps: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also write the map of each pair, as `diffnet match` does.")
     ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="EXTENSION", help="Form of the files of --save-maps: txt (the default), csv or npy."
-        ),
-    ] = None,
+    form: MapFormatOption = None,
     **options: Any,
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
@@ -479,10 +475,9 @@ def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[s
     """`diffnet evaluate` of maps, without a network."""
     with ExitAtCtrlC():
         from diffnet.data import load_pairs
-        from diffnet.train.inference.scoring import check_empty, score_maps
+        from diffnet.train.inference.scoring import score_maps
         from diffnet.train.tasks.correspondence import TASK
 
-    check_empty(out)
     cache, place = options["cache"], find_data(data, TASK.name)
     make_folder(cache)
     pairs = load_pairs(place, options["pairs"], base=options["base"], cache_dir=cache, needs_train=False)
