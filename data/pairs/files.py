@@ -29,11 +29,11 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def pair_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The two names in each line of a list of pairs, separated by blanks or a comma, with the number of the line from 1.
+    """The two names in each line of a list of pairs, with the number of the line from 1.
 
-    Raises DataError for other lines and for an empty file.
+    Blanks or a comma separate them. Raises DataError for other lines and for an empty file.
     """
-    for number, line in enumerate(readpair_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         names = line.replace(",", " ").split()
         if len(names) != 2:
             raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
