@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import DataError
-from diffnet.data.numbers import check_vertex_numbers, read_labels
+from diffnet.data.numbers import check_vertex_numbers, read_labels, read_lines
 from diffnet.data.options import Base
 from diffnet.geometry.files import make_folder, npy_bytes, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem

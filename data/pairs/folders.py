@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
-from diffnet.data.folders.files import PARTS, files_in, folders_in, listing, meshes_in
+from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divided, find_parts, has_set, lists_in
+from diffnet.data.folders.files import MESH_FOLDERS, PARTS, files_in, folders_in, has_meshes, listing, meshes_in
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_vertex_numbers
 from diffnet.data.options import Base
@@ -36,6 +36,7 @@ def load_pairs(
     pairs: str | os.PathLike[str] | None = None,
     *,
     base: Base = "auto",
+    registered: bool = False,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -54,6 +55,7 @@ def load_pairs(
         A list that names no training pairs leaves all of them.
     group_by: see `load_dataset`. In several folders, each is divided by itself.
     base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
+    registered: whether vertices of one number correspond, in meshes with the same faces. No file is needed then.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
@@ -62,12 +64,13 @@ def load_pairs(
 
     - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
       sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
-      the other side of the body, in the same form.
+      the other side of the body, in the same form, or `NAME.sym.vts` for each mesh the vertex there.
     - `A_B.txt` or `A-B.txt`, also `.map`, `.csv` and `.npy`: for each vertex of A, a vertex of B. Pairs without a map
       are left out.
 
     In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
-    are within folders.
+    are within folders. Such folders may also be `off/CLASS/`, with correspondences in `corres/CLASS/`, as those of
+    DT4D-H (Magnet et al. 2022). Lists of that set name `CLASS/NAME`.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points, since partial shapes are not supported, for vertices of an STL file, which doesn't number them, and
@@ -81,10 +84,9 @@ def load_pairs(
     folders = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for folder in folders for root in _roots(Path(folder))]
     which = _pair_rule(folders, pairs)
-    divisions = [
-        find_parts(root, rule, meshes_in).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
-        for root in roots
-    ]
+    parts = [_division(root, rule) for root in roots]
+    places = list(dict.fromkeys(place for one in parts for _, place in one.every))
+    divisions = [one.of(partial(_shape, several=len(places) > 1, cache_dir=cache_dir)) for one in parts]
     train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {text}" for text, root in sources.items()))
@@ -98,7 +100,8 @@ def load_pairs(
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _with_pairs(_with_correspondences(data, roots, base), folders, which, needs_train)
+    data = _registered(data) if registered else _with_correspondences(data, places, base)
+    data = _with_pairs(data, folders, which, needs_train)
     # A shape with a place for every template point is whole.
     for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
         check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in part_pairs if shapes[i].template is None])
@@ -109,7 +112,7 @@ def _roots(folder: Path) -> list[Path]:
     """The folder itself, or its subfolders if the meshes are there."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    if has_set(folder):
+    if has_set(folder) or _classes(folder):
         return [folder]
     below = list(filter(has_set, folders_in(folder)))
     if lists := lists_in(folder, set()):
@@ -120,9 +123,34 @@ def _roots(folder: Path) -> list[Path]:
     return below
 
 
-def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[str] | None) -> PairShape:
-    name = f"{root.name}/{mesh_stem(file)}" if several else mesh_stem(file)
-    return PairShape(name, load_mesh(file, cache_dir), None, str(root))
+def _classes(root: Path) -> list[Path]:
+    """The folders `off/CLASS` of a set whose meshes are there."""
+    return [folder for name in MESH_FOLDERS[1:] for folder in folders_in(root / name) if has_meshes(folder)]
+
+
+def _division(root: Path, rule: Rule) -> Division[tuple[Path, Path]]:
+    """The meshes of each part, with the folders that they count to. Lists of a set with classes name `CLASS/NAME`."""
+    if has_set(root):
+        return find_parts(root, rule, meshes_in).of(lambda mesh: (mesh, root))
+    meshes = [mesh for folder in _classes(root) for mesh in meshes_in(folder)]
+    names = [f"{mesh.parent.name}/{mesh_stem(mesh)}" for mesh in meshes]
+    return divided(root, meshes, rule, names).of(lambda mesh: (mesh, mesh.parent))
+
+
+def _shape(mesh_and_folder: tuple[Path, Path], several: bool, cache_dir: str | os.PathLike[str] | None) -> PairShape:
+    file, folder = mesh_and_folder
+    name = f"{folder.name}/{mesh_stem(file)}" if several else mesh_stem(file)
+    return PairShape(name, load_mesh(file, cache_dir), None, str(folder))
+
+
+def _registered(data: MeshPairs) -> MeshPairs:
+    """Each vertex is a template point. Raises DataError for other faces."""
+    every = [shape.mesh for shape in data.train + data.test]
+    for mesh in every:
+        if mesh.verts.shape != every[0].verts.shape or not np.array_equal(mesh.faces, every[0].faces):
+            raise DataError(f"{mesh.name}: registered meshes should have the faces of {every[0].name}")
+    parts = ([replace(s, template=np.arange(len(s.mesh.verts))) for s in part] for part in (data.train, data.test))
+    return replace(data, **dict(zip(("train", "test"), parts, strict=True)))
 
 
 def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) -> MeshPairs:
@@ -130,43 +158,45 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
-    files = {shape.name: file for shape in shapes if (file := _template_file(shape))}
+    files = {shape.name: file for shape in shapes if (file := _template_file(shape, ".vts"))}
     if not files:
         return replace(data, maps=_read_maps(data, base))
     for shape in shapes:
         if shape.name not in files:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, [*files.values()], roots, base)
+    return _with_vertices(data, files, roots, base)
 
 
-def _template_file(shape: PairShape) -> Path | None:
+def _template_file(shape: PairShape, suffix: str) -> Path | None:
     """The file with the vertices of a mesh at the template points."""
     mesh, root = Path(shape.mesh.name), Path(shape.folder)
-    folders = mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)
-    return next((f for f in (folder / f"{mesh_stem(mesh)}.vts" for folder in folders) if f.is_file()), None)
+    folders = [mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)]
+    folders += [root.parent.parent / name / root.name for name in PLACES]  # beside `off/CLASS`
+    return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
 
 
-def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
+def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], base: Base) -> MeshPairs:
     """The files of one folder start at the same number, and have the same number of template points."""
-    shapes = data.train + data.test
+    shapes = {shape.name: shape for shape in data.train + data.test}
     for root in roots:
-        members = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
-        for i in members:
-            check_vertex_numbers(shapes[i].mesh, files[i])
-        templates = read_indices(
-            [IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members], base
-        )
-        for i, template in zip(members, templates, strict=True):
+        members = [shape for shape in shapes.values() if shape.folder == str(root)]
+        found = [(shape, "template", files[shape.name]) for shape in members]
+        found += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
+        for shape, _, file in found:
+            check_vertex_numbers(shape.mesh, file)
+        templates = read_indices([IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in found], base)
+        for (shape, field, file), template in zip(found, templates, strict=True):
             if len(template) != len(templates[0]):
                 raise DataError(
-                    f"{files[i]}: {len(template)} template points, but {files[members[0]]} has {len(templates[0])}. "
+                    f"{file}: {len(template)} template points, but {found[0][2]} has {len(templates[0])}. "
                     "All meshes of a set should have the same"
                 )
-            shapes[i] = replace(shapes[i], template=template)
-    counts = {_count(shape) for shape in shapes}
+            values: dict[str, Any] = {field: template}
+            shapes[shape.name] = replace(shapes[shape.name], **values)
+    counts = {_count(shape) for shape in shapes.values()}
     mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
-    count = len(data.train)
-    return replace(data, train=shapes[:count], test=shapes[count:], mirror=mirror)
+    every, count = list(shapes.values()), len(data.train)
+    return replace(data, train=every[:count], test=every[count:], mirror=mirror)
 
 
 def _count(shape: PairShape) -> int:

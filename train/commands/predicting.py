@@ -358,7 +358,7 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
-_SET_OPTIONS = "layout", "files", "pairs", "base"
+_SET_OPTIONS = "layout", "files", "pairs", "base", "registered"
 _NOT_FOR_MAPS = "files", "labels", "targets", "zoomout"
 
 
@@ -399,7 +399,8 @@ def evaluate(
     The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of the
     generated set shapes, it is the test part with the seed of the training. Labels, and columns of targets, match by
     name. Labels at other elements than the network's are converted. --targets is for regression, and --labels for
-    classes; the default is that of the training. --pairs, --base, --zoomout and --save-maps are for correspondence.
+    classes; the default is that of the training. --pairs, --base, --registered, --zoomout and
+    --save-maps are for correspondence.
     """
     suffix = checked_format(form)
     if (checkpoint is None) == (maps is None):
@@ -431,11 +432,11 @@ def evaluate(
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
-        of_pairs = options["pairs"] is not None or options["base"] != "auto" or zoomout or save_maps is not None
-        if of_pairs and "zoomout" not in own_names:
+        of_pairs = options["pairs"] is not None or options["base"] != "auto" or save_maps is not None
+        if (of_pairs or zoomout or options["registered"]) and "zoomout" not in own_names:
             raise OptionError(
-                "--pairs, --base, --zoomout and --save-maps are for correspondence, and the network is one of "
-                f"{task.name}"
+                "--pairs, --base, --registered, --zoomout and --save-maps are for correspondence, and the network is "
+                f"one of {task.name}"
             )
         for name in ("targets", "labels"):
             if options[name] is not None and name not in own_names:
@@ -474,13 +475,13 @@ def evaluate(
 def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[str, Any]) -> None:
     """`diffnet evaluate` of maps, without a network."""
     with ExitAtCtrlC():
-        from diffnet.data import load_pairs
         from diffnet.train.inference.scoring import score_maps
         from diffnet.train.tasks.correspondence import TASK
 
     cache, place = options["cache"], find_data(data, TASK.name)
     make_folder(cache)
-    pairs = load_pairs(place, options["pairs"], base=options["base"], cache_dir=cache, needs_train=False)
+    how = SetOptions(**{name: options[name] for name in _SET_OPTIONS}, cache=cache, needs_train=False)
+    pairs = TASK.load([place], how, TrainOptions(task=TASK.name)).pairs
     results = score_maps(pairs, maps, out, base=base, cache_dir=cache, jobs=options["jobs"], console=console)
     print_results(TASK, results, out)
 

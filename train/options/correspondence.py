@@ -68,14 +68,14 @@ OPTIONS = TaskOptions(
     help="""Train a network whose features match pairs of meshes, and report the geodesic errors of the test pairs.
 
     The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
-    mesh, or a map for each pair. unsupervised needs none.
+    mesh, a map for each pair, or --registered. unsupervised needs none.
 
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
-    Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
+    Ctrl-C and --resume, see there. Repeat --pairs, --base and --registered with --resume, if they were given.
     """,
     data="Folder of meshes in pairs, also several times, or [bold]bodies[/], the built-in set of pairs.",
     takes_several=True,
-    sets=("pairs", "base", "channels"),
+    sets=("pairs", "base", "registered", "channels"),
     changes=_CHANGES,
     own=CorrespondenceOptions,
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.

@@ -103,6 +103,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             data[0] if len(data) == 1 else list(data),
             how.pairs,
             base=how.base,
+            registered=how.registered,
             seed=how.seed,
             group_by=how.group_by,
             cache_dir=how.cache,
@@ -145,7 +146,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
             return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
-        has_mirror = scored.data.mirror is not None
+        has_mirror = any(scored.data.mirrored_truth(*shapes) is not None for shapes in scored.data.test_shapes)
         mean = mean_error(errors)
         return {
             "mean_error": mean,
