@@ -15,6 +15,7 @@ from command import complaint, output
 from graph_emulator import EmulatedGraph
 from PIL import Image
 from refusals import refused
+from rich.console import Console
 from runs import results_of, table_of
 from scipy.integrate import trapezoid
 from scipy.spatial import cKDTree
@@ -52,7 +53,7 @@ from diffnet.train.tasks.task import MetadataError
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
-CPU = torch.device("cpu")
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 SMALL = ["--k", 20, "--map-k", 8, "--width", 16, "--blocks", 1, "--channels", 16, "--jobs", 1, "--device", "cpu"]
 
 
@@ -218,6 +219,12 @@ def test_losses_are_those_of_the_papers() -> None:
         terms = (back @ there - eye, there @ back - eye, there.T @ there - eye, back.T @ back - eye)
         expected += sum(float(x.square().sum()) for x in (*terms, there - soft_there, back - soft_back)) / 2
     assert float(unsupervised_loss(maps)) == pytest.approx(expected)
+    weighted = small(method="unsupervised", loss_weights="orthogonality=0.5, coupling=2")
+    products = (maps[:, :2].mT @ maps[:, :2] - torch.eye(5)).square().sum() / 4
+    coupled = (maps[:, :2] - maps[:, [3, 2]]).square().sum()
+    assert float(TASK.loss(maps, truth, weighted)) == pytest.approx(float(products + coupled))
+    for text, words in {"bijective=1": "got 'bijective=1'", "coupling": "of bij.*got", "coupling=0": "above 0"}.items():
+        refused(OptionError, f"loss_weights should .*{words}", small, loss_weights=text)
     options = TrainOptions(task="correspondence")
     assert float(TASK.loss(maps[:, :1], truth, options)) == pytest.approx(
         float((maps[:, 0] - truth).square().sum() / 2)
@@ -347,6 +354,21 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
         match_meshes(body(4), body(5), DiffusionNet.load(tmp_path / "d" / "last.pt"))
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
+
+
+def test_a_further_term_of_the_loss(room: Path, tmp_path: Path) -> None:
+    data, options = (
+        paired_meshes(load_pairs(room / "data"), 16),
+        small(method="unsupervised", epochs=1, normalize="area"),
+    )
+    options, losses = replace(options, learning_rate=1e-30), []
+    for number in (0, 3):
+        out, how = tmp_path / str(number), {"device": CPU, "cache_dir": room / "cache", "jobs": 1}
+        run.run_training(
+            data, options, out, term=lambda maps, _, n=number: n * maps[:, 0].mean() ** 0, **how, console=QUIET
+        )
+        losses.append(float(table_of(out / "metrics.csv")[0]["train_loss"]))
+    assert losses[1] - losses[0] == pytest.approx(3, abs=1e-3)
 
 
 def test_networks_that_got_positions_in_principal_axes_are_refused(room: Path, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,11 @@ from diffnet.ops import (
     soft_map,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.correspondence import Method
+from diffnet.train.options.correspondence import LOSS_TERMS, Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
+EQUAL_WEIGHTS = dict.fromkeys(LOSS_TERMS, 1.0)
 
 
 def pair_maps(
@@ -74,19 +77,23 @@ def pair_maps(
     return torch.cat([maps, soft[0::2, None], soft[1::2, None]], 1)
 
 
-def unsupervised_loss(maps: Tensor) -> Tensor:
-    """Bijectivity, orthogonality and coupling in both directions with equal weights, averaged over pairs.
+def unsupervised_loss(maps: Tensor, weights: Mapping[str, float] = EQUAL_WEIGHTS) -> Tensor:
+    """Bijectivity, orthogonality and coupling in both directions, averaged over pairs.
 
-    maps: (P, 4, K, K), those of the unsupervised method, see `pair_maps`
+    maps: (P, 4, K, K), those of the unsupervised method, see `pair_maps`; or (P, 2, K, K), which have no coupling
+    weights: of the terms, see `CorrespondenceOptions.weight_of`
     """
-    there, back, soft_back, soft_there = maps.unbind(1)
-    return structure_loss(there, back) + coupling_loss(there, soft_there) + coupling_loss(back, soft_back)
-
-
-def structure_loss(there: Tensor, back: Tensor) -> Tensor:
-    """Bijectivity and orthogonality of maps (P, K, K) in both directions, averaged over pairs."""
-    bijectivity = bijectivity_loss(there, back) + bijectivity_loss(back, there)
-    return bijectivity + orthogonality_loss(there) + orthogonality_loss(back)
+    there, back, *soft = maps.unbind(1)
+    terms = [
+        ("bijectivity", bijectivity_loss(there, back) + bijectivity_loss(back, there)),
+        ("orthogonality", orthogonality_loss(there)),
+        ("orthogonality", orthogonality_loss(back)),
+    ]
+    if soft:
+        soft_back, soft_there = soft
+        terms += [("coupling", coupling_loss(there, soft_there)), ("coupling", coupling_loss(back, soft_back))]
+    weighted = [term if weights[name] == 1 else weights[name] * term for name, term in terms]
+    return reduce(add, weighted)
 
 
 def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) -> Tensor:

@@ -19,7 +19,7 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, Operators, load_mesh
 from diffnet.geometry.options import counts_all
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.fine_tuning import load_any_network
@@ -152,11 +152,9 @@ def _fine_tune(
     for _ in range(steps):
         optimizer.zero_grad()
         maps = _maps(network, pair, options)
-        if options.method == "unsupervised":
-            loss = unsupervised_loss(maps)
-        else:
-            loss = structure_loss(maps[:, 0], _maps(network, reverse, options)[:, 0])
-        loss.backward()  # type: ignore[no-untyped-call]
+        if options.method == "supervised":
+            maps = torch.cat([maps, _maps(network, reverse, options)], 1)
+        unsupervised_loss(maps, options.weight_of).backward()  # type: ignore[no-untyped-call]
         if options.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)
         optimizer.step()

@@ -91,7 +91,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         "unsupervised" see `unsupervised_loss`.
         """
         if options.method == "unsupervised":
-            return unsupervised_loss(maps)
+            return unsupervised_loss(maps, options.weight_of)
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:

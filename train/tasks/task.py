@@ -184,6 +184,7 @@ class Task(ABC, Generic[D, S]):
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     captured: whether CUDA graphs can record a training step, so that its kernels are known before the first one
     meshes_of_sample: the number of meshes in each sample
+    term: a further term of the loss, see `run_training`, or None
     no_classes: why `predict_labels` refuses a network of this task, or None if it predicts classes
     """
 
@@ -194,6 +195,7 @@ class Task(ABC, Generic[D, S]):
     standardized: bool = False
     captured: bool = True
     no_classes: str | None = None
+    term: Callable[[Tensor, Tensor], Tensor] | None = None
     meshes_of_sample: int = 1
 
     @abstractmethod
