@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from diffnet.data.pairs.shapes import PairShape
     from diffnet.geometry import Mesh
 
-WRITTEN = (".txt", ".csv", ".npy")  # the formats of maps, the default first
+WRITTEN = (".txt", ".csv", ".npy")  # the formats of maps
 MAP_FORMATS = (*WRITTEN, ".map")  # those that are read
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -80,7 +80,7 @@ def read_maps(
     return maps
 
 
-def map_names(pairs: Sequence[tuple[Path, Path]]) -> list[Path]:
+def map_names(pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     """The name of the map of each pair of mesh files, without extension: FIRST_SECOND.
 
     If several pairs would have this name, it is PATH/PATH, the paths below the folder that all meshes have in common.
@@ -90,14 +90,9 @@ def map_names(pairs: Sequence[tuple[Path, Path]]) -> list[Path]:
     absolute = [tuple(Path(os.path.abspath(mesh)) for mesh in pair) for pair in pairs]
     common = os.path.commonpath([mesh.parent for pair in absolute for mesh in pair])
     return [
-        Path(name) if count[name] == 1 else first.relative_to(common) / second.relative_to(common)
+        name if count[name] == 1 else str(first.relative_to(common) / second.relative_to(common))
         for name, (first, second) in zip(short, absolute, strict=True)
     ]
-
-
-def map_files(pairs: Sequence[tuple[Path, Path]], folder: Path, suffix: str) -> list[Path]:
-    """The file to write for the map of each pair, see `map_names`."""
-    return [folder / name.with_name(name.name + suffix) for name in map_names(pairs)]
 
 
 def paths_of(pairs: Sequence[tuple[PairShape, PairShape]]) -> list[tuple[Path, Path]]:
@@ -116,13 +111,12 @@ def find_maps(folder: Path, pairs: Sequence[tuple[Path, Path]]) -> list[Path]:
     missing: list[str] = []
     endings = [suffix + end for suffix in MAP_FORMATS for end in ("", ".gz")]
     for name, pair in zip(map_names(pairs), pairs, strict=True):
-        names = [name, *([Path("-".join(map(mesh_stem, pair)))] if name.parent == Path() else [])]
-        places = (folder / each.with_name(each.name + ending) for each in names for ending in endings)
-        files = [place for place in places if place.is_file()]
+        names = [name] if os.sep in name else [name, "-".join(map(mesh_stem, pair))]
+        files = [file for each in names for ending in endings if (file := folder / f"{each}{ending}").is_file()]
         if len(files) > 1:
             raise DataError(f"{folder}: several maps of one pair: {listing(file.name for file in files)}")
         found += files
-        missing += [] if files else [str(name)]
+        missing += [] if files else [name]
     if missing:
         raise DataError(f"{folder}: no map ({', '.join(MAP_FORMATS)}) for {listing(missing)}")
     return found

@@ -485,8 +485,6 @@ def test_match_refuses_what_is_no_list_of_pairs(room: Path, tmp_path: Path) -> N
     (tmp_path / "pairs.txt").write_text("a.off b.off\nc.off\n")
     line = complaint("match", "--pairs", tmp_path / "pairs.txt", *checkpoint)
     assert line == f"{tmp_path / 'pairs.txt'}, line 2: expected the names of two meshes, got 'c.off'"
-    line = complaint("match", "--pairs", tmp_path / "pairs.txt", *checkpoint, "--format", "mat")
-    assert line == "--format should be txt, csv or npy, got mat"
 
 
 def test_match_of_different_sizes_with_fine_tuning(room: Path) -> None:

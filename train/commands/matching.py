@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffnet.data.folders.division import meshes_of_set
-from diffnet.data.pairs.files import WRITTEN, map_files, pair_lines, write_map
+from diffnet.data.pairs.files import WRITTEN, map_names, pair_lines, write_map
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, npz_bytes, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
-from diffnet.train.commands.mesh_files import checked_format, report_file
+from diffnet.train.commands.mesh_files import report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
     NO_CACHE,
@@ -178,7 +178,7 @@ def _match_pairs(
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.ranks import connected
 
-    suffix, functional_maps = checked_format(form), options["functional_map"]
+    functional_maps = options["functional_map"]
     for name, place in {"--out": out, "--functional-map": functional_maps}.items():
         if place is not None:
             if place.suffix and not place.is_dir():
@@ -187,10 +187,9 @@ def _match_pairs(
     with connected() as ranks:
         meshes, cache = read_pairs(pairs, folder), options["cache"]
         report = report_file(out, COLUMNS)
-        items = [Item(pair, file) for pair, file in zip(meshes, map_files(meshes, out, suffix), strict=True)]
-        beside: Sequence[Path | None] = [None] * len(items)
-        if functional_maps is not None:
-            beside = map_files(meshes, functional_maps, ".npz")
+        names = map_names(meshes)
+        items = [Item(pair, out / f"{name}.{form or 'txt'}") for pair, name in zip(meshes, names, strict=True)]
+        beside = [None if functional_maps is None else functional_maps / f"{name}.npz" for name in names]
         sources = dict.fromkeys(mesh for pair in meshes for mesh in pair)
         written = [*(item.result for item in items), *(path for path in beside if path), report]
         check_outputs(written, [*sources, checkpoint, pairs])

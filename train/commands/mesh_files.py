@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 
 from diffnet.data.folders.files import labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
-from diffnet.data.pairs.files import WRITTEN
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 from diffnet.train.commands.many_files import REPORT_COLUMNS
@@ -143,14 +142,6 @@ def _listed(words: Sequence[str]) -> str:
 def is_batch(paths: Sequence[Path]) -> bool:
     """Whether there are several paths or a folder."""
     return len(paths) > 1 or paths[0].is_dir()
-
-
-def checked_format(form: str | None) -> str:
-    """The extension of maps in a folder, with its dot. Raises OptionError for another one."""
-    suffix = WRITTEN[0] if form is None else f".{form.lower().lstrip('.')}"
-    if suffix not in WRITTEN:
-        raise OptionError(f"--format should be txt, csv or npy, got {form}")
-    return suffix
 
 
 def report_file(out: Path, columns: Sequence[str] = ("file",)) -> Path:

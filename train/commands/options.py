@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -80,8 +80,7 @@ LabelsAtOption = Annotated[
 ]
 
 MapFormatOption = Annotated[
-    str | None,
-    typer.Option("--format", metavar="EXTENSION", help="Form of the maps in a folder: txt (the default), csv or npy."),
+    Literal["txt", "csv", "npy"] | None, typer.Option("--format", help="Form of the maps in a folder. Default: txt.")
 ]
 
 

@@ -16,7 +16,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
-from diffnet.train.commands.mesh_files import checked_format, find_meshes, is_batch, output_files, report_file
+from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
     NO_CACHE,
@@ -402,7 +402,6 @@ def evaluate(
     classes; the default is that of the training. --pairs, --base, --registered, --zoomout and
     --save-maps are for correspondence.
     """
-    suffix = checked_format(form)
     if (checkpoint is None) == (maps is None):
         raise OptionError("give a network with --checkpoint, or maps with --maps")
     if maps is not None:
@@ -466,8 +465,8 @@ def evaluate(
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)
         where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
-        how_maps: dict[str, Any] = {"save_maps": save_maps, "map_format": suffix}
-        results = run_evaluation(dataset, network, out, zoomout=zoomout, **how_maps, **where)
+        where |= {"zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
+        results = run_evaluation(dataset, network, out, **where)
     if ranks.is_first:
         print_results(task, results, out)
 

@@ -48,7 +48,7 @@ def run_evaluation(
     *,
     zoomout: bool = False,
     save_maps: Path | None = None,
-    map_format: str = ".txt",
+    map_format: str = "txt",
     device: torch.device,
     cache_dir: Path,
     jobs: int | None = None,
@@ -61,8 +61,7 @@ def run_evaluation(
     network: one of `DiffusionNet.load` or `load_matching_network`, whose metadata say what it takes as input; see
         `network_input`
     zoomout: of a correspondence, see `point_map_of`
-    save_maps, map_format: of a correspondence: a folder that gets the map of each pair, and their extension, see
-        `write_map`
+    save_maps, map_format: of a correspondence: a folder that gets the map of each pair, and "txt", "csv" or "npy"
     ranks: those that share the meshes, see `connected`. Rank 0 writes the report, and all get the results.
 
     Labels and classes of the network are matched by name. Classes that were ignored in training don't count. Labels at

@@ -63,14 +63,11 @@ class CorrespondenceOptions(SharedOptions):
     @property
     def weight_of(self) -> dict[str, float]:
         """The weight of each term in `loss_weights`. Raises OptionError for text of another form."""
-        weights = dict.fromkeys(LOSS_TERMS, 0.0)
-        for part in self.loss_weights.split(","):
-            name, _, text = (word.strip() for word in part.partition("="))
-            if name not in weights or not re.fullmatch(r"\d*\.?\d+", text):
-                terms = ", ".join(LOSS_TERMS)
-                raise OptionError(f"loss_weights should be TERM=WEIGHT,… of {terms}, got {self.loss_weights!r:.200}")
-            weights[name] = float(text)
-        return weights
+        parts = [part.strip().partition("=") for part in self.loss_weights.split(",")]
+        if not all(name in LOSS_TERMS and re.fullmatch(r"\d*\.?\d+", text) for name, _, text in parts):
+            terms = ", ".join(LOSS_TERMS)
+            raise OptionError(f"loss_weights should be TERM=WEIGHT,… of {terms}, got {self.loss_weights!r:.200}")
+        return dict.fromkeys(LOSS_TERMS, 0.0) | {name: float(text) for name, _, text in parts}
 
     def check_together(self) -> None:
         if not 1 <= self.map_k <= self.k:

@@ -26,7 +26,7 @@ from diffnet.data import (
 )
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
-from diffnet.data.pairs.files import map_files, paths_of, write_map
+from diffnet.data.pairs.files import map_names, paths_of, write_map
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
@@ -204,13 +204,12 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
         write_pairs_report(out, scored, results, summary, curves)
 
-    def map_writer(self, data: LabeledMeshes, folder: Path, suffix: str) -> Callable[[ScoredPairs], None]:
+    def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[ScoredPairs], None]:
         assert isinstance(data, PairedMeshes)
         check_folder_path(folder)
-        files = map_files(paths_of(data.pairs.test_shapes), folder, suffix)
-        for file in files:
-            if file.exists():
-                raise OptionError(f"{file}: this file would be overwritten; choose another folder for the maps")
+        files = [folder / f"{name}.{form}" for name in map_names(paths_of(data.pairs.test_shapes))]
+        if there := [file for file in files if file.exists()]:
+            raise OptionError(f"{there[0]}: this file would be overwritten; choose another folder for the maps")
 
         def write(scored: ScoredPairs) -> None:
             for file, vertices, shapes in zip(files, scored.maps, scored.data.test_shapes, strict=True):

@@ -307,12 +307,8 @@ class Task(ABC, Generic[D, S]):
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The content of results.json as a table and a line for the console."""
 
-    def map_writer(self, data: LabeledMeshes, folder: Path, suffix: str) -> Callable[[S], None]:
-        """A function that writes the maps of scored pairs to a folder. Raises OptionError if they would replace a file,
-        and in a task without maps.
-
-        suffix: their extension, see `write_map`
-        """
+    def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[S], None]:
+        """A function that writes the maps of scored pairs. Raises OptionError if they would replace a file."""
         raise OptionError("save_maps is for correspondence")
 
     @abstractmethod
