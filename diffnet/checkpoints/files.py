@@ -26,7 +26,6 @@ FIRST = "first.weight"  # of each `DiffusionNet`
 EXTRACTOR = "feature_extractor"
 # The first layers of networks of other programs.
 FIRSTS: dict[str, Kind] = {"first_lin.weight": "original", "first_linear.weight": "unsupervised correspondence"}
-MAX_DEPTH = 3  # of dictionaries that hold the weights
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
 
@@ -56,25 +55,28 @@ class OriginalWeights(NamedTuple):
     others: list[str]
 
 
-def original_weights(content: Any, place: str = "", depth: int = 0) -> OriginalWeights | None:
+def original_weights(content: Any) -> OriginalWeights | None:
     """The network of another program in the content of a file, or None for any other content.
 
     Its names may begin with those of larger modules, such as "module." or "backbone.", and it may be in a dictionary,
-    such as that of "state_dict". place: the keys of such dictionaries
+    such as that of "state_dict".
     """
-    if not isinstance(content, dict) or depth > MAX_DEPTH:
-        return None
-    names = [name for name in content if isinstance(name, str)]
-    for first, kind in FIRSTS.items():
-        name = next((name for name in names if name == first or name.endswith(f".{first}")), None)
-        if name is not None:
-            prefix = name.removesuffix(first)
-            if kind == "original" and EXTRACTOR in f"{place}.{prefix}".split("."):
-                kind = "original correspondence"
-            weights = {name.removeprefix(prefix): content[name] for name in names if name.startswith(prefix)}
-            return OriginalWeights(kind, weights, prefix, [name for name in names if not name.startswith(prefix)])
-    found = (original_weights(part, f"{place}.{name}", depth + 1) for name, part in content.items())
-    return next((each for each in found if each is not None), None)
+    dictionaries: dict[int, tuple[str, Any]] = {id(content): ("", content)}  # each once: a file may hold circles
+    for place, part in (queue := list(dictionaries.values())):
+        names = [name for name in part if isinstance(name, str)] if isinstance(part, dict) else []
+        for first, kind in FIRSTS.items():
+            name = next((name for name in names if name == first or name.endswith(f".{first}")), None)
+            if name is not None:
+                prefix = name.removesuffix(first)
+                if kind == "original" and EXTRACTOR in f"{place}.{prefix}".split("."):
+                    kind = "original correspondence"
+                weights = {name.removeprefix(prefix): part[name] for name in names if name.startswith(prefix)}
+                return OriginalWeights(kind, weights, prefix, [name for name in names if not name.startswith(prefix)])
+        for name in names:
+            if isinstance(part[name], dict) and id(part[name]) not in dictionaries:
+                dictionaries[id(part[name])] = f"{place}.{name}", part[name]
+                queue.append(dictionaries[id(part[name])])
+    return None
 
 
 def kind_of(content: Any) -> Kind | None:

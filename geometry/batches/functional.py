@@ -188,7 +188,7 @@ def functional_map(
     """Compute the functional maps from a to b that take the features x_a to x_b.
 
     x_a, x_b: (V_a, C) and (V_b, C) floating point
-    k: how many eigenpairs to use, by default all
+    k: how many eigenpairs to use, by default all of each side, K_a and K_b; see `Operators.truncated`
     regularizer, weight, gamma: see `ops.functional_map`
     backend: see `to_spectral`
 
@@ -270,16 +270,21 @@ def functional_map_from_points(matches: Tensor, a: Operators, b: Operators, *, k
     return torch.stack(maps)
 
 
-def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
+def point_map(c: Tensor, a: Operators, b: Operators, *, orthogonal: bool = False) -> Tensor:
     """Find the vertex of a for each vertex of b, by functional maps from a to b, in the commute-time distance.
 
     c: (P, K_b, K_a) floating point, with at most as many eigenpairs as the operators have
+    orthogonal: whether the nearest orthogonal map replaces c. Maps between shapes of about the same areas are nearly
+        orthogonal, and noise in features makes high frequencies too weak. Maps of soft maps need it: they are weak.
 
     Vertices of a without mass, which no face uses, are no partners.
 
     Returns (V_b,) int64, counted within the mesh of a. `b.unpack(matches)` is a list with one tensor for each pair.
     For errors see `functional_map` and `ops.point_map`.
     """
+    if orthogonal:
+        u, _, vh = torch.linalg.svd(c.detach().double(), full_matrices=False)
+        c = (u @ vh).to(c.dtype)
     vertices = []
     for c_of_pair, one, other in _each("point_map", c, a, b):
         partners = torch.nonzero(one.mass > 0)[:, 0]
@@ -287,18 +292,21 @@ def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
     return torch.cat(vertices)
 
 
-def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1) -> Tensor:
+def zoomout(
+    c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1, keep: bool = False
+) -> Tensor:
     """Refine functional maps (ZoomOut, Melzi et al. 2019): to maps of points and back, with more eigenpairs each time.
 
     c: (P, K_b, K_a) floating point, maps from a to b
     k: the number of eigenpairs of the result, by default all
     step: how many eigenpairs to add at a time
+    keep: whether the entries of c stay as they are, see `ops.zoomout`
 
     Returns (P, k, k), without gradient. For errors see `functional_map` and `ops.zoomout`.
     """
     pairs = _each("zoomout", c, a, b)
     refined = [
-        ops.zoomout(c_of_pair, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step)
+        ops.zoomout(c_of_pair, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step, keep=keep)
         for c_of_pair, one, other in pairs
     ]
     return torch.stack(refined)

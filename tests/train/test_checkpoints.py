@@ -275,7 +275,9 @@ def test_kinds_of_other_programs(tmp_path: Path) -> None:
     assert "start with feature_extractor., but not other" in message(DiffusionNet.from_original_checkpoint, path)
     torch.save({"networks": {"feature_extractor": {"first_linear.weight": torch.zeros(8, 3)}}}, path)
     assert "without last.weight" in message(DiffusionNet.from_original_checkpoint, path)
-    for foreign in ({"networks": 3}, {"networks": {"feature_extractor": []}}, {"networks": {"other": {}}}):
+    circle: dict[str, Any] = {}
+    circle["model"] = circle
+    for foreign in ({"networks": 3}, {"networks": {"feature_extractor": []}}, {"networks": {"other": {}}}, circle):
         torch.save(foreign, path)
         assert "not a checkpoint of the original implementation" in message(DiffusionNet.from_original_checkpoint, path)
 

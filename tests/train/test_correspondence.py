@@ -138,6 +138,10 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     truth[order_of(0)] = order_of(1)
     np.testing.assert_array_equal(point_map_of(target, second, first).numpy(), truth)
     np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
+    # ZoomOut leaves a map of all eigenpairs as it is.
+    few = [side.truncated(8) for side in (second, first)]
+    rough = target + 0.2 * torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(point_map_of(rough, *few, refine=True), point_map_of(rough, *few))
     weak = target * torch.logspace(0, -2, 8)  # high frequencies, which the nearest orthogonal map restores
     np.testing.assert_array_equal(point_map_of(weak, second, first).numpy(), truth)
     assert (point_map(weak, second, first).numpy() != truth).any()

@@ -97,23 +97,15 @@ def unsupervised_loss(maps: Tensor, weights: Mapping[str, float] = EQUAL_WEIGHTS
 
 
 def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) -> Tensor:
-    """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b.
+    """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b, see `point_map`.
 
-    The nearest orthogonal map replaces c: maps between shapes of about the same areas are nearly orthogonal, and noise
-    in the features makes high frequencies too weak.
-
-    refine: whether ZoomOut refines c instead, in 10 steps, to all eigenpairs. If it has more than half of them, it
-        starts at half of them.
+    The nearest orthogonal map replaces c. refine: whether ZoomOut first adds all other eigenpairs, in 10 steps
     """
     c = c.to(a.device)
-    if refine:
-        most = min(a.k, b.k, a.num_vertices, b.num_vertices)
-        start = max(1, min(c.shape[-1], most // 2))
-        c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
-    else:
-        u, _, vh = torch.linalg.svd(c.double())
-        c = (u @ vh).to(c.dtype)
-    return point_map(c, a, b)
+    most = min(a.k, b.k, a.num_vertices, b.num_vertices)
+    if refine and c.shape[-1] < most:
+        c = zoomout(c, a, b, k=most, step=max(1, -(-(most - c.shape[-1]) // ZOOMOUT_STEPS)), keep=True)
+    return point_map(c, a, b, orthogonal=True)
 
 
 @dataclass(frozen=True)
