@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
     "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
+    "wks-128": Kind(128, descriptor=lambda o, times: geometry.wks(o, 128, unit=True), shift=0.91, factor=1.3),
 }
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays

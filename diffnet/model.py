@@ -341,10 +341,11 @@ class DiffusionNet(nn.Module):
         Three kinds are known: "original" is segmentation and classification. "original correspondence" is its
         functional maps, with the prefix `feature_extractor.`. "unsupervised correspondence" is the line of Cao et al.
         2023, `{"networks": {"feature_extractor": …}}`, whose gradient features are `gradient_rotation="swapped"`.
+        Further prefixes, such as `module.`, and dictionaries around the weights are allowed.
 
         `metadata` of the network names the `kind`. It also holds what a checkpoint doesn't record, as it was for the
-        published networks of this kind: `features` ("xyz" for 3 input channels, "hks" for 16, else it is missing),
-        `k`, `normalize` and `operators`. Change it for another network.
+        published networks of this kind: `features` ("xyz" for 3 input channels, "hks" for 16, "wks-128" for 128, else
+        it is missing), `k`, `normalize` and `operators`. Change it for another network.
 
         last_activation: "auto" is a log-softmax for the kind "original", as in the published networks, and None for
             features of the other kinds.

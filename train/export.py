@@ -132,12 +132,19 @@ def _exported(network: DiffusionNet, inputs: dict[str, Tensor]) -> torch.export.
             if hasattr(module, option):
                 setattr(module, option, value)
     program: torch.export.ExportedProgram = torch.export.export(_Plain(plain), (), inputs, dynamic_shapes=shapes)
-    program = program.run_decompositions({})
+    program = program.run_decompositions({torch.ops.aten.repeat_interleave.self_Tensor: _repeated})
     # Sizes that turned out to be equal stay in the list. Reading the file would warn of each.
     values = [node.meta["val"] for node in program.graph.nodes if node.meta.get("val") is not None]
     for symbol in program.range_constraints.keys() - free_symbols(values):
         del program.range_constraints[symbol]
     return program
+
+
+def _repeated(numbers: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: int) -> Tensor:
+    """`torch.repeat_interleave` of numbers (N,). ONNX has none with a size of the output."""
+    ends = repeats.long().cumsum(0)
+    steps = ends.new_zeros(output_size + 1).index_add(0, ends, torch.ones_like(ends))
+    return numbers[steps[:-1].cumsum(0)]
 
 
 class _Plain(nn.Module):

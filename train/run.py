@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from diffnet import DiffusionNet, __version__
 from diffnet.data import LabeledMeshes, available_cores
@@ -54,6 +56,7 @@ def run_training(
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
     start: DiffusionNet | None = None,
+    term: Callable[[Tensor, Tensor], Tensor] | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -65,6 +68,8 @@ def run_training(
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
     start: the network of `options.start`, if rank 0 has read it already
+    term: (outputs, targets) to a further term () of the loss, as `Task.loss` gets them: functional maps (P, M, K, K) of
+        a correspondence, see `pair_maps`. A resumed run needs it again.
 
     The folder is locked until the run ends, see `locked`.
 
@@ -73,7 +78,8 @@ def run_training(
     """
     where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
     ranks.shared(lambda: check_folder(out, resume))
-    task = task_named(options.task)
+    task = copy.copy(task_named(options.task))
+    task.term = term
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
     check_stored_options((data.train, data.validation, data.test), options.preprocessing)

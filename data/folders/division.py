@@ -129,7 +129,16 @@ def _is_part(folder: Path) -> bool:
 
 def has_set(root: Path) -> bool:
     """Whether meshes are in a folder, in one of MESH_FOLDERS or in a folder whose name tells a part."""
-    return any(map(has_meshes, (*(root / name for name in MESH_FOLDERS), *part_folders(root))))
+    return any(map(has_meshes, _mesh_places(root)))
+
+
+def meshes_of_set(root: Path) -> list[Path]:
+    """The meshes of all parts of a set, see `has_set`."""
+    return [mesh for place in _mesh_places(root) for mesh in meshes_in(place)]
+
+
+def _mesh_places(root: Path) -> list[Path]:
+    return [*(root / name for name in MESH_FOLDERS), *part_folders(root)]
 
 
 def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] | None = None) -> Division[Path]:

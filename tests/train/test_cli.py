@@ -550,7 +550,7 @@ def test_a_network_of_an_own_loop_predicts(room: Path, tmp_path: Path) -> None:
     network = DiffusionNet(3, 4, width=8, blocks=1, outputs_at="faces", last_activation=torch.tanh).eval()
     network.save(path, k=8)
     line = complaint(*arguments)
-    assert f"{path}: the metadata of the network lack features, normalize; write for example model.save(path" in line
+    assert f"{path}: the metadata of the network, which takes 3 channels, lack features, normalize; write" in line
     for normalize in (True, False):
         network.save(path, features="xyz", k=8, normalize=normalize, laplacian="cotan", label_names=NAMES)
         page = tmp_path / f"{normalize}.html"

@@ -72,6 +72,9 @@ def test_export(meshes: list[Operators], options: dict[str, Any], tmp_path: Path
     program = torch.export.load(tmp_path / "net.pt2", extra_files=texts)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     assert {f.namespace for f in called if isinstance(f, torch._ops.OpOverload)} == {"aten"}
+    assert "repeat_interleave" not in str(called)  # ONNX has none with a size
+    adds = [n for n in program.graph.nodes if n.op == "call_function" and "index_add" in str(n.target)]
+    assert all(node.args[2].meta["val"].dtype == torch.int64 for node in adds)
     assert {f.__module__ for f in called if not isinstance(f, torch._ops.OpOverload)} <= {"_operator", "math", "torch"}
     for i, operators in enumerate(meshes):
         given = with_k_ring(operators, 2) if i == 1 else operators

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -77,6 +77,10 @@ CheckpointOption = Annotated[Path, checkpoint_option()]
 LabelsAtOption = Annotated[
     TargetsAt | None,
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
+]
+
+MapFormatOption = Annotated[
+    Literal["txt", "csv", "npy"] | None, typer.Option("--format", help="Form of the maps in a folder. Default: txt.")
 ]
 
 

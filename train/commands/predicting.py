@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffnet.data.folders.files import listing
+from diffnet.data.options import Base
 from diffnet.geometry.elements.labels import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
@@ -23,6 +24,7 @@ from diffnet.train.commands.options import (
     RESUME_MANY,
     CheckpointOption,
     LabelsAtOption,
+    MapFormatOption,
     RunOptions,
     checkpoint_option,
     described_input,
@@ -356,7 +358,8 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
-_SET_OPTIONS = "layout", "files", "pairs", "base"
+_SET_OPTIONS = "layout", "files", "pairs", "base", "registered"
+_NOT_FOR_MAPS = "files", "labels", "targets", "zoomout"
 
 
 @with_parameters(
@@ -365,7 +368,6 @@ _SET_OPTIONS = "layout", "files", "pairs", "base"
     *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
 )
 def evaluate(
-    checkpoint: CheckpointOption,
     data: Annotated[
         str,
         typer.Option(
@@ -374,6 +376,22 @@ def evaluate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
+    checkpoint: Annotated[Path | None, checkpoint_option()] = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead of a network: score maps of any program, FIRST_SECOND.txt, .csv, .npy or .map with a vertex "
+            "of the second mesh of a pair for each vertex of the first, or a negative number for none.",
+        ),
+    ] = None,
+    maps_base: Annotated[
+        Base, typer.Option(help="Number of the first vertex in the files of --maps, 0 or 1; auto finds it.")
+    ] = "auto",
+    save_maps: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the map of each pair, as `diffnet match` does.")
+    ] = None,
+    form: MapFormatOption = None,
     **options: Any,
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
@@ -381,8 +399,18 @@ def evaluate(
     The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of the
     generated set shapes, it is the test part with the seed of the training. Labels, and columns of targets, match by
     name. Labels at other elements than the network's are converted. --targets is for regression, and --labels for
-    classes; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
+    classes; the default is that of the training. --pairs, --base, --registered, --zoomout and
+    --save-maps are for correspondence.
     """
+    if (checkpoint is None) == (maps is None):
+        raise OptionError("give a network with --checkpoint, or maps with --maps")
+    if maps is not None:
+        others = {"save_maps": save_maps, "format": form, **{name: options[name] for name in _NOT_FOR_MAPS}}
+        if unused := [name for name, value in others.items() if value]:
+            raise OptionError(f"--{unused[0].replace('_', '-')} is for a network; leave it out with --maps")
+        _score_maps(data, maps, out, maps_base, options)
+        return
+    assert checkpoint is not None
     with ExitAtCtrlC():
         from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
@@ -403,9 +431,11 @@ def evaluate(
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
-        if (options["pairs"] is not None or options["base"] != "auto" or zoomout) and "zoomout" not in own_names:
+        of_pairs = options["pairs"] is not None or options["base"] != "auto" or save_maps is not None
+        if (of_pairs or zoomout or options["registered"]) and "zoomout" not in own_names:
             raise OptionError(
-                f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
+                "--pairs, --base, --registered, --zoomout and --save-maps are for correspondence, and the network is "
+                f"one of {task.name}"
             )
         for name in ("targets", "labels"):
             if options[name] is not None and name not in own_names:
@@ -435,9 +465,24 @@ def evaluate(
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)
         where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
-        results = run_evaluation(dataset, network, out, zoomout=zoomout, **where)
+        where |= {"zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
+        results = run_evaluation(dataset, network, out, **where)
     if ranks.is_first:
         print_results(task, results, out)
+
+
+def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[str, Any]) -> None:
+    """`diffnet evaluate` of maps, without a network."""
+    with ExitAtCtrlC():
+        from diffnet.train.inference.scoring import score_maps
+        from diffnet.train.tasks.correspondence import TASK
+
+    cache, place = options["cache"], find_data(data, TASK.name)
+    make_folder(cache)
+    how = SetOptions(**{name: options[name] for name in _SET_OPTIONS}, cache=cache, needs_train=False)
+    pairs = TASK.load([place], how, TrainOptions(task=TASK.name)).pairs
+    results = score_maps(pairs, maps, out, base=base, cache_dir=cache, jobs=options["jobs"], console=console)
+    print_results(TASK, results, out)
 
 
 @with_parameters(*parameters(RunOptions, ["device"], panel=None))

@@ -17,9 +17,9 @@ from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.shapes import check_whole
-from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.geometry import Mesh, MeshError, MeshLike, Operators, load_mesh
 from diffnet.geometry.options import counts_all
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.fine_tuning import load_any_network
@@ -40,12 +40,14 @@ class Matched:
 
     matches: (V_b,) int64, a vertex of a for each vertex of b, from 0, or −1 for a vertex of b that no face uses
     functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement
+    operators: those of a and b on the CPU, whose first K eigenpairs are the bases of the functional map
     """
 
     a: Mesh
     b: Mesh
     matches: NDArray[np.int64]
     functional_map: Tensor
+    operators: tuple[Operators, Operators]
 
     def __repr__(self) -> str:
         k = len(self.functional_map)
@@ -120,7 +122,8 @@ def match_meshes(
     matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()
     if not counts_all(options.preprocessing.normalize):
         matches[~second.on_surface] = -1
-    return Matched(first, second, matches, c[0].float().cpu())
+    operators = one.operators.to("cpu"), other.operators.to("cpu")
+    return Matched(first, second, matches, c[0].float().cpu(), operators)
 
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
@@ -149,11 +152,9 @@ def _fine_tune(
     for _ in range(steps):
         optimizer.zero_grad()
         maps = _maps(network, pair, options)
-        if options.method == "unsupervised":
-            loss = unsupervised_loss(maps)
-        else:
-            loss = structure_loss(maps[:, 0], _maps(network, reverse, options)[:, 0])
-        loss.backward()  # type: ignore[no-untyped-call]
+        if options.method == "supervised":
+            maps = torch.cat([maps, _maps(network, reverse, options)], 1)
+        unsupervised_loss(maps, options.weight_of).backward()  # type: ignore[no-untyped-call]
         if options.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)
         optimizer.step()

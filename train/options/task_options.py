@@ -45,6 +45,7 @@ class SetOptions(Checked):
         "pairs.txt in the folder, else all.",
     )
     base: Base = option("auto", None, "Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
+    registered: bool = option(False, None, "The meshes have the same faces, and vertices of one number correspond.")
     channels: int | None = option(
         None, None, "Features that the network computes. By default 128; 256 if unsupervised.", least=1
     )

@@ -125,6 +125,8 @@ class _TaskLoss(MaskedLoss):
             predictions = self._task.to_score(outputs.detach(), self._options)
             self.tally.add_(self._tally_of(predictions, targets, outputs.shape[-1]))
             loss: Tensor = self._task.loss(outputs, targets, self._options)
+            if self._task.term is not None:
+                loss = loss + self._task.term(outputs, targets)
             self._loss_and_one[0].copy_(loss.detach())
             self.sums.addcmul_(self._loss_and_one, self._counted(targets))  # few kernels: a step has about a hundred
             return loss

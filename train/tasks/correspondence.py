@@ -26,9 +26,11 @@ from diffnet.data import (
 )
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
+from diffnet.data.pairs.files import map_names, paths_of, write_map
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import check_folder_path
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.metrics import scores_a_test
@@ -90,7 +92,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         "unsupervised" see `unsupervised_loss`.
         """
         if options.method == "unsupervised":
-            return unsupervised_loss(maps)
+            return unsupervised_loss(maps, options.weight_of)
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
@@ -102,6 +104,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             data[0] if len(data) == 1 else list(data),
             how.pairs,
             base=how.base,
+            registered=how.registered,
             seed=how.seed,
             group_by=how.group_by,
             cache_dir=how.cache,
@@ -134,14 +137,17 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return 1 - errors / truth if truth > 0 else float("nan")
 
     def results(self, scored: ScoredPairs) -> dict[str, Any]:
-        """Errors are geodesic distances divided by √area. They are null if the true correspondences are not known."""
-        names = [(scored.data.test[i].name, scored.data.test[j].name) for i, j in scored.data.test_pairs]
+        """Errors are geodesic distances divided by √area. They are null if the true correspondences are not known.
+
+        `unmatched` counts true correspondences of vertices to which a map gives none. They don't count in errors.
+        """
+        names = [(first.name, second.name) for first, second in scored.data.test_shapes]
         counts = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
         if not scored.errors:
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
-            return {**nothing, "flipped_pairs": None, **counts, "pairs": []}
+            return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
-        has_mirror = scored.data.mirror is not None
+        has_mirror = any(scored.data.mirrored_truth(*shapes) is not None for shapes in scored.data.test_shapes)
         mean = mean_error(errors)
         return {
             "mean_error": mean,
@@ -149,6 +155,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             "auc": area_under_curve(errors),
             "floor": float(np.mean([pair.floor for pair in scored.errors])),
             "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
+            "unmatched": int(np.isnan(errors).sum()),
             "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
             **counts,
             "pairs": [
@@ -178,9 +185,11 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             return table, f"{pairs}, whose true correspondences are not known"
         flipped = results["flipped_pairs"]
         flips = "" if flipped is None else f", {counted(flipped, 'pair', 'pairs')} with left and right exchanged"
+        count = results["unmatched"]
+        unmatched = f", without {counted(count, 'vertex', 'vertices')} that the maps leave out" if count else ""
         return table, (
             f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
-            f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
+            f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}{unmatched}"
         )
 
     def write_report(
@@ -195,6 +204,19 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         from diffnet.train.report.pairs import write_pairs_report  # Matplotlib takes half a second to import
 
         write_pairs_report(out, scored, results, summary, curves)
+
+    def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[ScoredPairs], None]:
+        assert isinstance(data, PairedMeshes)
+        check_folder_path(folder)
+        files = [folder / f"{name}.{form}" for name in map_names(paths_of(data.pairs.test_shapes))]
+        if there := [file for file in files if file.exists()]:
+            raise OptionError(f"{there[0]}: this file would be overwritten; choose another folder for the maps")
+
+        def write(scored: ScoredPairs) -> None:
+            for file, vertices, shapes in zip(files, scored.maps, scored.data.test_shapes, strict=True):
+                write_map(file, vertices, [shape.mesh for shape in shapes])
+
+        return write
 
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
         if isinstance(data, MeshPairs):

@@ -25,7 +25,7 @@ from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, csv_text, write_atomically
+from diffnet.geometry.files import as_text, csv_text, npy_bytes, write_atomically
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import (
@@ -41,7 +41,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60

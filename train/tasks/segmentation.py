@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, index_dataset, with_labels_at
 from diffnet.geometry import Mesh, element_areas
-from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.files import csv_text, npy_bytes, write_atomically
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
@@ -23,7 +23,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import LabelTask
-from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_views
 
 SHOWN_MESHES = 8  # on the page of predictions
 

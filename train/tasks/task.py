@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -136,13 +135,6 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
 
 
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    """The content of a file of NumPy."""
-    content = io.BytesIO()
-    np.save(content, array)
-    return content.getvalue()
-
-
 def write_views(
     meshes: Sequence[Mesh],
     html: Path | None,
@@ -192,6 +184,7 @@ class Task(ABC, Generic[D, S]):
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     captured: whether CUDA graphs can record a training step, so that its kernels are known before the first one
     meshes_of_sample: the number of meshes in each sample
+    term: a further term of the loss, see `run_training`, or None
     no_classes: why `predict_labels` refuses a network of this task, or None if it predicts classes
     """
 
@@ -202,6 +195,7 @@ class Task(ABC, Generic[D, S]):
     standardized: bool = False
     captured: bool = True
     no_classes: str | None = None
+    term: Callable[[Tensor, Tensor], Tensor] | None = None
     meshes_of_sample: int = 1
 
     @abstractmethod
@@ -312,6 +306,10 @@ class Task(ABC, Generic[D, S]):
     @abstractmethod
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The content of results.json as a table and a line for the console."""
+
+    def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[S], None]:
+        """A function that writes the maps of scored pairs. Raises OptionError if they would replace a file."""
+        raise OptionError("save_maps is for correspondence")
 
     @abstractmethod
     def write_report(
