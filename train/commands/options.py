@@ -49,6 +49,14 @@ class RunOptions:
     checkpoint_every: int | None = option(
         None, RUN, "Also write last.pt after every N steps of an epoch, to resume there.", least=1, metavar="N"
     )
+    folds: int | None = option(
+        None,
+        RUN,
+        "Train N times, and report the mean and the spread of the scores. Each run tests on another Nth of the meshes, "
+        "which are divided at random; with --group-by, in groups.",
+        least=2,
+        metavar="N",
+    )
     resume: bool = option(False, RUN, "Resume the run in --out with its options; --data is repeated.")
 
 

@@ -24,6 +24,7 @@ class SetOptions(Checked):
     cache: the folder of preprocessed meshes and of indices
     targets, conditions, labels, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
     needs_train: whether the training part is read
+    fold: see `load_dataset`
     jobs: see `index_dataset`
     """
 
@@ -55,11 +56,12 @@ class SetOptions(Checked):
     group_by: str | None = None
     seed: int = 0
     needs_train: bool = True
+    fold: tuple[int, int] | None = None
     jobs: int | None = None
 
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "files", "jobs")}
+        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "files", "fold", "jobs")}
 
 
 @dataclass(frozen=True)

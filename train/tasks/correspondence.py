@@ -105,6 +105,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             group_by=how.group_by,
             cache_dir=how.cache,
             needs_train=how.needs_train,
+            fold=how.fold,
         )
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
