@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from diffnet.data.feature_names import with_mask
 from diffnet.data.folders.division import fold_text
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
@@ -167,6 +168,7 @@ def _run(
     of_network = ranks.shared(lambda: {} if path is None or network is None else _options_of_network(path, network))
     stored = None if before is None else before["options"]
     arguments, fixed = _complete(task.name, arguments, choices, stored, of_network, ranks.place.world_size)
+    arguments["features"] = with_mask(arguments["features"], arguments.get("mask"))
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=task.name, **{option: value for option, value in arguments.items() if option in names})
     check_divided(options, ranks)  # before the data are read, which can take long

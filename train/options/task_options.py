@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from diffnet.data.feature_names import AUTO_LABELS
+from diffnet.data.feature_names import AUTO_LABELS, checked_mask
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
 from diffnet.data.options import Base
@@ -35,6 +35,14 @@ class SetOptions(Checked):
         "The meshes of a folder, by their paths in it, such as 'sub-*/surf/lh.pial'. By default those in the folder, "
         "else those in its subfolders.",
         metavar="PATTERN",
+    )
+    mask: str | None = option(
+        None,
+        LABELS,
+        "Where vertices count, file:NAME or label/lh.cortex.label: elsewhere, there are no loss, score and prediction, "
+        "and own arrays among the features, which may be NaN, are 0. It is the feature mask:NAME.",
+        metavar="file:NAME",
+        check=checked_mask,
     )
     outputs_at: LabelsAt | None = option(
         None, LABELS, "Elements that the network labels; other labels are converted. Default: those of the labels."

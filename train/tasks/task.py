@@ -353,7 +353,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
             data = with_labels_at(data, network.labels_at)
-        data = labels_on_surface(data, network.options.preprocessing.normalize)
+        data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
     @abstractmethod
@@ -363,7 +363,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
-        return labels_on_surface(data, options.preprocessing.normalize), options
+        return labels_on_surface(data, options.preprocessing.normalize, options.features), options
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
