@@ -90,11 +90,21 @@ def find_target_rows(
             "for targets at vertices, faces or edges"
         )
     rows, names = _numbered_rows(table, rule.files, targets, conditions)
+    return _parts_of_table(table, rows, rule), names
+
+
+def find_label_rows(table: Path, rule: Rule, columns: Sequence[str]) -> Division[Row]:
+    """The meshes of each part in a table with label files in a column, or in none. Raises DataError."""
+    lines, _ = _lines_of_columns(table, rule.files, columns, ())
+    return _parts_of_table(table, _table_rows(table, lines, len(columns)), rule)
+
+
+def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
     division = _divided(table.parent, rows, f"by the table {table.name}", rule)
     for part in rule.needed:
         if not division.parts[part]:
             raise DataError(f"{table}: there are no {part} meshes")
-    return division if rule.needs_train else division.of_test(), names
+    return division if rule.needs_train else division.of_test()
 
 
 def _numbered_rows(

@@ -55,7 +55,9 @@ def load_dataset(
         "auto" is the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the
         folders of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
 
-    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
+    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed. A table
+    (.csv or .tsv) has the columns `file`, `labels` with the label file of each mesh, and perhaps `split`, see
+    `load_classes`.
 
     The folders `train/`, `test/` and `val/` divide the meshes. Without these, the lists `train.txt`, `test.txt` and
     `val.txt` do. Else a random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.
@@ -75,6 +77,8 @@ def load_dataset(
         such, the colors, or the only property with whole numbers. `labels_from` of the set names it.
         "file:NAME": in `STEM.NAME.npy`, `.txt` or `.csv`, as in `load_targets`, or the property NAME of the vertices or
         faces.
+        Another name: the column of a table that has the label files, instead of `labels`. A table needs no such column
+        for the sources above and below.
         "groups", "materials": the names of the groups (g) or materials (usemtl) of the faces of OBJ files
         "colors": the colors of vertices or faces
     files: a pattern such as "sub-*/surf/lh.pial" for the paths of the meshes in the folder. Without it, these are in

@@ -369,8 +369,8 @@ def evaluate(
     data: Annotated[
         str,
         typer.Option(
-            help="Folder of labeled meshes, of shards or of meshes in pairs, a table (.csv) for a network with outputs "
-            "for whole meshes, or the name of the built-in set of the network's task: bodies or shapes."
+            help="Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the "
+            "name of the built-in set of the network's task: bodies or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],

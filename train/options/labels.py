@@ -171,7 +171,8 @@ SEGMENTATION = TaskOptions(
 
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """,
-    data="Folder of labeled meshes or of shards, or [bold]bodies[/], the built-in set.",
+    data="Folder of labeled meshes or of shards, a table file,labels (.csv or .tsv) of meshes with label files, or "
+    "[bold]bodies[/], the built-in set.",
     sets=("layout", "files", "mask", "outputs_at"),
     changes=_CHANGES,
     own=LabelOptions,
