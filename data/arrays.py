@@ -62,18 +62,17 @@ def own_arrays(
             continue
         channels = part.channels if statistics is None or name not in statistics else len(statistics[name]["mean"])
         array, source = _find(mesh, part, given or {}, channels)
-        array = _checked(mesh, part.name, array, source, inside_mask(arrays, mask))
+        array = _checked(mesh, part.name, array, source, inside_mask(arrays, mask, mesh))
         if channels is not None and array.shape[1] != channels:
-            kind = "a vector has 3" if part.is_vector else "a mask has 1" if part.is_mask else ""
-            expected = kind or f"the network was trained with {channels}"
+            expected = "a vector has 3" if part.is_vector else f"the network was trained with {channels}"
             raise DataError(f"{mesh.name}: {part.name} has {array.shape[1]} channels in {source}, {expected}")
         arrays[name] = array
     return arrays
 
 
-def inside_mask(arrays: Mapping[str, NDArray[np.float64]], mask: str | None) -> NDArray[np.bool_] | slice:
-    """The rows (V,) of the vertices that are in a mask, or all of them if there is none. arrays: of `own_arrays`"""
-    return slice(None) if mask is None or mask not in arrays else arrays[mask][:, 0] >= WHOLLY
+def inside_mask(arrays: Mapping[str, NDArray[np.float64]], mask: str | None, mesh: Mesh) -> NDArray[np.bool_]:
+    """Which vertices (V,) of a mesh are in a mask: all of them if there is none. arrays: of `own_arrays`"""
+    return np.ones(len(mesh.verts), np.bool_) if mask not in arrays else arrays[mask][:, 0] >= WHOLLY
 
 
 def array_statistics(
@@ -128,9 +127,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
     """
     rows = []
     arrays = own_arrays(item.mesh, features, given=item.arrays)
-    counted = np.zeros(len(item.mesh.verts), np.bool_)
-    counted[inside_mask(arrays, mask_of(features))] = True
-    counted &= every | item.mesh.on_surface
+    counted = inside_mask(arrays, mask_of(features), item.mesh) & (every | item.mesh.on_surface)
     for name in array_names(features):
         array = arrays[name]
         shift = np.array(shifts[name])
@@ -221,9 +218,7 @@ def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: in
     )
 
 
-def _checked(
-    mesh: Mesh, part: str, content: Any, source: str, inside: NDArray[np.bool_] | slice
-) -> NDArray[np.float64]:
+def _checked(mesh: Mesh, part: str, content: Any, source: str, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
     """An own array (V, C), which is 0 outside of a mask, or a mask (V, 1) from 0 to 1. inside: see `inside_mask`"""
     array, count = np.asarray(content), len(mesh.verts)
     if array.dtype.kind not in "biuf":
@@ -236,8 +231,7 @@ def _checked(
     read = array.astype(np.float64).reshape(count, -1)
     if part.startswith(MASK_PREFIX):
         return np.nan_to_num(read).clip(0, 1)
-    values = np.zeros_like(read)
-    values[inside] = read[inside]
+    values = np.where(inside[:, None], read, 0)
     bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER).all(axis=1))
     if len(bad):
         raise DataError(

@@ -131,12 +131,9 @@ def counted_elements(
     scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
     features: those of the network, which may have a mask. arrays: own arrays by name, see `own_arrays`
     """
-    counted = np.zeros(len(mesh.verts), np.bool_)
     mask = mask_of(features)
     own = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
-    counted[inside_mask(own, mask)] = True
-    if not counts_all(scale):
-        counted &= mesh.on_surface
+    counted = inside_mask(own, mask, mesh) & (counts_all(scale) | mesh.on_surface)
     if at == "vertices":
         return counted
     counted = counted[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +116,7 @@ def input_features(
             "pass the operators of this mesh"
         )
     values_of = own_arrays(mesh, features, statistics, arrays)
-    inside = inside_mask(values_of, mask_of(features))
+    inside = inside_mask(values_of, mask_of(features), mesh)
     columns = []
     for part in parts:
         kind = KINDS.get(part.name)
@@ -123,8 +124,7 @@ def input_features(
             array = values_of[part.array]
             if statistics is not None and part.array in statistics:
                 array = standardized(array, statistics[part.array])
-            values = torch.zeros(array.shape)
-            values[inside] = torch.from_numpy(array[inside]).float()
+            values = torch.from_numpy(np.where(inside[:, None], array, 0)).float()
         else:
             compute = KINDS[part.name].of_mesh
             values = descriptor(part.name, operators) if compute is None else compute(mesh, operators)

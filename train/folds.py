@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from diffnet.geometry.errors import OptionError
@@ -22,11 +22,6 @@ SHOWN_SCORES = 20
 def fold_folder(out: Path, fold: int) -> Path:
     """The folder of the run of a fold, which is counted from 0."""
     return out / f"fold_{fold + 1}"
-
-
-def has_run(out: Path, fold: int) -> bool:
-    """Whether the run of a fold is complete. It writes its page last."""
-    return (fold_folder(out, fold) / "predictions.html").is_file()
 
 
 def begin_folds(out: Path, folds: int | None, options: Mapping[str, Any], resume: bool) -> tuple[int, dict[str, Any]]:
@@ -61,11 +56,14 @@ def write_folds(out: Path, folds: int) -> Table:
         per_mesh += [["fold", *header]] * (fold == 0) + [[fold + 1, *line] for line in lines]
     scores = list(map(_scores_of, results))
     names = list(dict.fromkeys(name for row in scores for name in row))
-    summary = {name: _summary_of([row[name] for row in scores if name in row]) for name in names}
+    summary = dict[str, dict[str, float]]()
+    for name in names:
+        values = [row[name] for row in scores if name in row]
+        summary[name] = {"mean": mean(values)} | ({"spread": stdev(values)} if len(values) > 1 else {})
     rows: list[list[Any]] = [["fold", "test_meshes", *names]]
     for fold, row in enumerate(scores):
         rows.append([fold + 1, len(results[fold]["meshes"]["test"]), *map(row.get, names)])
-    rows += [[end, "", *(summary[name][end] for name in names)] for end in ("mean", "spread")]
+    rows += [[end, "", *(summary[name].get(end) for name in names)] for end in ("mean", "spread")]
     write_atomically(out / "folds.csv", csv_text(rows))
     write_results(out, {"task": results[0]["task"], "folds": folds, "scores": summary}, per_mesh)
     table = Table("score", f"mean of {folds} folds", "standard deviation")
@@ -74,18 +72,9 @@ def write_folds(out: Path, folds: int) -> Table:
     return table
 
 
-def _summary_of(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean, and the standard deviation of a sample, which one value doesn't have."""
-    return {"mean": float(np.mean(values)), "spread": float(np.std(values, ddof=1)) if len(values) > 1 else None}
-
-
 def _scores_of(results: Mapping[str, Any]) -> dict[str, float]:
     """The scores in the content of results.json: its fractions, and those of each class or column."""
-    scores = {name: value for name, value in results.items() if _is_score(name, value)}
+    scores = {name: value for name, value in results.items() if not name.endswith("_seconds")}
     for row in (*results.get("classes", ()), *results.get("columns", ())):
-        scores |= {f"{row['name']} {name}": value for name, value in row.items() if _is_score(name, value)}
-    return scores
-
-
-def _is_score(name: str, value: Any) -> bool:
-    return isinstance(value, float) and not name.endswith("_seconds")
+        scores |= {f"{row['name']} {name}": value for name, value in row.items()}
+    return {name: value for name, value in scores.items() if isinstance(value, float)}

@@ -37,7 +37,7 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.task import task_named
+from diffnet.train.tasks.task import ReportParts, task_named
 
 _FIRST_FOLD = "fold_1/last.pt"  # in the folder of several runs, see `begin_folds`
 
@@ -168,7 +168,7 @@ def run_training(
                 "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
                 "Date": results["date"][:10],
             }
-            task.write_report(out, scored, results, rows, summary, curves)
+            task.write_report(scored, results, ReportParts(out, rows, summary, curves))
             return results
 
         return ranks.shared(report)

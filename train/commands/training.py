@@ -91,7 +91,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
     arguments: those of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
-        from diffnet.train.folds import FOLDS, begin_folds, fold_folder, has_run, write_folds
+        from diffnet.train.folds import FOLDS, begin_folds, fold_folder, write_folds
         from diffnet.train.ranks import RankError, connected
         from diffnet.train.tasks.task import task_named
 
@@ -112,11 +112,10 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         count, options = ranks.shared(lambda: list(begin_folds(out, folds, of_run, resume)))
         for fold in range(count):
             folder = fold_folder(out, fold)
-            if ranks.shared(lambda at=fold: has_run(out, at)):
+            if ranks.shared((folder / "predictions.html").is_file):  # a run writes it last
                 continue
             console.print(f"fold {fold + 1} of {count}: {folder}", soft_wrap=True)
-            again = resume and ranks.shared((folder / "last.pt").is_file)
-            how = {**arguments, **options, "resume": again}
+            how = {**arguments, **options, "resume": resume and ranks.shared((folder / "last.pt").is_file)}
             print_results(task, _run(task, data, folder, how, {**choices, **options}, ranks, (fold, count)), folder)
         if ranks.is_first:
             console.print(write_folds(out, count))

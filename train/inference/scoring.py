@@ -25,7 +25,7 @@ from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_checks import DIGITS, contents_of
 from diffnet.train.run_folder import Spool
-from diffnet.train.tasks.task import task_named
+from diffnet.train.tasks.task import ReportParts, task_named
 
 
 def run_evaluation(
@@ -119,7 +119,7 @@ def run_evaluation(
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
         count = "not known" if overlap is None else str(overlap)
         summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
-        task.write_report(out, scored, results, rows, summary, None)
+        task.write_report(scored, results, ReportParts(out, rows, summary))
         return results
 
     return ranks.shared(report)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,18 +182,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
         )
 
-    def write_report(
-        self,
-        out: Path,
-        scored: ScoredPairs,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
+    def write_report(self, scored: ScoredPairs, results: dict[str, Any], parts: ReportParts) -> None:
         from diffnet.train.report.pairs import write_pairs_report  # Matplotlib takes half a second to import
 
-        write_pairs_report(out, scored, results, summary, curves)
+        write_pairs_report(parts.out, scored, results, parts.summary, parts.curves)
 
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
         if isinstance(data, MeshPairs):

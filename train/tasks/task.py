@@ -174,6 +174,17 @@ def write_views(
         write_atomically(png, png_bytes(drawn.pixels))
 
 
+class ReportParts(NamedTuple):
+    """What a report has besides scores: its folder, the rows of `Task.per_mesh`, entries of the summary, and the content
+    of curves.png or None.
+    """
+
+    out: Path
+    rows: list[list[Any]]
+    summary: Mapping[str, str]
+    curves: bytes | None = None
+
+
 Part: TypeAlias = Literal["train", "test"]
 AnySample: TypeAlias = Sample | PairSample
 D = TypeVar("D", bound=LabeledMeshes)
@@ -314,21 +325,8 @@ class Task(ABC, Generic[D, S]):
         """The content of results.json as a table and a line for the console."""
 
     @abstractmethod
-    def write_report(
-        self,
-        out: Path,
-        scored: S,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
-        """Write predictions.html and `report_files`.
-
-        rows: of `per_mesh`
-        summary: more entries for the summary
-        curves: the content of curves.png, or None
-        """
+    def write_report(self, scored: S, results: dict[str, Any], parts: ReportParts) -> None:
+        """Write predictions.html and `report_files`."""
 
     @abstractmethod
     def on_meshes(self) -> MeshTask:
