@@ -34,7 +34,7 @@ from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
+from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, ReportParts, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 TRAINED_PAIRS = 10_000  # in all epochs together, by default

@@ -175,9 +175,7 @@ def write_views(
 
 
 class ReportParts(NamedTuple):
-    """What a report has besides scores: its folder, the rows of `Task.per_mesh`, entries of the summary, and the content
-    of curves.png or None.
-    """
+    """What a report has besides scores. rows: of `Task.per_mesh`. curves: the content of curves.png, or None"""
 
     out: Path
     rows: list[list[Any]]
