@@ -113,18 +113,14 @@ def set_summary(
 
 def _hints(task: Task[Any, Any], data: LabeledMeshes, options: TrainOptions) -> Iterator[str]:
     """What may keep a network from learning: sides that features can't tell apart, and meshes with few eigenpairs."""
-    sides = [] if task.standardized or options.task == "correspondence" else found_sides(data.label_names)
+    sides = found_sides(data.label_names) if task.no_classes is None else []
     if sides and not vector_channels(options.features):
-        yield (
-            f"{' and '.join(sides[0])} look alike to these features; --features xyz+normals --no-rotate tells sides "
-            "apart where meshes stand alike"
-        )
+        yield f"{' and '.join(sides[0])} look alike to these features; --features xyz+normals --no-rotate parts them"
     for part in (data.train, data.test):
-        counts = vertex_counts_of(part)
-        if len(part) and counts.min() < options.k:
-            name = names_of(part)[int(counts.argmin())]
-            yield f"--k is {options.k}, but {as_text(name)} has {counts.min()} vertices and no more eigenpairs"
-            return
+        count, name = min(zip(vertex_counts_of(part).tolist(), names_of(part), strict=True), default=(options.k, ""))
+        if count < options.k:
+            yield f"--k is {options.k}, but {as_text(name)} has {count} vertices and no more eigenpairs"
+            break
 
 
 def inside_out_text(data: LabeledMeshes, options: TrainOptions, jobs: int | None) -> str:
