@@ -18,14 +18,13 @@ from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
-    NO_CACHE,
     PATTERN,
-    RESUME_MANY,
     CheckpointOption,
     LabelsAtOption,
     RunOptions,
     checkpoint_option,
     described_input,
+    options_of_many_files,
     parameters,
     with_parameters,
 )
@@ -40,12 +39,7 @@ if TYPE_CHECKING:
 
 @with_parameters(
     *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
-    *parameters(
-        RunOptions,
-        ("device", "cache", "resume", "jobs"),
-        panel=None,
-        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
-    ),
+    *options_of_many_files(),
 )
 def predict(
     meshes: Annotated[

@@ -201,17 +201,8 @@ def _loaded(
     data = [find_data(path, task.name) for path in data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
     sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
-    how = SetOptions(
-        **sets,
-        cache=arguments["cache"],
-        targets=options.targets,
-        labels=options.labels,
-        conditions=options.conditions,
-        group_by=options.group_by,
-        seed=options.seed,
-        jobs=arguments["jobs"],
-        fold=fold,
-    )
+    sets |= {name: getattr(options, name) for name in ("targets", "labels", "conditions", "group_by", "seed")}
+    how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=fold)
     dataset = task.load(data, how, options)
     if fold is not None and fold_text(fold) not in dataset.source:
         by = f", but it is divided {dataset.source}" if dataset.source else ""
