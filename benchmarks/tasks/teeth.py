@@ -90,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[list[Any]] = []
     for file in sorted(options.predictions.rglob("*.json")):
         jaw = options.data / file.relative_to(options.predictions)
+        if not jaw.is_file():
+            parser.error(f"{jaw}: there is no such file for {file}")
         true, predicted = (json.loads(each.read_text()) for each in (jaw, file))
         points = load_mesh(jaw.with_suffix(".obj")).verts
         instances = true.get("instances"), predicted.get("instances")
