@@ -72,7 +72,9 @@ def own_arrays(
 
 def inside_mask(arrays: Mapping[str, NDArray[np.float64]], mask: str | None, mesh: Mesh) -> NDArray[np.bool_]:
     """Which vertices (V,) of a mesh are in a mask: all of them if there is none. arrays: of `own_arrays`"""
-    return np.ones(len(mesh.verts), np.bool_) if mask not in arrays else arrays[mask][:, 0] >= WHOLLY
+    if mask is None or mask not in arrays:
+        return np.ones(len(mesh.verts), np.bool_)
+    return arrays[mask][:, 0] >= WHOLLY
 
 
 def array_statistics(

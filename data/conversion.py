@@ -136,7 +136,7 @@ def counted_elements(
     counted = inside_mask(own, mask, mesh) & (counts_all(scale) | mesh.on_surface)
     if at == "vertices":
         return counted
-    counted = counted[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1)
+    counted = np.asarray(counted[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
     if at == "faces" and mesh.has_polygons:
         counted = (np.bincount(mesh.polygons, ~counted, mesh.polygon_count) == 0)[mesh.polygons]
     return counted

@@ -25,6 +25,7 @@ from diffnet.geometry import load_mesh
 from diffnet.geometry.files import csv_text, make_folder, write_atomically
 
 PENALTY = 5.0  # of a tooth without a partner, in sizes of the tooth
+NAMES = "tla", "tsa", "tir"
 NEAR = 0.5  # of an identified tooth, in sizes of the tooth
 
 
@@ -100,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not rows:
         parser.error(f"{options.predictions}: there are no predictions (.json)")
     make_folder(options.out)
-    write_atomically(options.out / "teeth.csv", csv_text([["jaw", *TeethScores._fields], *rows]))
+    write_atomically(options.out / "teeth.csv", csv_text([["jaw", *NAMES], *rows]))
     means = np.mean([row[1:] for row in rows], axis=0)
-    print(*(f"{name.upper()} {value:.4f}" for name, value in zip(TeethScores._fields, means, strict=True)), sep=", ")
+    print(*(f"{name.upper()} {value:.4f}" for name, value in zip(NAMES, means, strict=True)), sep=", ")
 
 
 if __name__ == "__main__":

@@ -321,9 +321,9 @@ def _drawn_parts(
     of_kind, of_group = _numbers(kinds), _numbers(groups)
     by = "" if rule.group_by is None else f" by {len(of_group)} groups of {rule.group_by!r}"
     if rule.fold is not None:
-        number, count = rule.fold
-        folds = folds_of(groups, kinds, count, rule.seed)
-        parts = in_parts(("test" if fold == number else "train", i) for i, fold in enumerate(folds))
+        test, k = rule.fold
+        folds = enumerate(folds_of(groups, kinds, k, rule.seed))
+        parts = in_parts(("test" if fold == test else "train", i) for i, fold in folds)
         return parts, f"{AT_RANDOM}{by}, seed {rule.seed}, {fold_text(rule.fold)}"
     tests: set[int] = set()
     for number, kind in enumerate(sorted(of_kind)):
