@@ -357,15 +357,13 @@ def folds_of(groups: Sequence[Any], kinds: Sequence[Any], count: int, seed: int)
         raise OptionError(f"folds is {count}, but there are only {counted(len(of_group), 'group', 'groups')} of meshes")
     kind_of = {group: min(kinds[i] for i in numbers) for group, numbers in of_group.items()}
     every = [list(of_group)[i] for i in generator.permutation(len(of_group))]
-    folds, sizes = [0] * len(groups), Counter[Any]()
+    fold_of, sizes = dict[Any, int](), Counter[Any]()
     for group in sorted(every, key=lambda group: (kind_of[group], -len(of_group[group]))):
         kind = kind_of[group]
         fold = min(range(count), key=lambda fold: (sizes[kind, fold], sizes[fold]))
-        sizes[kind, fold] += len(of_group[group])
-        sizes[fold] += len(of_group[group])
-        for i in of_group[group]:
-            folds[i] = fold
-    return folds
+        sizes.update({(kind, fold): len(of_group[group]), fold: len(of_group[group])})
+        fold_of[group] = fold
+    return [fold_of[group] for group in groups]
 
 
 def _numbers(values: Sequence[Any]) -> dict[Any, list[int]]:

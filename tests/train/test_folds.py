@@ -108,7 +108,7 @@ def test_folds_of_a_set_that_is_divided(tmp_path: Path) -> None:
     (data / "test.txt").write_text("m3")
     where = ["--data", data, "--cache", tmp_path / "cache", *TINY, "--folds", 2]
     line = complaint("train", "segmentation", "--out", tmp_path / "run", *where)
-    assert line == "--folds is 2, which divides a set at random, but it is divided by the lists train.txt, test.txt"
+    assert line == "--folds is 2, but the set is divided by the lists train.txt, test.txt"
     (data / "train.txt").unlink()
     (data / "test.txt").unlink()
     output("train", "segmentation", "--out", tmp_path / "run", *where)  # nothing of the first call is in the way

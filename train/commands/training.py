@@ -105,9 +105,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
     def trained(ranks: Ranks) -> None:
         folds = arguments["folds"]
         if folds is None and not (resume and ranks.shared((out / FOLDS).is_file)):
-            results = _run(task, data, out, arguments, choices, ranks)
-            if ranks.is_first:
-                print_results(task, results, out)
+            print_results(task, _run(task, data, out, arguments, choices, ranks), out)
             return
         count, options = ranks.shared(lambda: list(begin_folds(out, folds, of_run, resume)))
         for fold in range(count):
@@ -205,8 +203,7 @@ def _loaded(
     how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=fold)
     dataset = task.load(data, how, options)
     if fold is not None and fold_text(fold) not in dataset.source:
-        by = f", but it is divided {dataset.source}" if dataset.source else ""
-        raise OptionError(f"folds is {fold[1]}, which divides a set at random{by}")
+        raise OptionError(f"folds is {fold[1]}, but the set is divided {dataset.source or 'already'}")
     if before is None:
         options = task.adapted(dataset, options, choices)
     return dataset, options
