@@ -37,6 +37,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 AT_RANDOM, BY_LISTS = "at random", "by the lists"  # how sources of divisions begin
+FOLD = "fold {} of {}"  # how that of a fold ends
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -324,7 +325,7 @@ def _drawn_parts(
         test, k = rule.fold
         folds = enumerate(folds_of(groups, kinds, k, rule.seed))
         parts = in_parts(("test" if fold == test else "train", i) for i, fold in folds)
-        return parts, f"{AT_RANDOM}{by}, seed {rule.seed}, {fold_text(rule.fold)}"
+        return parts, f"{AT_RANDOM}{by}, seed {rule.seed}, {FOLD.format(test + 1, k)}"
     tests: set[int] = set()
     for number, kind in enumerate(sorted(of_kind)):
         members = of_kind[kind]
@@ -340,9 +341,10 @@ def _drawn_parts(
     return parts, f"{AT_RANDOM}{by}, seed {rule.seed}"
 
 
-def fold_text(fold: tuple[int, int]) -> str:
-    """How people call a fold, see `Rule`."""
-    return f"fold {fold[0] + 1} of {fold[1]}"
+def check_fold(fold: tuple[int, int] | None, source: str) -> None:
+    """Raises OptionError for a fold, see `Rule`, of a set that isn't divided at random. source: what divides the set"""
+    if fold is not None and FOLD.format(fold[0] + 1, fold[1]) not in source:
+        raise OptionError(f"folds is {fold[1]}, but the set is divided {source or 'already'}")
 
 
 def folds_of(groups: Sequence[Any], kinds: Sequence[Any], count: int, seed: int) -> list[int]:
@@ -379,6 +381,7 @@ def _check(root: Path, division: Division[Path], rule: Rule, name_of: Callable[[
 
     Meshes of one name would share one label file, and lists may name a mesh twice.
     """
+    check_fold(rule.fold, division.source)
     seen: dict[str, str] = {}
     for part, meshes in division.parts.items():
         if not meshes and part in rule.needed:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from diffnet.data.feature_names import TARGET_TABLE
-from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divide, in_parts, part_folders
+from diffnet.data.folders.division import AT_RANDOM, Division, Rule, check_fold, divide, in_parts, part_folders
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_names, parse_number, table_lines
@@ -189,6 +189,7 @@ def _columns(
 def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
     """The rows of each part, by their own splits, else by `divide`."""
     if rows[0].split:
+        check_fold(rule.fold, source)
         return Division(in_parts((row.split or "test", row) for row in rows), source)
     numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
     first: dict[int, Row] = {}

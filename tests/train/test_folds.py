@@ -12,6 +12,7 @@ import pytest
 from command import complaint, output
 from runs import TINY, results_of, table_of, write_ball, write_balls
 
+from diffnet.data import load_dataset
 from diffnet.data.folders.division import folds_of
 from diffnet.geometry.errors import OptionError
 
@@ -109,6 +110,13 @@ def test_folds_of_a_set_that_is_divided(tmp_path: Path) -> None:
     where = ["--data", data, "--cache", tmp_path / "cache", *TINY, "--folds", 2]
     line = complaint("train", "segmentation", "--out", tmp_path / "run", *where)
     assert line == "--folds is 2, but the set is divided by the lists train.txt, test.txt"
+    with pytest.raises(OptionError, match="folds is 2, but the set is divided by the lists"):
+        load_dataset(data, fold=(0, 2))
+    table = data / "table.csv"
+    table.write_text("file,labels,split\n" + "".join(f"m{i}.obj,m{i}.txt,{'test' if i else 'train'}\n" for i in (0, 1)))
+    with pytest.raises(OptionError, match="folds is 2, but the set is divided by the table"):
+        load_dataset(table, fold=(0, 2))
+    table.unlink()
     (data / "train.txt").unlink()
     (data / "test.txt").unlink()
     output("train", "segmentation", "--out", tmp_path / "run", *where)  # nothing of the first call is in the way

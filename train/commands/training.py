@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from diffnet.data.feature_names import with_mask
-from diffnet.data.folders.division import fold_text
+from diffnet.data.folders.division import check_fold
 from diffnet.data.options import Preprocessing
-from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
 from diffnet.options import Architecture, declared
@@ -193,8 +192,6 @@ def _loaded(
     choices: the options that the data don't change
     before: checkpoint of the run to resume, or None
     fold: see `load_dataset`
-
-    Raises OptionError if there are folds and the set isn't divided at random.
     """
     data = [find_data(path, task.name) for path in data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
@@ -202,8 +199,7 @@ def _loaded(
     sets |= {name: getattr(options, name) for name in ("targets", "labels", "conditions", "group_by", "seed")}
     how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=fold)
     dataset = task.load(data, how, options)
-    if fold is not None and fold_text(fold) not in dataset.source:
-        raise OptionError(f"folds is {fold[1]}, but the set is divided {dataset.source or 'already'}")
+    check_fold(fold, dataset.source)  # also of shards and of generated sets
     if before is None:
         options = task.adapted(dataset, options, choices)
     return dataset, options
