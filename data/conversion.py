@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import ArrayStatistics
+from diffnet.data.arrays import array_states, inside_mask, own_arrays
+from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.stored import StoredMeshes, remembered, with_change
-from diffnet.geometry import edges_of_faces, mesh_edges
+from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
 from diffnet.geometry.options import Scale, counts_all
 
@@ -108,22 +109,45 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     return replace(item, labels=labels, accepted=None)
 
 
-def labels_on_surface(data: LabeledMeshes, scale: Scale) -> LabeledMeshes:
-    """The data set without labels and targets at vertices of no face, which are no part of a surface.
-
-    scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`
-    """
-    if data.labels_at != "vertices" or counts_all(scale):
+def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> LabeledMeshes:
+    """The data set without labels and targets at elements that don't count, see `counted_elements`."""
+    at, mask = data.labels_at, mask_of(features)
+    if at == "meshes" or (mask is None and (at != "vertices" or counts_all(scale))):
         return data
-    return data.with_parts(lambda part: with_change(part, _on_surface, "on surface"))
+    features = "xyz" if mask is None else f"{MASK_PREFIX}{mask}"  # no other own array matters
+    change = partial(_on_surface, at=at, scale=scale, features=features)
+    about = [] if mask is None else [at, scale, mask]
+    return data.with_parts(lambda part: with_change(part, change, "on surface", *about, *array_states(part, features)))
 
 
-def _on_surface(item: LabeledMesh) -> LabeledMesh:
-    mask = item.mesh.on_surface
-    if mask.all():
+def counted_elements(
+    mesh: Mesh, at: LabelsAt, scale: Scale, features: str, arrays: Mapping[str, Any] | None = None
+) -> NDArray[np.bool_]:
+    """Which vertices (V,), triangles (F,) or edges (E,) count in scores and predictions.
+
+    Vertices of no face are no part of a surface, and those outside of a mask don't count. Other elements count if all
+    of their vertices do; the triangles of a polygon, those of the polygon.
+
+    scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
+    features: those of the network, which may have a mask. arrays: own arrays by name, see `own_arrays`
+    """
+    mask = mask_of(features)
+    own = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
+    counted = inside_mask(own, mask, mesh) & (counts_all(scale) | mesh.on_surface)
+    if at == "vertices":
+        return counted
+    counted = np.asarray(counted[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
+    if at == "faces" and mesh.has_polygons:
+        counted = (np.bincount(mesh.polygons, ~counted, mesh.polygon_count) == 0)[mesh.polygons]
+    return counted
+
+
+def _on_surface(item: LabeledMesh, at: LabelsAt, scale: Scale, features: str) -> LabeledMesh:
+    counted = counted_elements(item.mesh, at, scale, features, item.arrays)
+    if counted.all():
         return item
     labels = item.labels.copy()
-    labels[~mask] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    labels[~counted] = np.nan if labels.dtype.kind == "f" else UNLABELED
     return replace(item, labels=labels)
 
 

@@ -79,12 +79,12 @@ KINDS: dict[str, Kind] = {
     "wks-128": Kind(128, descriptor=lambda o, times: geometry.wks(o, 128, unit=True), shift=0.91, factor=1.3),
 }
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
-FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
+FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX, MASK_PREFIX = "file:", "vector:", "scalar:", "mask:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
 AUTO_LABELS = "auto"
 LABEL_SOURCES = AUTO_LABELS, "groups", "materials", COLORS  # besides file:NAME
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
-_OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
+_OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX}|{MASK_PREFIX})\w([\w. -]*\w)?")
 
 
 class ArrayStatistics(TypedDict):
@@ -104,7 +104,7 @@ Statistics: TypeAlias = Mapping[str, ArrayStatistics]  # by the name of the arra
 class FeaturePart:
     """One part of the input features.
 
-    name: a key of KINDS, or for an array of the user's own "file:NAME", "vector:NAME" or "scalar:NAME"
+    name: a key of KINDS, or for an array of the user's own "file:NAME", "vector:NAME", "scalar:NAME" or "mask:NAME"
     """
 
     name: str
@@ -117,7 +117,12 @@ class FeaturePart:
     @property
     def channels(self) -> int | None:
         """The number of channels. None for an own array that is no vector. It is known when the first mesh is read."""
-        return 3 if self.is_vector else FEATURE_CHANNELS.get(self.name)
+        return 3 if self.is_vector else 1 if self.is_mask else FEATURE_CHANNELS.get(self.name)
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it tells which vertices count. The other own arrays are 0 at those that don't."""
+        return self.name.startswith(MASK_PREFIX)
 
     @property
     def is_vector(self) -> bool:
@@ -139,7 +144,7 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
 
     Vectors come first. Otherwise it is the order of KINDS, then that of the names of own arrays.
 
-    Raises OptionError for an unknown or repeated part, and for another type.
+    Raises OptionError for an unknown or repeated part, for several masks, and for another type.
 
     >>> [part.name for part in feature_parts("file:quality+normals+xyz")]
     ['xyz', 'normals', 'file:quality']
@@ -152,14 +157,18 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
     for name in names:
         if not _OWN_NAME.fullmatch(name) and name not in FEATURE_CHANNELS:
             raise OptionError(
-                f"features should be one or several of {', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME and "
-                f"file:NAME, joined by +, got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
+                f"features should be one or several of {', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME, "
+                f"file:NAME and mask:NAME, joined by +, got {name[:60]!r}"
+                + (f" in {features[:200]!r}" if len(names) > 1 else "")
             )
     parts = [FeaturePart(name) for name in names]
     arrays = [part.array or part.name for part in parts]
     for i, name in enumerate(arrays):
         if name in arrays[:i]:
             raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
+    masks = [part.name for part in parts if part.is_mask]
+    if len(masks) > 1:
+        raise OptionError(f"features should have one mask, got {' and '.join(masks)}")
     order = list(FEATURE_CHANNELS)
     place = {name: i for i, name in enumerate([*order, *sorted(set(names) - set(order))])}
     return tuple(sorted(parts, key=lambda part: (not part.is_vector, place[part.name])))
@@ -192,6 +201,32 @@ def array_names(features: str) -> list[str]:
     ['quality']
     """
     return [part.array for part in feature_parts(features) if part.array is not None]
+
+
+def mask_of(features: str) -> str | None:
+    """The name NAME of the mask `mask:NAME` in the features, or None. Raises OptionError, see `feature_parts`.
+
+    >>> mask_of("xyz+mask:cortex")
+    'cortex'
+    """
+    return next((part.array for part in feature_parts(features) if part.is_mask), None)
+
+
+def checked_mask(text: str) -> str:
+    """The feature `mask:NAME` of file:NAME or of a file of FreeSurfer. Raises OptionError for other text.
+
+    >>> checked_mask("file:cortex"), checked_mask("label/lh.cortex.label")
+    ('mask:cortex', 'mask:cortex')
+    """
+    match = re.fullmatch(rf"(?:{FILE_PREFIX}|{MASK_PREFIX})(.+)|(?:.*/)?[lr]h\.(.+)\.label", text.strip())
+    if match is None:
+        raise OptionError(f"mask should be file:NAME or a file such as label/lh.cortex.label, got {text!r:.80}")
+    return canonical_features(f"{MASK_PREFIX}{match[1] or match[2]}")
+
+
+def with_mask(features: str, mask: str | None) -> str:
+    """Features with a mask of `checked_mask`, which may be among them. Raises OptionError for another one there."""
+    return features if mask is None or mask in features.split("+") else canonical_features(f"{features}+{mask}")
 
 
 def feature_channels(features: str, statistics: Statistics | None = None) -> int:

@@ -39,7 +39,9 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.task import task_named
+from diffnet.train.tasks.task import ReportParts, task_named
+
+_FIRST_FOLD = "fold_1/last.pt"  # in the folder of several runs, see `begin_folds`
 
 
 def run_training(
@@ -172,7 +174,7 @@ def run_training(
                 "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
                 "Date": results["date"][:10],
             }
-            task.write_report(out, scored, results, rows, summary, curves)
+            task.write_report(scored, results, ReportParts(out, rows, summary, curves))
             return results
 
         return ranks.shared(report)
@@ -221,14 +223,15 @@ def check_folder(out: Path, resume: bool) -> None:
 def _written() -> tuple[str, ...]:
     """The files that a run writes, except those of TensorBoard."""
     reports = {file for name in TASK_OPTIONS for file in task_named(name).report_files}
-    tables = "metrics.csv", "per_mesh.csv", "results.json"
-    return "last.pt", "best.pt", *tables, *sorted(reports), "curves.png", "predictions.html"
+    tables = "folds.csv", "metrics.csv", "per_mesh.csv", "results.json"
+    return "last.pt", _FIRST_FOLD, "best.pt", *tables, *sorted(reports), "curves.png", "predictions.html"
 
 
 def _check_content(out: Path, resume: bool) -> None:
     present = [name for name in _written() if (out / name).exists()]
     if present and not resume:
-        hint = "add --resume to continue it, or choose another folder" if "last.pt" in present else "choose another one"
+        goes_on = {"last.pt", _FIRST_FOLD} & {*present}
+        hint = "add --resume to continue it, or choose another folder" if goes_on else "choose another one"
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
     if resume and "last.pt" not in present:
         raise OptionError(f"{out}: there is no run in this folder to resume")

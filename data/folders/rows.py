@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from diffnet.data.feature_names import TARGET_TABLE
-from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divide, in_parts, part_folders
+from diffnet.data.folders.division import AT_RANDOM, Division, Rule, check_fold, divide, in_parts, part_folders
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_names, parse_number, table_lines
@@ -90,11 +90,21 @@ def find_target_rows(
             "for targets at vertices, faces or edges"
         )
     rows, names = _numbered_rows(table, rule.files, targets, conditions)
+    return _parts_of_table(table, rows, rule), names
+
+
+def find_label_rows(table: Path, rule: Rule, columns: Sequence[str]) -> Division[Row]:
+    """The meshes of each part in a table with label files in a column, or in none. Raises DataError."""
+    lines, _ = _lines_of_columns(table, rule.files, columns, ())
+    return _parts_of_table(table, _table_rows(table, lines, len(columns)), rule)
+
+
+def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
     division = _divided(table.parent, rows, f"by the table {table.name}", rule)
     for part in rule.needed:
         if not division.parts[part]:
             raise DataError(f"{table}: there are no {part} meshes")
-    return division if rule.needs_train else division.of_test(), names
+    return division if rule.needs_train else division.of_test()
 
 
 def _numbered_rows(
@@ -179,6 +189,7 @@ def _columns(
 def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
     """The rows of each part, by their own splits, else by `divide`."""
     if rows[0].split:
+        check_fold(rule.fold, source)
         return Division(in_parts((row.split or "test", row) for row in rows), source)
     numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
     first: dict[int, Row] = {}

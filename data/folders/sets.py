@@ -44,6 +44,7 @@ def load_dataset(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     labels_at: LabelsAt | None = None,
 ) -> LabeledMeshes:
     """Read all of a labeled data set from a folder.
@@ -54,7 +55,9 @@ def load_dataset(
         "auto" is the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the
         folders of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
 
-    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
+    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed. A table
+    (.csv or .tsv) has the columns `file`, `labels` with the label file of each mesh, and perhaps `split`, see
+    `load_classes`.
 
     The folders `train/`, `test/` and `val/` divide the meshes. Without these, the lists `train.txt`, `test.txt` and
     `val.txt` do. Else a random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.
@@ -74,6 +77,8 @@ def load_dataset(
         such, the colors, or the only property with whole numbers. `labels_from` of the set names it.
         "file:NAME": in `STEM.NAME.npy`, `.txt` or `.csv`, as in `load_targets`, or the property NAME of the vertices or
         faces.
+        Another name: the column of a table that has the label files, instead of `labels`. A table needs no such column
+        for the sources above and below.
         "groups", "materials": the names of the groups (g) or materials (usemtl) of the faces of OBJ files
         "colors": the colors of vertices or faces
     files: a pattern such as "sub-*/surf/lh.pial" for the paths of the meshes in the folder. Without it, these are in
@@ -81,6 +86,7 @@ def load_dataset(
         Meshes in further subfolders have names with their folders.
     group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
         mesh, and a random division leaves groups together. A name without a match is a group of its own.
+    fold: (i, k) divides a set at random into k folds, of which the i-th, from 0, is the test part
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
         `test.txt` alone. Without either, all meshes are the test part. Labels of the training part are read only if
@@ -93,7 +99,7 @@ def load_dataset(
     malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
     and for a single class; and MeshError for a mesh that can't be read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     data = _dataset(path, layout, labels, rule, Whole(cache_dir))
     return data if labels_at is None else with_labels_at(data, labels_at)
 
@@ -108,6 +114,7 @@ def load_classes(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
 ) -> LabeledMeshes:
     """Read all of a data set for classification, in one of these layouts.
 
@@ -124,7 +131,7 @@ def load_classes(
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
     labels: the name of another column of a table
-    group_by, files: see `load_dataset`
+    group_by, files, fold: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
         Without a split, all meshes are the test part.
@@ -133,7 +140,7 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _classes(path, labels, rule, Whole(cache_dir))
 
 
@@ -148,6 +155,7 @@ def load_targets(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
 ) -> LabeledMeshes:
     """Read all of a data set for regression.
 
@@ -168,7 +176,7 @@ def load_targets(
     NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
     or one per triangle.
 
-    group_by, files: see `load_dataset`
+    group_by, files, fold: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
@@ -177,7 +185,7 @@ def load_targets(
     contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
     another form; and MeshError for a mesh that can't be read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _targets(path, targets, conditions, rule, Whole(cache_dir))
 
 
@@ -192,6 +200,7 @@ def index_dataset(
     group_by: str | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
@@ -201,8 +210,8 @@ def index_dataset(
     labels occur, and what each file is recognized by. Later calls read files that are new or have changed. Processes
     can share the folder.
 
-    path, layout, labels, test_fraction, seed, group_by, needs_train, files: see `load_dataset`, also for a warning.
-        Shards give the set of `load_shards`.
+    path, layout, labels, test_fraction, seed, group_by, needs_train, files, fold: see `load_dataset`, also for a
+        warning. Shards give the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
@@ -211,7 +220,7 @@ def index_dataset(
     Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
     can't be read. The message names the files. What is known of the other files is stored first.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _dataset(path, layout, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -225,13 +234,14 @@ def index_classes(
     group_by: str | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _classes(path, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -246,13 +256,14 @@ def index_targets(
     group_by: str | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 

@@ -42,6 +42,7 @@ def load_pairs(
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
+    fold: tuple[int, int] | None = None,
 ) -> MeshPairs:
     """Read a set of meshes in pairs, from one or several folders.
 
@@ -53,7 +54,7 @@ def load_pairs(
         the path of a file with the names of two meshes in each line. By default `pairs.txt` or `test_pairs.txt` in the
         folder, else "all".
         A list that names no training pairs leaves all of them.
-    group_by: see `load_dataset`. In several folders, each is divided by itself.
+    group_by, fold: see `load_dataset`. In several folders, each is divided by itself.
     base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
     registered: whether vertices of one number correspond, in meshes with the same faces. No file is needed then.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
@@ -80,7 +81,7 @@ def load_pairs(
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
-    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
+    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2, fold=fold)
     folders = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for folder in folders for root in _roots(Path(folder))]
     which = _pair_rule(folders, pairs)

@@ -95,7 +95,7 @@ def test_parts_have_one_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"{', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME and file:NAME, joined by +, got ''"),
+        ("", f"{', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME, file:NAME and mask:NAME, joined by +, got ''"),
         ("xyz+shot", "got 'shot' in 'xyz+shot'"),
         ("xyz+", "got '' in 'xyz+'"),
         ("file:", "got 'file:'"),

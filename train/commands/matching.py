@@ -18,12 +18,10 @@ from diffnet.train.commands.many_files import Item, end, settings_of, work_throu
 from diffnet.train.commands.mesh_files import report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
-    NO_CACHE,
-    RESUME_MANY,
     CheckpointOption,
     MapFormatOption,
-    RunOptions,
     described_input,
+    options_of_many_files,
     parameters,
     with_parameters,
 )
@@ -39,12 +37,7 @@ COLUMNS = ("first", "second")  # of the report
 
 @with_parameters(
     *parameters(TrainOptions, ["zoomout"]),
-    *parameters(
-        RunOptions,
-        ("device", "cache", "resume", "jobs"),
-        panel=None,
-        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
-    ),
+    *options_of_many_files(),
 )
 def match(
     checkpoint: CheckpointOption,

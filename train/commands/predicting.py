@@ -19,15 +19,14 @@ from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
-    NO_CACHE,
     PATTERN,
-    RESUME_MANY,
     CheckpointOption,
     LabelsAtOption,
     MapFormatOption,
     RunOptions,
     checkpoint_option,
     described_input,
+    options_of_many_files,
     parameters,
     with_parameters,
 )
@@ -42,12 +41,7 @@ if TYPE_CHECKING:
 
 @with_parameters(
     *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
-    *parameters(
-        RunOptions,
-        ("device", "cache", "resume", "jobs"),
-        panel=None,
-        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
-    ),
+    *options_of_many_files(),
 )
 def predict(
     meshes: Annotated[
@@ -371,8 +365,8 @@ def evaluate(
     data: Annotated[
         str,
         typer.Option(
-            help="Folder of labeled meshes, of shards or of meshes in pairs, a table (.csv) for a network with outputs "
-            "for whole meshes, or the name of the built-in set of the network's task: bodies or shapes."
+            help="Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the "
+            "name of the built-in set of the network's task: bodies or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],

@@ -27,12 +27,12 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
+from diffnet.data.conversion import counted_elements
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
-from diffnet.geometry.elements.elements import file_edges
+from diffnet.geometry.elements.elements import file_edges, on_polygons
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import check_several
-from diffnet.geometry.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
@@ -187,8 +187,8 @@ def _outputs(
 ) -> Callable[[MeshLike, Mapping[str, float]], tuple[Mesh, Tensor]]:
     """A function of a mesh and its conditions that gives the mesh at its original positions, and the outputs (N, C).
 
-    Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN at vertices of no face, unless
-    these count.
+    Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN where they don't count, see
+    `counted_elements`.
     """
     expected, place = network_input(network), usable_device(device)
     network = graphed(network.to(place))  # once, because the graphs serve all meshes
@@ -197,11 +197,15 @@ def _outputs(
         mesh = load_mesh(source)
         sample = input_sample(mesh, expected, cache_dir, conditions=conditions)
         outputs = network_outputs(network, sample, expected.options, place)
-        if expected.labels_at == "edges" and mesh.has_polygons:
-            outputs = outputs[torch.from_numpy(file_edges(mesh)).to(place)]
-        elif expected.labels_at == "vertices" and not counts_all(expected.options.preprocessing.normalize):
-            outputs = torch.where(torch.from_numpy(mesh.on_surface).to(place)[:, None], outputs, torch.nan)
-        return mesh, outputs
+        at, options = expected.labels_at, expected.options.preprocessing
+        if at == "meshes":
+            return mesh, outputs
+        counted = counted_elements(mesh, at, options.normalize, options.features)
+        counted = on_polygons(mesh, counted) if at == "faces" else counted
+        if at == "edges" and mesh.has_polygons:
+            edges = file_edges(mesh)
+            outputs, counted = outputs[torch.from_numpy(edges).to(place)], counted[edges]
+        return mesh, torch.where(torch.from_numpy(counted).to(place)[:, None], outputs, torch.nan)
 
     return outputs_of
 

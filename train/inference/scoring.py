@@ -38,7 +38,7 @@ from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_checks import DIGITS, contents_of
 from diffnet.train.run_folder import Spool
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
-from diffnet.train.tasks.task import Task, task_named
+from diffnet.train.tasks.task import ReportParts, Task, task_named
 
 
 def run_evaluation(
@@ -183,7 +183,7 @@ def _write_scores(
     rows = task.per_mesh(scored, results)
     write_results(out, results, rows)
     entries = {"Meshes": str(len(data.test)), **summary, "Date": results["date"][:10]}
-    task.write_report(out, scored, results, rows, entries, None)
+    task.write_report(scored, results, ReportParts(out, rows, entries))
     return results
 
 

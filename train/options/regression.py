@@ -67,7 +67,7 @@ OPTIONS = TaskOptions(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """,
     data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv or .tsv), or shards.",
-    sets=("files",),
+    sets=("files", "mask"),
     own=RegressionOptions,
     prediction=("targets", "conditions"),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},

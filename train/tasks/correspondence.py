@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
+from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, ReportParts, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 # In all epochs together, by default. More unsupervised pairs lower the losses and raise the errors of held-out bodies.
@@ -109,6 +108,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             group_by=how.group_by,
             cache_dir=how.cache,
             needs_train=how.needs_train,
+            fold=how.fold,
         )
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
@@ -192,18 +192,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}{unmatched}"
         )
 
-    def write_report(
-        self,
-        out: Path,
-        scored: ScoredPairs,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
+    def write_report(self, scored: ScoredPairs, results: dict[str, Any], parts: ReportParts) -> None:
         from diffnet.train.report.pairs import write_pairs_report  # Matplotlib takes half a second to import
 
-        write_pairs_report(out, scored, results, summary, curves)
+        write_pairs_report(parts.out, scored, results, parts.summary, parts.curves)
 
     def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[ScoredPairs], None]:
         assert isinstance(data, PairedMeshes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -233,32 +233,24 @@ class Regression(MeshTask):
             table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", *("" for _ in scores))
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
-    def write_report(
-        self,
-        out: Path,
-        scored: Scored,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
+    def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.regression import scatter_png, write_values_report
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
-        write_atomically(out / "scatter.png", scatter)
+        write_atomically(parts.out / "scatter.png", scatter)
         order = self.worst_first(scored)
         shown = spread_over(order, SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
         write_values_report(
-            out / "predictions.html",
+            parts.out / "predictions.html",
             self.reported(scored, shown),
-            {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **summary},
+            {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **parts.summary},
             columns=results["columns"],
-            meshes=[rows[0], *(rows[1 + i] for i in order)],
+            meshes=[parts.rows[0], *(parts.rows[1 + i] for i in order)],
             at=scored.labels_at,
             scatter=scatter,
-            curves=curves,
+            curves=parts.curves,
             title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
         )
 

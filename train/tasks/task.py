@@ -166,6 +166,15 @@ def write_views(
         write_atomically(png, png_bytes(drawn.pixels))
 
 
+class ReportParts(NamedTuple):
+    """What a report has besides scores. rows: of `Task.per_mesh`. curves: the content of curves.png, or None"""
+
+    out: Path
+    rows: list[list[Any]]
+    summary: Mapping[str, str]
+    curves: bytes | None = None
+
+
 Part: TypeAlias = Literal["train", "test"]
 AnySample: TypeAlias = Sample | PairSample
 D = TypeVar("D", bound=LabeledMeshes)
@@ -312,21 +321,8 @@ class Task(ABC, Generic[D, S]):
         raise OptionError("save_maps is for correspondence")
 
     @abstractmethod
-    def write_report(
-        self,
-        out: Path,
-        scored: S,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
-        """Write predictions.html and `report_files`.
-
-        rows: of `per_mesh`
-        summary: more entries for the summary
-        curves: the content of curves.png, or None
-        """
+    def write_report(self, scored: S, results: dict[str, Any], parts: ReportParts) -> None:
+        """Write predictions.html and `report_files`."""
 
     @abstractmethod
     def on_meshes(self) -> MeshTask:
@@ -351,7 +347,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
             data = with_labels_at(data, network.labels_at)
-        data = labels_on_surface(data, network.options.preprocessing.normalize)
+        data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
     @abstractmethod
@@ -361,7 +357,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
-        return labels_on_surface(data, options.preprocessing.normalize), options
+        return labels_on_surface(data, options.preprocessing.normalize, options.features), options
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
