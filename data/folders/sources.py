@@ -17,7 +17,7 @@ from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
-from diffnet.geometry.mesh.formats import READERS, ply_color_names
+from diffnet.geometry.mesh.formats import READERS, color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 from diffnet.geometry.mesh.text import integer, real
 
@@ -232,7 +232,7 @@ def _whole_properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArr
     """The properties with whole numbers that occur more than once: integers, and those of CloudCompare."""
     properties = []
     for at, name, values in _all_properties(attributes):
-        is_paint = name in ("alpha", *(ply_color_names(dict(_tables(attributes))[at]) or ()))
+        is_paint = name in ("alpha", *color_names(dict(_tables(attributes))[at]))
         of_cloud_compare = name.lower().startswith(SCALAR) and (values == np.trunc(values)).all()
         is_whole = of_cloud_compare or values.dtype.kind in "biu"
         if is_whole and not is_paint and len(np.unique(values)) < len(values):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.formats import READERS, Attributes, ply_color_names
+from diffnet.geometry.mesh.formats import READERS, Attributes, color_names
 from diffnet.geometry.mesh.mesh import read_content
 
 MAX_CLASSES = 64  # whole numbers of more different values are scalars
@@ -78,7 +78,7 @@ def mesh_arrays(path: str | os.PathLike[str]) -> list[MeshArray]:
         rest = dict(properties)
         if colors is not None:
             arrays.append(MeshArray("colors", "colors", at, colors))  # type: ignore[arg-type]
-            for name in (*(ply_color_names(rest) or ()), "alpha"):
+            for name in (*color_names(rest), "alpha"):
                 rest.pop(name, None)
         if set(_NORMALS) <= rest.keys():
             rest["normals"] = np.stack([rest.pop(name) for name in _NORMALS], 1)

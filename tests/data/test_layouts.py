@@ -365,7 +365,7 @@ def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str,
 
 
 def test_folder_reads_vtk_files(tmp_path: Path) -> None:
-    pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
+    pytest.importorskip("pyvista", reason="the package is not installed: pip install 'diffnet[pyvista]'")
     rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]
     points = [" ".join(map(str, v)) for v in MIXED[0]]
     head = ["# vtk DataFile Version 3.0", "a", "ASCII", "DATASET POLYDATA", f"POINTS {len(points)} float"]
