@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.formats import READERS, Attributes, color_names
-from diffnet.geometry.mesh.mesh import read_content
+from diffnet.geometry.mesh.mesh import Mesh, read_content
 
 MAX_CLASSES = 64  # whole numbers of more different values are scalars
 _NORMALS = ("nx", "ny", "nz")
@@ -35,6 +36,21 @@ def load_attributes(path: str | os.PathLike[str]) -> Attributes:
         return Attributes() if read is None else read(data)
     except ValueError as e:
         raise MeshError(f"{path}: the file can't be read: {e}") from e
+
+
+def attributes_of(mesh: Mesh) -> Attributes:
+    """The colors and properties in the file of a mesh. None of a mesh that is not from a file."""
+    return Attributes() if mesh.path is None else load_attributes(mesh.path)
+
+
+def beside(arrays: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """New arrays, and those of a file. One of the file whose name a new one has gets ``_input`` behind it."""
+    result = dict(arrays)
+    for name, values in before.items():
+        while name in result:
+            name = f"{name}_input"
+        result[name] = values
+    return result
 
 
 class MeshArray(NamedTuple):

@@ -2,9 +2,9 @@
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
 be refused, whatever the versions of other packages are, in memory that is a small multiple of the file. pyvista reads
-vtk, vtp and vtu, in its own process. No library does it for the others, which are simple and are parsed here: trimesh splits
-vertices along texture seams, reorders polygons of mixed sizes, accepts truncated off files and copies the vertices that
-parts of glTF files share; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
+vtk, vtp and vtu, in its own process. No library does it for the others, which are simple and are parsed here: trimesh
+splits vertices along texture seams, reorders polygons of mixed sizes, accepts truncated off files and copies the
+vertices that parts of glTF files share; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
 """
 
 from __future__ import annotations

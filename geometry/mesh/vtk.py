@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.errors import OptionError
+
 Indices: TypeAlias = NDArray[np.int64]
 Content: TypeAlias = dict[str, NDArray[Any]]
 
@@ -33,6 +35,7 @@ _LEGACY_KIND = re.compile(rb"\s(?:ascii|binary)\s+dataset\s+(?P<kind>\w+)", re.I
 _LEGACY_ASCII = re.compile(rb"\sascii\s+dataset\s", re.IGNORECASE)
 _LEGACY_CELLS = re.compile(rb"^\s*cells\s+[1-9]", re.IGNORECASE | re.MULTILINE)
 _XML_KIND = re.compile(rb"<VTKFile\b[^>]*?\btype\s*=\s*[\"'](?P<kind>\w+)")
+_MISSING = "VTK files need the package pyvista ({}). Install it with: pip install 'diffnet[pyvista]'"
 _DAMAGED = "not a VTK file, or a damaged one"
 # The extension by the kind of data that a file declares, in legacy files and in XML files.
 _SUFFIXES = {"polydata": ".vtk", "unstructured_grid": ".vtk", "PolyData": ".vtp", "UnstructuredGrid": ".vtu"}
@@ -69,6 +72,23 @@ def read_vtk_arrays(data: bytes) -> VtkArrays:
             for at in ("vertex ", "polygon ", "field ")
         )
     )
+
+
+def vtp_bytes(verts: NDArray[np.float64], sizes: Indices, corners: Indices, arrays: VtkArrays) -> bytes:
+    """The content of a .vtp file with polygons and arrays, see `read_vtk`. Fields may also be text."""
+    try:
+        import pyvista
+    except ImportError as e:
+        raise OptionError(_MISSING.format(e)) from e
+    faces = np.insert(corners, np.cumsum(sizes) - sizes, sizes)  # each polygon behind its number of corners
+    data = pyvista.PolyData(verts, faces=faces) if len(sizes) else pyvista.PolyData(verts)
+    for place, table in zip((data.point_data, data.cell_data, data.field_data), arrays, strict=True):
+        for name, values in table.items():
+            place[name] = values
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "mesh.vtp")
+        data.save(file)
+        return file.read_bytes()
 
 
 def _arrays(data: bytes) -> Any:
@@ -108,7 +128,7 @@ def main(file: str) -> None:
     try:
         arrays = _read(file)
     except ImportError as e:
-        _refuse(out, f"VTK files need the package pyvista ({e}). Install it with: pip install 'diffnet[pyvista]'")
+        _refuse(out, _MISSING.format(e))
     except MemoryError:
         _refuse(out, "it needs more memory than a file of its size should. It may be damaged")
     except ValueError as e:

@@ -597,7 +597,8 @@ def test_damaged_binary_files(tmp_path: Path) -> None:
     first = whole.index(b"POLYGONS")
     corners = whole.index(b"\n", first) + 1
     polygon_files.refused(path, whole[: first - 20], "not a VTK file, or a damaged one .*Error reading binary data")
-    polygon_files.refused(path, whole.replace(b"float", b"\xff\xfe"), "not a VTK file, or a damaged one .*Unrecognized keyword")
+    damaged = "not a VTK file, or a damaged one .*Unrecognized keyword"
+    polygon_files.refused(path, whole.replace(b"float", b"\xff\xfe"), damaged)
     many = whole[:corners] + b"\x70\0\0\0" + whole[corners + 4 :]
     polygon_files.refused(path, many, r"VTK crashes on it \(SIG|damaged one")
     path = tmp_path / "a.vtu"

@@ -204,7 +204,7 @@ def test_predict_refuses(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     predict = ["predict", room / "data" / "m7.ply", "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
     line = complaint(*predict, "--out", "a.obj")
-    assert "--out should be a .ply, .npy, .csv or .shape.gii file for outputs at vertices, got a.obj" in line
+    assert "--out should be a .ply, .vtp, .npy, .csv or .shape.gii file for outputs at vertices, got a.obj" in line
     for option in (["--probabilities", "p.npz"], ["--smooth", "1"]):
         line = complaint(*predict, "--out", "a.ply", *option)
         assert f"{option[0]} is for networks that predict classes" in line

@@ -55,10 +55,10 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="File to write: a colored mesh (.ply), or labels as .txt, .npy, .csv, .json (at vertices), .seg (at "
-            "faces) or .eseg (at edges). Numbers of a regression are .ply, .npy or .csv. For several meshes or a "
-            "folder, --out is a folder, and files keep their paths below the folder that all meshes have in common. "
-            "Outputs for whole meshes are one table (.csv)."
+            help="File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, "
+            ".csv, .json (at vertices), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
+            ".npy or .csv. For several meshes or a folder, --out is a folder, and files keep their paths below the "
+            "folder that all meshes have in common. Outputs for whole meshes are one table (.csv)."
         ),
     ],
     form: Annotated[
@@ -66,7 +66,8 @@ def predict(
         typer.Option(
             "--format",
             metavar="EXTENSION",
-            help="Form of the files in a folder, such as txt. Default: ply, or csv for numbers at edges.",
+            help="Form of the files in a folder, such as txt. Default: vtp for VTK files, else ply, or csv for numbers "
+            "at edges.",
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
@@ -74,7 +75,8 @@ def predict(
     probabilities: Annotated[
         Path | None,
         typer.Option(
-            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv)."
+            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv). "
+            "Meshes of --out then have them, too."
         ),
     ] = None,
     threshold: Annotated[
@@ -93,7 +95,8 @@ def predict(
     instances: Annotated[
         bool,
         typer.Option(
-            "--instances", help="Also number the connected parts of each label, in .ply, .npy, .csv or .json files."
+            "--instances",
+            help="Also number the connected parts of each label, in .ply, .vtp, .npy, .csv or .json files.",
         ),
     ] = False,
     least_area: Annotated[
@@ -212,7 +215,7 @@ def predict(
         def work(i: int) -> Any:
             predicted = predicted_of(sources[i], conditions[i])
             for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
-                if file is not None and file.suffix.lower() != ".ply":  # which holds the vertices
+                if file is not None and file.suffix.lower() not in (".ply", ".vtp"):  # which hold the vertices
                     check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
             row = task.table([predicted], expected)[1] if one_table else None
             if not one_table:
@@ -286,7 +289,7 @@ def _check_instances(instances: bool, file: Path, least_area: float, background:
     """Raises OptionError for files without instances, and for options of instances without them."""
     if instances and file.suffix.lower() in (".txt", ".seg", ".eseg"):
         raise OptionError(
-            "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
+            "--instances needs files with two numbers for each element: .ply, .vtp, .npy, .csv or, at vertices, .json; "
             f"got {file.suffix}"
         )
     for name, is_given in {"--least-area": least_area != LEAST_AREA, "--background": background is not None}.items():

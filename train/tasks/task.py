@@ -37,7 +37,9 @@ from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_polygons, on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.mesh.attributes import attributes_of, beside
 from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
@@ -141,6 +143,28 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
     content = io.BytesIO()
     np.save(content, array)
     return content.getvalue()
+
+
+def write_vtp(
+    file: Path,
+    mesh: Mesh,
+    at: LabelsAt,
+    arrays: Mapping[str, NDArray[Any]],
+    fields: Mapping[str, NDArray[Any]] | None = None,
+) -> None:
+    """Write a mesh as a VTP file with arrays (N,) or (N, C) at its elements, and with those of its own file.
+
+    at: "vertices" or "faces"
+    fields: arrays of the whole mesh
+    """
+    before = attributes_of(mesh)
+    tables = {"vertices": before.vertices, "faces": before.faces}
+    tables[at] = beside(arrays, tables[at])
+    sizes, corners = mesh.sizes, mesh.corners
+    if sizes is None or corners is None:
+        sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
+    content = VtkArrays(tables["vertices"], tables["faces"], beside(fields or {}, before.fields))
+    write_atomically(file, vtp_bytes(mesh.verts, sizes, corners, content))
 
 
 def write_views(
