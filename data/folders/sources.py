@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
+from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
 from diffnet.geometry.mesh.formats import READERS, color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
@@ -315,6 +316,20 @@ def read_targets(file: Path, name: str) -> FileValues:
     count = columns.values.shape[1]
     names = columns.names or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
     return FileValues(file, TARGETS, columns.values, names, at)
+
+
+class Fields(NamedTuple):
+    """The numbers in the field data of a mesh file, by name."""
+
+    values: dict[str, float]
+
+
+def read_fields(mesh: Path) -> Fields:
+    """The single numbers in the field data of a VTK file. Other formats have none. Raises MeshError."""
+    if mesh_suffix(mesh) not in VTK_FORMATS:
+        return Fields({})
+    fields = load_attributes(mesh).fields
+    return Fields({name: float(x.item()) for name, x in fields.items() if x.size == 1 and np.isfinite(x).all()})
 
 
 def only_file(mesh: Path, places: Sequence[Path], what: str) -> Path | None:

@@ -7,6 +7,7 @@ the file: it runs `main`. It answers on its standard output with a line "mesh" a
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -14,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +25,9 @@ from diffnet.geometry.errors import OptionError
 
 Indices: TypeAlias = NDArray[np.int64]
 Content: TypeAlias = dict[str, NDArray[Any]]
+
+MAX_ANSWERS = 2**28  # bytes of files that stay in memory once they are read
+_answers: dict[bytes, bytes] = {}  # by the hash of the file
 
 # Numbers of VTK's cell types.
 _SKIPPED = (0, 1, 2, 3, 4)  # empty cells, vertices and lines
@@ -96,8 +99,20 @@ def _arrays(data: bytes) -> Any:
     return np.load(io.BytesIO(_answer(data)), allow_pickle=False)
 
 
-@lru_cache(maxsize=1)  # the arrays of a mesh are asked for after its vertices
 def _answer(data: bytes) -> bytes:
+    """The answer of the process. The last ones are kept, because a mesh and its arrays are asked for one by one."""
+    key = hashlib.sha256(data).digest()
+    answer = _answers.get(key)
+    if answer is None:
+        answer = _read_apart(data)
+        while _answers and sum(map(len, [*_answers.values()])) + len(answer) > MAX_ANSWERS:
+            _answers.pop(next(iter(_answers)), None)
+        _answers[key] = answer
+    return answer
+
+
+def _read_apart(data: bytes) -> bytes:
+    """What a new process answers for the content of a file. Raises ValueError if it refuses the file, or crashes."""
     suffix = _SUFFIXES[_kind(data)]
     if suffix == ".vtk" and _LEGACY_ASCII.search(data[:4096]):
         data += b"\n"  # if the last number is at the very end, VTK doesn't notice that others are missing

@@ -149,6 +149,34 @@ def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> Non
     assert after == pytest.approx(before, rel=1e-3)
 
 
+def test_from_vtp_to_vtp(tmp_path: Path) -> None:
+    """Targets and features are arrays of the files, and a condition is in their field data."""
+    pyvista = pytest.importorskip("pyvista")
+    for i in range(4):
+        data = pyvista.PolyData(ball(i).vertices, faces=np.insert(ball(i).faces, 0, 3, axis=1))
+        data["u"], data["heat"], data.field_data["speed"] = 3 * data.points, data.points[:, 2], [20.0 + 10 * i]
+        data.cell_data["panel"] = np.arange(data.n_cells)
+        data.save(tmp_path / f"m{i}.vtp")
+    options = ["--targets", "file:u", "--features", "xyz+file:heat", "--conditions", "speed", "--epochs", 1]
+    output("train", "regression", "--data", tmp_path, *SMALL, *options, "--out", tmp_path / "run")
+    checkpoint = tmp_path / "run" / "last.pt"
+    predict = ["predict", *(tmp_path / f"m{i}.vtp" for i in (0, 3)), "--checkpoint", checkpoint, "--device", "cpu"]
+    output(*predict, "--out", tmp_path / "own")
+    output(*predict, "--condition", "speed=20", "--out", tmp_path / "same")
+    meshes = [pyvista.read(tmp_path / place / name) for place, name in (("own", "m0.vtp"), ("own", "m3.vtp"))]
+    conditions, sources = [{"speed": speed} for speed in (20, 50)], predict[1:3]
+    values = predict_values(sources, DiffusionNet.load(checkpoint), "cpu", conditions=conditions)
+    for mesh, (_, expected), source in zip(meshes, values, map(pyvista.read, sources), strict=True):
+        np.testing.assert_allclose(mesh["u"], expected)
+        np.testing.assert_array_equal(mesh["u_input"], source["u"])
+        np.testing.assert_array_equal(mesh["heat"], source["heat"])
+        assert mesh.cell_data["panel"].tolist() == [*range(80)]
+        assert mesh.field_data["speed"] == source.field_data["speed"]
+    first, last = (pyvista.read(tmp_path / "same" / f"m{i}.vtp")["u"] for i in (0, 3))
+    np.testing.assert_array_equal(first, meshes[0]["u"])
+    assert not np.array_equal(last, meshes[1]["u"])
+
+
 def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
     """The choice is stored and applied in predictions."""
     shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--epochs", 1]

@@ -124,7 +124,8 @@ def predict(
         typer.Option(
             metavar="NAME=NUMBER",
             help="A condition of all meshes, for a network that was trained with --conditions; or a table with a "
-            "column file and a column for each condition (.csv or .tsv). May be repeated.",
+            "column file and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data "
+            "of VTK files.",
         ),
     ] = None,
     **options: Any,
@@ -140,7 +141,7 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
-        from diffnet.data.folders.rows import conditions_of
+        from diffnet.data.folders.rows import conditions_of, with_fields
         from diffnet.data.folders.sources import array_files
         from diffnet.data.numbers import check_vertex_numbers
         from diffnet.geometry import load_mesh
@@ -213,7 +214,7 @@ def predict(
         written: list[Path] = []
 
         def work(i: int) -> Any:
-            predicted = predicted_of(sources[i], conditions[i])
+            predicted = predicted_of(sources[i], with_fields(sources[i], conditions[i], settings.condition_names))
             for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
                 if file is not None and file.suffix.lower() not in (".ply", ".vtp"):  # which hold the vertices
                     check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
