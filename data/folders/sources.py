@@ -178,7 +178,7 @@ def _of_mesh(path: Path) -> FileValues:
         return _of_colors(path, palette[1], palette[0])
     groups = "".join(f". For its {kind}, add --labels {kind}" for kind in [*attributes.face_names][:1])
     raise DataError(
-        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
+        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY or VTK file "
         f"({', '.join(PROPERTIES)}, or one of whole numbers), or colors of the vertices{groups}"
     )
 
@@ -304,7 +304,7 @@ def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt 
         present = [each for _, each, _ in _all_properties(load_attributes(file))] if _has_properties(file) else []
         raise DataError(
             f"{file}: no {what} for {FILE_PREFIX}{name}. Expected one of {places} with .npy, .txt or .csv, or "
-            f"the property {name!r} of a PLY file" + (f"; it has {', '.join(present)}" if present else "")
+            f"the property {name!r} of a PLY or VTK file" + (f"; it has {', '.join(present)}" if present else "")
         )
     array, at = inside[0]
     return checked_columns(file, array), at
