@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -359,19 +359,25 @@ def _ply_attributes(data: bytes) -> Attributes:
         {name: column for name, column in elements.get(element, {}).items() if not isinstance(column, Lists)}
         for element in ("vertex", "face")
     )
-    colors = _colors(vertices), _colors(faces)
-    return Attributes(*colors, {name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces)
+    return Attributes(vertices={name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces=faces)
 
 
 def _vtk_attributes(data: bytes) -> Attributes:
     vertices, faces, fields = read_vtk_arrays(data)
-    return Attributes(_colors(vertices), _colors(faces), vertices, faces, fields=fields)
+    return Attributes(vertices=vertices, faces=faces, fields=fields)
 
 
 def color_names(properties: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
     """The names of the properties that are colors: three of a PLY file, or the first array of three or four bytes."""
     of_bytes = ((name,) for name, x in properties.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2)
     return next((names for names in _PLY_COLORS if set(names) <= set(properties)), None) or next(of_bytes, ())
+
+
+def with_colors(attributes: Attributes) -> Attributes:
+    """Attributes with the colors that are among the properties. Raises ValueError for colors out of range."""
+    if attributes.colors is not None or attributes.face_colors is not None:
+        return attributes
+    return replace(attributes, colors=_colors(attributes.vertices), face_colors=_colors(attributes.faces))
 
 
 def _colors(properties: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
@@ -442,7 +448,7 @@ class Reader(NamedTuple):
     """How files of a format are read, from their content.
 
     mesh: the vertices, polygons and perhaps normals, see `Content`
-    attributes: the colors and properties; None if files of the format have none
+    attributes: the properties, and colors that are no properties; None if files of the format have none
     properties: whether they can have other properties than colors
     """
 

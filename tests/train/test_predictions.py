@@ -129,6 +129,15 @@ def test_predictions_beside_the_arrays_of_the_input(tmp_path: Path, at: LabelsAt
         assert source == "ply" or fields["speed"].tolist() == [30]
 
 
+def test_colors_out_of_range_are_kept(tmp_path: Path) -> None:
+    """They are properties, and no prediction needs them as colors."""
+    colors = dict.fromkeys(("red", "green", "blue"), np.full(42, 300.0))
+    write_ply(tmp_path / "a.ply", write_ball(tmp_path / "a.off"), attributes=Attributes(vertices=colors))
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    output("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "new.ply")
+    assert set(load_attributes(tmp_path / "new.ply").vertices["red_input"]) == {300}
+
+
 def test_json_keeps_what_it_says_of_the_mesh(tmp_path: Path) -> None:
     checkpoint = write_network(tmp_path / "a.safetensors", label_names=list("abc"), label_numbers=NUMBERS)
     mesh = write_ball(tmp_path / "scan_upper.off")

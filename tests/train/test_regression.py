@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,7 @@ def test_from_vtp_to_vtp(tmp_path: Path) -> None:
         data["u"], data["heat"], data.field_data["speed"] = 3 * data.points, data.points[:, 2], [20.0 + 10 * i]
         data.cell_data["panel"] = np.arange(data.n_cells)
         data.save(tmp_path / f"m{i}.vtp")
+    assert re.search("speed +field data +20", output("info", tmp_path / "m0.vtp"))
     options = ["--targets", "file:u", "--features", "xyz+file:heat", "--conditions", "speed", "--epochs", 1]
     output("train", "regression", "--data", tmp_path, *SMALL, *options, "--out", tmp_path / "run")
     checkpoint = tmp_path / "run" / "last.pt"

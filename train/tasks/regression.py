@@ -26,7 +26,7 @@ from diffnet.data.stored import names_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, csv_text, write_atomically
-from diffnet.geometry.mesh.attributes import attributes_of
+from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import (
@@ -287,7 +287,7 @@ class Regression(MeshTask):
             write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
         else:
             colors = make_scale(values[:, 0]).colors(values[:, 0])
-            scalars, before = dict(zip(ply_names(names), values.T, strict=True)), attributes_of(predicted.mesh)
+            scalars, before = dict(zip(ply_names(names), values.T, strict=True)), properties_of(predicted.mesh)
             write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at, attributes=before)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:

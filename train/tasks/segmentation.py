@@ -18,7 +18,7 @@ from diffnet.data.folders.sources import holds_labels
 from diffnet.data.numbers import text_of
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.geometry.mesh.attributes import attributes_of
+from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
@@ -67,7 +67,7 @@ def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None
     if file.suffix.lower() == ".ply":
         scalars = dict(zip(ply_names([*shares]), shares.values(), strict=True))
         labels: dict[str, Any] = {"labels": classes, "label_names": names, "label_numbers": numbers}
-        more = attributes_of(mesh)
+        more = properties_of(mesh)
         write_ply(file, mesh, **labels, instances=instances, scalars=scalars, at=at, attributes=more)
         return
     arrays: dict[str, NDArray[Any]] = {"label": np.array([*numbers, UNLABELED], np.int64)[classes]}

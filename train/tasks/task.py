@@ -37,7 +37,7 @@ from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_polygons, on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
-from diffnet.geometry.mesh.attributes import attributes_of, beside
+from diffnet.geometry.mesh.attributes import beside, properties_of
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
 from diffnet.train.device import matmul_dtype
@@ -157,7 +157,7 @@ def write_vtp(
     at: "vertices" or "faces"
     fields: arrays of the whole mesh
     """
-    before = attributes_of(mesh)
+    before = properties_of(mesh)
     tables = {"vertices": before.vertices, "faces": before.faces}
     tables[at] = beside(arrays, tables[at])
     sizes, corners = mesh.sizes, mesh.corners
