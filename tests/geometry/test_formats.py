@@ -613,16 +613,14 @@ def test_damaged_binary_files(tmp_path: Path) -> None:
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyvista.py").write_text("raise ImportError('No module named pyvista')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(vtk, "_answers", {})
     message = r"need the package pyvista .*Install it with: pip install 'diffnet\[pyvista\]'"
-    polygon_files.refused(tmp_path / "a.vtk", POLYDATA, message)
+    polygon_files.refused(tmp_path / "a.vtk", POLYDATA + "\n\n", message)  # a content that no other test reads
 
 
 def test_a_failure_that_is_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setattr(vtk, "_answers", {})
     with pytest.raises(RuntimeError, match=r"the process that reads VTK files failed: .*Traceback"):
-        vtk.read_vtk(POLYDATA.encode())
+        vtk.read_vtk(f"{POLYDATA}\n\n\n".encode())  # a content that no other test reads
 
 
 @needs_vtk
