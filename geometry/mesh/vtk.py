@@ -69,12 +69,8 @@ class VtkArrays(NamedTuple):
 def read_vtk_arrays(data: bytes) -> VtkArrays:
     """The arrays at the vertices, at the polygons and of the whole file. See `read_vtk`."""
     arrays = _arrays(data)
-    return VtkArrays(
-        *(
-            {name[len(at) :]: arrays[name] for name in arrays if name.startswith(at)}
-            for at in ("vertex ", "polygon ", "field ")
-        )
-    )
+    places = "vertex ", "polygon ", "field "
+    return VtkArrays(*({name[len(at) :]: arrays[name] for name in arrays if name.startswith(at)} for at in places))
 
 
 def vtp_bytes(verts: NDArray[np.float64], sizes: Indices, corners: Indices, arrays: VtkArrays) -> bytes:
@@ -218,13 +214,10 @@ def _content(data: Any) -> Content:
     _check_types(types)
     if np.isin(types, (3, 4)).any() and (types <= 4).all():
         raise ValueError("its cells are lines, expected polygons. For a point cloud, save the points without cells")
-    polygon_sizes, polygon_corners = _polygons(types, sizes, corners)
-    counts, ends = (~np.isin(types, _SKIPPED)).astype(np.int64), np.cumsum(sizes)
-    for i in np.flatnonzero(types == _STRIP):
-        counts[i] = len(_polygons(types[i : i + 1], sizes[i : i + 1], corners[ends[i] - sizes[i] : ends[i]])[0])
+    polygon_sizes, polygon_corners, cells = _polygons(types, sizes, corners)
     verts = np.asarray(data.points).astype(np.float64)
     arrays = _numbers("vertex", data.point_data, np.arange(len(verts)))
-    arrays |= _numbers("polygon", data.cell_data, np.repeat(np.arange(len(types)), counts))
+    arrays |= _numbers("polygon", data.cell_data, cells)
     arrays |= _numbers("field", data.field_data)
     return {"verts": verts, "sizes": polygon_sizes, "corners": polygon_corners, **arrays}
 
@@ -254,20 +247,22 @@ def _check_types(types: Indices) -> None:
     )
 
 
-def _polygons(types: Indices, sizes: Indices, corners: Indices) -> tuple[Indices, Indices]:
-    """The polygons among cells, with each strip as its triangles."""
+def _polygons(types: Indices, sizes: Indices, corners: Indices) -> tuple[Indices, Indices, Indices]:
+    """The sizes and the corners of the polygons among cells, with each strip as its triangles, and the cell of each."""
+    counts = ~np.isin(types, _SKIPPED)
+    cells, types, sizes, corners = np.flatnonzero(counts), types[counts], sizes[counts], corners[counts.repeat(sizes)]
     if np.isin(types, (5, 7, 9)).all():
-        return sizes, corners
+        return sizes, corners, cells
     parts: list[Indices] = []
+    ends: list[int] = []  # the number of polygons after each cell
     for kind, cell in zip(types, np.split(corners, np.cumsum(sizes)[:-1]), strict=True):
         if kind == _STRIP:
             triangles = np.stack([cell[:-2], cell[1:-1], cell[2:]], axis=1)
             triangles[1::2] = triangles[1::2, ::-1]  # every second triangle of a strip is turned the other way
             # A repeated corner links two parts of a strip. It is no triangle.
             parts += [t for t in triangles if len(set(t.tolist())) == 3]
-        elif kind == _PIXEL:
-            parts.append(cell[[0, 1, 3, 2]])
-        elif kind not in _SKIPPED:
-            parts.append(cell)
+        else:
+            parts.append(cell[[0, 1, 3, 2]] if kind == _PIXEL else cell)
+        ends.append(len(parts))
     joined = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return np.array([len(part) for part in parts], np.int64), joined
+    return np.array([len(part) for part in parts], np.int64), joined, cells.repeat(np.diff(ends, prepend=0))
