@@ -12,18 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
-from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, column_names, is_in_files, target_parts
+from diffnet.data.feature_names import (
+    AUTO_LABELS,
+    TARGET_TABLE,
+    checked_label_source,
+    column_names,
+    is_in_files,
+    target_parts,
+)
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
 from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
-from diffnet.data.folders.rows import Row, find_classes, find_target_rows
+from diffnet.data.folders.rows import Row, find_classes, find_target_rows, with_fields
 from diffnet.data.folders.sources import find_values
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
+from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
 _Files: TypeAlias = "Index | Whole"
@@ -163,13 +171,14 @@ def load_targets(
         "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, which
         is divided as `load_dataset` divides it. The numbers of a mesh STEM are in `STEM.NAME.npy`, `.txt` or `.csv`
         beside it; or in `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME is beside the mesh or beside its
-        folder; or they are the property NAME of the vertices or faces of a PLY file. There are one or several columns,
-        and a row for each element. The number of rows decides which elements these are.
+        folder; or they are the property NAME of the vertices or faces of a PLY or VTK file. There are one or several
+        columns, and a row for each element. The number of rows decides which elements these are.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
     conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are
         `conditions` of the meshes. With "file:NAME", `path` is the table, or the folder with it. If targets are named,
-        other columns are ignored. A table may be a TSV file (.tsv).
+        other columns are ignored. A table may be a TSV file (.tsv). A condition of VTK files that is no column is a
+        number in their field data, and they need no table.
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
@@ -326,7 +335,7 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         target_names = None if targets is None else column_names("targets", targets)
         rows, columns = find_target_rows(root, rule, target_names, condition_names)
         values = np.array([row.targets for row in rows.every])
-        fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
+        fields, present = _of_rows(rows, values[:, None], files, condition_names), ~np.isnan(values)
     else:
         rows = _meshes_with_conditions(root, rule, condition_names)
         meshes = [row.path for row in rows.every]
@@ -336,7 +345,9 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
         at = find_elements(pairs)
-        items = files.items([row.name for row in rows.every], kinds, facts, Columns(names, at), _conditions_of(rows))
+        item_names = [row.name for row in rows.every]
+        values = _conditions_of(rows, condition_names, files)
+        items = files.items(item_names, kinds, facts, Columns(names, at), values)
         fields = rows.fields(items)
         present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
     missing = ~present[: len(fields["train"])].any(0)
@@ -349,24 +360,36 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
 
 def _meshes_with_conditions(root: Path, rule: Rule, conditions: Sequence[str]) -> Division[Row]:
     """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions."""
-    if conditions or root.is_file():
+    if root.is_file() or (conditions and (root / TARGET_TABLE).is_file()):
         return find_target_rows(root, rule, (), conditions)[0]
     parts = find_parts(root, rule)
+    if conditions and not any(mesh_suffix(path) in VTK_FORMATS for path in parts.every):
+        return find_target_rows(root, rule, (), conditions)[0]  # which says that there is no table
     parts = parts if rule.needs_train else parts.of_test()
     names = dict(zip(parts.every, mesh_names(root, parts.every), strict=True))
     return parts.of(lambda path: Row(names[path], path, [], None))
 
 
-def _conditions_of(rows: Division[Row]) -> NDArray[np.float64]:
-    """(N, C), the conditions of all meshes."""
-    return np.array([row.conditions for row in rows.every], np.float64).reshape(len(rows.every), -1)
+def _conditions_of(rows: Division[Row], names: Sequence[str], files: _Files) -> NDArray[np.float64]:
+    """(N, C), the conditions of all meshes, in their table or in their files."""
+    are_missing = any(set(names) - row.conditions.keys() for row in rows.every)
+    facts = files.facts({"fields": [row.path for row in rows.every]})["fields"] if are_missing else []
+    fields = [each for _, each in facts] or [None] * len(rows.every)
+    values = [
+        [*with_fields(row.path, row.conditions, names, each).values()]
+        for row, each in zip(rows.every, fields, strict=True)
+    ]
+    return np.array(values, np.float64).reshape(len(values), -1)
 
 
-def _of_rows(parts: Division[Row], labels: NDArray[Any], files: _Files) -> dict[str, Any]:
+def _of_rows(
+    parts: Division[Row], labels: NDArray[Any], files: _Files, conditions: Sequence[str] = ()
+) -> dict[str, Any]:
     """The fields of a set whose meshes have these labels."""
     rows = parts.every
     kinds = {"mesh": [row.path for row in rows]}
-    items = files.items([row.name for row in rows], kinds, files.facts(kinds), labels, _conditions_of(parts))
+    values = _conditions_of(parts, conditions, files)
+    items = files.items([row.name for row in rows], kinds, files.facts(kinds), labels, values)
     return parts.fields(items)
 
 

@@ -420,11 +420,10 @@ def test_bad_input_to_prediction(room: Path, tmp_path: Path) -> None:
     assert "a folder" in predict(mesh, room / "data" / "m1.obj")
     for name in ("a.obj", "a.seg"):
         line = predict(mesh, out=tmp_path / name)
-        assert (
-            "--out should be a .ply, .txt, .npy, .csv, .json, .annot or .label.gii file for outputs at vertices" in line
-        )
-    line = predict(mesh, "--format", "seg", out=new)
-    assert "--format should be ply, txt, npy, csv, json, annot or label.gii for outputs at vertices, got seg" in line
+        formats = ".ply, .txt, .npy, .csv, .json, .vtp, .annot or .label.gii"
+        assert f"--out should be a {formats} file for outputs at vertices" in line
+    line, names = predict(mesh, "--format", "seg", out=new), "ply, txt, npy, csv, json, vtp, annot or label.gii"
+    assert f"--format should be {names} for outputs at vertices, got seg" in line
     assert "the extension of" in predict(mesh, "--format", "ply")
     (tmp_path / "empty").mkdir()
     assert "no meshes" in predict(tmp_path / "empty", out=new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,35 @@ def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> Non
     assert after == pytest.approx(before, rel=1e-3)
 
 
+def test_from_vtp_to_vtp(tmp_path: Path) -> None:
+    """Targets and features are arrays of the files, and a condition is in their field data."""
+    pyvista = pytest.importorskip("pyvista")
+    for i in range(4):
+        data = pyvista.PolyData(ball(i).vertices, faces=np.insert(ball(i).faces, 0, 3, axis=1))
+        data["u"], data["heat"], data.field_data["speed"] = 3 * data.points, data.points[:, 2], [20.0 + 10 * i]
+        data.cell_data["panel"] = np.arange(data.n_cells)
+        data.save(tmp_path / f"m{i}.vtp")
+    assert re.search("speed +field data +20", output("info", tmp_path / "m0.vtp"))
+    options = ["--targets", "file:u", "--features", "xyz+file:heat", "--conditions", "speed", "--epochs", 1]
+    output("train", "regression", "--data", tmp_path, *SMALL, *options, "--out", tmp_path / "run")
+    checkpoint = tmp_path / "run" / "last.pt"
+    predict = ["predict", *(tmp_path / f"m{i}.vtp" for i in (0, 3)), "--checkpoint", checkpoint, "--device", "cpu"]
+    output(*predict, "--out", tmp_path / "own")
+    output(*predict, "--condition", "speed=20", "--out", tmp_path / "same")
+    meshes = [pyvista.read(tmp_path / place / name) for place, name in (("own", "m0.vtp"), ("own", "m3.vtp"))]
+    conditions, sources = [{"speed": speed} for speed in (20, 50)], predict[1:3]
+    values = predict_values(sources, DiffusionNet.load(checkpoint), "cpu", conditions=conditions)
+    for mesh, (_, expected), source in zip(meshes, values, map(pyvista.read, sources), strict=True):
+        np.testing.assert_allclose(mesh["u"], expected)
+        np.testing.assert_array_equal(mesh["u_input"], source["u"])
+        np.testing.assert_array_equal(mesh["heat"], source["heat"])
+        assert mesh.cell_data["panel"].tolist() == [*range(80)]
+        assert mesh.field_data["speed"] == source.field_data["speed"]
+    first, last = (pyvista.read(tmp_path / "same" / f"m{i}.vtp")["u"] for i in (0, 3))
+    np.testing.assert_array_equal(first, meshes[0]["u"])
+    assert not np.array_equal(last, meshes[1]["u"])
+
+
 def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
     """The choice is stored and applied in predictions."""
     shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--epochs", 1]
@@ -204,7 +234,7 @@ def test_predict_refuses(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     predict = ["predict", room / "data" / "m7.ply", "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
     line = complaint(*predict, "--out", "a.obj")
-    assert "--out should be a .ply, .npy, .csv or .shape.gii file for outputs at vertices, got a.obj" in line
+    assert "--out should be a .ply, .vtp, .npy, .csv or .shape.gii file for outputs at vertices, got a.obj" in line
     for option in (["--probabilities", "p.npz"], ["--smooth", "1"]):
         line = complaint(*predict, "--out", "a.ply", *option)
         assert f"{option[0]} is for networks that predict classes" in line

@@ -51,10 +51,10 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="File to write: a colored mesh (.ply), or labels as .txt, .npy, .csv, .json (at vertices), .seg (at "
-            "faces) or .eseg (at edges). Numbers of a regression are .ply, .npy or .csv. For several meshes or a "
-            "folder, --out is a folder, and files keep their paths below the folder that all meshes have in common. "
-            "Outputs for whole meshes are one table (.csv)."
+            help="File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, "
+            ".csv, .json (at vertices), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
+            ".npy or .csv. For several meshes or a folder, --out is a folder, and files keep their paths below the "
+            "folder that all meshes have in common. Outputs for whole meshes are one table (.csv)."
         ),
     ],
     form: Annotated[
@@ -62,7 +62,8 @@ def predict(
         typer.Option(
             "--format",
             metavar="EXTENSION",
-            help="Form of the files in a folder, such as txt. Default: ply, or csv for numbers at edges.",
+            help="Form of the files in a folder, such as txt. Default: vtp for VTK files, else ply, or csv for numbers "
+            "at edges.",
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
@@ -70,7 +71,8 @@ def predict(
     probabilities: Annotated[
         Path | None,
         typer.Option(
-            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv)."
+            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv). "
+            "Meshes of --out then have them, too."
         ),
     ] = None,
     threshold: Annotated[
@@ -89,7 +91,8 @@ def predict(
     instances: Annotated[
         bool,
         typer.Option(
-            "--instances", help="Also number the connected parts of each label, in .ply, .npy, .csv or .json files."
+            "--instances",
+            help="Also number the connected parts of each label, in .ply, .vtp, .npy, .csv or .json files.",
         ),
     ] = False,
     least_area: Annotated[
@@ -117,7 +120,8 @@ def predict(
         typer.Option(
             metavar="NAME=NUMBER",
             help="A condition of all meshes, for a network that was trained with --conditions; or a table with a "
-            "column file and a column for each condition (.csv or .tsv). May be repeated.",
+            "column file and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data "
+            "of VTK files.",
         ),
     ] = None,
     **options: Any,
@@ -133,7 +137,7 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
-        from diffnet.data.folders.rows import conditions_of
+        from diffnet.data.folders.rows import conditions_of, with_fields
         from diffnet.data.folders.sources import array_files
         from diffnet.data.numbers import check_vertex_numbers
         from diffnet.geometry import load_mesh
@@ -206,9 +210,9 @@ def predict(
         written: list[Path] = []
 
         def work(i: int) -> Any:
-            predicted = predicted_of(sources[i], conditions[i])
+            predicted = predicted_of(sources[i], with_fields(sources[i], conditions[i], settings.condition_names))
             for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
-                if file is not None and file.suffix.lower() != ".ply":  # which holds the vertices
+                if file is not None and file.suffix.lower() not in (".ply", ".vtp"):  # which hold the vertices
                     check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
             row = task.table([predicted], expected)[1] if one_table else None
             if not one_table:
@@ -282,7 +286,7 @@ def _check_instances(instances: bool, file: Path, least_area: float, background:
     """Raises OptionError for files without instances, and for options of instances without them."""
     if instances and file.suffix.lower() in (".txt", ".seg", ".eseg"):
         raise OptionError(
-            "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
+            "--instances needs files with two numbers for each element: .ply, .vtp, .npy, .csv or, at vertices, .json; "
             f"got {file.suffix}"
         )
     for name, is_given in {"--least-area": least_area != LEAST_AREA, "--background": background is not None}.items():

@@ -25,8 +25,8 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
-        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes; "
-        "COLUMN,COLUMN… picks some of its columns.",
+        "NAME of a PLY or VTK file. Several are joined by +. By default, a table targets.csv has the targets of whole "
+        "meshes; COLUMN,COLUMN… picks some of its columns.",
         metavar="file:NAME",
         check=checked_targets,
     )
@@ -34,7 +34,8 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Columns of the table that are inputs and not targets: numbers of each mesh, such as a speed or an age. With "
-        "--targets file:NAME, --data is the table, or the folder with it.",
+        "--targets file:NAME, --data is the table, or the folder with it. Those that are no columns are numbers in the "
+        "field data of VTK files.",
         metavar="COLUMN,COLUMN…",
         check=_checked_conditions,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np

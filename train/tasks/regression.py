@@ -6,9 +6,9 @@ Networks are trained on standardized targets. Everything that people read is in 
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from diffnet.data.stored import names_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, csv_text, npy_bytes, write_atomically
+from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import (
@@ -41,14 +42,13 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
 MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
-_IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -101,19 +101,20 @@ def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]
     return predicted, true
 
 
-def _ply_names(names: Sequence[str]) -> list[str]:
-    """A name of a PLY property for each column. It has letters, digits and underscores only, and no two are equal."""
-    from diffnet.viz.ply import RESERVED
+def _joined(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Columns as arrays. Those that `read_targets` makes of one array, NAME_0, NAME_1, …, are one array (N, C) again.
 
-    result: list[str] = []
-    for name in names:
-        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-        if not _IN_PLY.fullmatch(plain) or plain in RESERVED:
-            plain = f"value_{plain}"
-        while plain in result:
-            plain += "_"
-        result.append(plain)
-    return result
+    >>> {name: x.shape for name, x in _joined(["u_0", "u_1", "p"], np.zeros((5, 3))).items()}
+    {'u': (5, 2), 'p': (5,)}
+    """
+    arrays = dict[str, NDArray[np.float64]]()
+    for stem, group in groupby(range(len(names)), lambda i: names[i].rpartition("_")[0]):
+        columns = list(group)
+        if len(columns) > 1 and [names[i] for i in columns] == [f"{stem}_{k}" for k in range(len(columns))]:
+            arrays[stem] = values[:, columns]
+        else:
+            arrays |= {names[i]: values[:, i] for i in columns}
+    return arrays
 
 
 class Regression(MeshTask):
@@ -257,13 +258,13 @@ class Regression(MeshTask):
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         if at == "meshes":
             return ()  # one table
-        formats = (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
+        formats = (".csv", ".npy") if at == "edges" else (".ply", ".vtp", ".npy", ".csv")  # meshes have no edges
         return (*formats, ".shape.gii") if at == "vertices" else formats
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The columns with their names."""
-        from diffnet.viz import write_ply
         from diffnet.viz.palette import make_scale
+        from diffnet.viz.ply import ply_names, write_ply
 
         names, values, at = network.label_names, predicted.values.numpy(), network.labels_at
         assert at != "meshes"  # these are in a table
@@ -271,12 +272,15 @@ class Regression(MeshTask):
             write_atomically(file, values_bytes(mesh_suffix(file), values))
         elif file.suffix.lower() == ".npy":
             write_atomically(file, npy_bytes(values))
+        elif file.suffix.lower() == ".vtp":
+            assert at != "edges"
+            write_vtp(file, predicted.mesh, at, _joined(names, values))
         elif file.suffix.lower() == ".csv":
             write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
         else:
             colors = make_scale(values[:, 0]).colors(values[:, 0])
-            scalars = dict(zip(_ply_names(names), values.T, strict=True))
-            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at)
+            scalars, before = dict(zip(ply_names(names), values.T, strict=True)), properties_of(predicted.mesh)
+            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at, attributes=before)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         values, at = predicted.values.numpy(), network.labels_at

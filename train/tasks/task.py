@@ -36,7 +36,9 @@ from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_polygons, on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.mesh.attributes import beside, properties_of
 from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
@@ -133,6 +135,28 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     """The names of meshes without folders and extensions. If two of these are equal, the whole names."""
     stems = [mesh_stem(mesh.name) for mesh in meshes]
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
+
+
+def write_vtp(
+    file: Path,
+    mesh: Mesh,
+    at: LabelsAt,
+    arrays: Mapping[str, NDArray[Any]],
+    fields: Mapping[str, NDArray[Any]] | None = None,
+) -> None:
+    """Write a mesh as a VTP file with arrays (N,) or (N, C) at its elements, and with those of its own file.
+
+    at: "vertices" or "faces"
+    fields: arrays of the whole mesh
+    """
+    before = properties_of(mesh)
+    tables = {"vertices": before.vertices, "faces": before.faces}
+    tables[at] = beside(arrays, tables[at])
+    sizes, corners = mesh.sizes, mesh.corners
+    if sizes is None or corners is None:
+        sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
+    content = VtkArrays(tables["vertices"], tables["faces"], beside(fields or {}, before.fields))
+    write_atomically(file, vtp_bytes(mesh.verts, sizes, corners, content))
 
 
 def write_views(
