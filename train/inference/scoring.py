@@ -13,6 +13,7 @@ from rich.console import Console
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_conditions, standardized_targets
 from diffnet.data.arrays import check_arrays_of_all
+from diffnet.data.conversion import relative_lengths
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder
@@ -63,7 +64,9 @@ def run_evaluation(
     options = replace(expected.options, zoomout=zoomout)
     test_data = task.test_set(data, expected)
     items: Sequence[LabeledMesh] = test_data.test
-    standard_items = items if targets is None else standardized_targets(items, targets)
+    standard_items = items
+    if targets is not None:
+        standard_items = standardized_targets(relative_lengths(items, options.lengths, options.scale), targets)
     if expected.condition_statistics is not None:
         standard_items = standardized_conditions(standard_items, expected.condition_statistics)
     check_stored_options([items], options.preprocessing)
@@ -95,7 +98,7 @@ def run_evaluation(
 
     def report() -> dict[str, Any]:
         warn_of_tilted_items(items, options, jobs)
-        predictions = in_units(spool, targets)
+        predictions = in_units(spool, targets, items, options)
         scored = task.scored(test_data, predictions, samples, options=options, device=device, **where)
         train_hashes = expected.train_meshes
         overlap = None
