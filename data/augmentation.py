@@ -45,7 +45,7 @@ def augmented(
         UNLABELED. None leaves labels as they are.
     labels_at: the elements with the labels of the sample
     vectors: so many vectors are the first columns of its targets. They turn and are mirrored, too.
-    lengths: the columns of its targets that are multiplied by the factors, too
+    lengths: the columns of those of them that are multiplied by the factors, too, three for each
     times: the times of hks, on the device; see `hks_times`. Given, they need not be moved to a GPU.
 
     Raises OptionError for an own array `file:NAME` that could be a vector, see `check_turned`, if it is the only one.
@@ -82,7 +82,8 @@ def augmented(
     if factors is not None:
         if lengths:
             labels = labels.clone()
-            labels[:, list(lengths)] *= _per_label(operators, factors, labels_at, len(labels))[:, None]
+            for first in lengths[::3]:  # an index of a list would be copied to the GPU
+                labels[:, first : first + 3] *= _per_label(operators, factors, labels_at, len(labels))[:, None]
         operators = scaled(operators, factors)
         x = _rescaled(x, features, operators, factors, times)
     return replace(sample, features=x, labels=labels, operators=operators)

@@ -24,7 +24,7 @@ class VectorOutputs(nn.Module):
         super().__init__()
         numbers = out_features - 3 * vectors
         if numbers < 0:
-            raise ValueError(f"{vectors} vectors have {3 * vectors} channels, and out_channels is {out_features}")
+            raise ValueError(f"{vectors=} are {3 * vectors} channels, and out_channels is {out_features}")
         self.out_features = out_features
         self.vectors = TangentVectors(channels, vectors, normal=True, backend=backend)
         self.numbers = nn.Linear(channels, numbers) if numbers else None
