@@ -43,7 +43,8 @@ def own_arrays(
     - `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
     - `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
     - for the name colors, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
-    - the property NAME of the vertices in a PLY file, or the array NAME of the points in a VTK file.
+    - the property NAME of the vertices in a PLY file, or the array NAME of the points in a VTK file; or three of them,
+      NAME_x, NAME_y and NAME_z, or NAME_0, NAME_1 and NAME_2.
 
     Arrays have shape (V,) or (V, C), vectors (V, 3), masks (V,), and hold finite numbers. Files beside an STL file are
     refused, because it doesn't number its vertices. In a mask, larger numbers than 1 are 1, and negative ones and NaN

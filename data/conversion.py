@@ -16,6 +16,7 @@ from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshe
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
+from diffnet.geometry.mesh.normalize import normalized_length
 from diffnet.geometry.options import Scale, counts_all
 
 if TYPE_CHECKING:
@@ -151,17 +152,41 @@ def _on_surface(item: LabeledMesh, at: LabelsAt, scale: Scale, features: str) ->
     return replace(item, labels=labels)
 
 
+def relative_lengths(items: Sequence[LabeledMesh], columns: Sequence[int], scale: Scale) -> Sequence[LabeledMesh]:
+    """The meshes with some columns of their targets, which are lengths, in units of the normalized meshes.
+
+    scale: how positions are normalized, see `normalize_positions`
+    """
+    if not columns:
+        return items
+    return with_change(items, partial(_relative, columns=columns, scale=scale), "lengths", list(columns), scale)
+
+
+def _relative(item: LabeledMesh, columns: Sequence[int], scale: Scale) -> LabeledMesh:
+    return replace(item, labels=item.labels / length_factors(item.mesh, columns, scale, item.labels.shape[1]))
+
+
+def length_factors(mesh: Mesh, columns: Sequence[int], scale: Scale, count: int) -> NDArray[np.float64]:
+    """What `relative_lengths` divides each of `count` columns by, (C,)."""
+    factors = np.ones(count)
+    if columns:
+        factors[list(columns)] = normalized_length(mesh, scale)
+    return factors
+
+
 def target_statistics(
     items: Sequence[LabeledMesh],
     names: Sequence[str],
     jobs: int | None = None,
     of: Literal["targets", "conditions"] = "targets",
+    vectors: int = 0,
 ) -> ArrayStatistics:
     """Mean and standard deviation of each column of the targets over the training meshes. NaN doesn't count.
 
     names: of the columns, for messages
     of: or of the conditions, of which each mesh has one row
     jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
+    vectors: so many vectors are the first columns, see `ArrayStatistics`
 
     The standard deviation of a constant column is given as 1. Raises DataError for targets of another shape than
     (N, C), for a column that is NaN everywhere, and for an infinite target.
@@ -180,7 +205,12 @@ def target_statistics(
     mean = (counts * shifted).sum(0) / total
     variance = (squares + counts * (shifted - mean) ** 2).sum(0) / total
     std = np.sqrt(np.maximum(variance, 0))
-    return {"mean": (origin + mean).tolist(), "std": np.where(std > 1e-12 * np.abs(origin), std, 1.0).tolist()}
+    mean, std = origin + mean, np.where(std > 1e-12 * np.abs(origin), std, 1.0)
+    for first in range(0, 3 * vectors, 3):  # a vector keeps its direction
+        part = slice(first, first + 3)
+        size = np.sqrt((np.maximum(variance[part], 0) + mean[part] ** 2).mean())
+        mean[part], std[part] = 0, size if size > 0 else 1
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _moments(item: LabeledMesh, names: Sequence[str], of: Literal["targets", "conditions"]) -> list[list[float]]:
@@ -225,12 +255,16 @@ def standardized(values: NDArray[Any], statistics: ArrayStatistics) -> NDArray[n
     return ((values - mean) / std).astype(np.float32)
 
 
-def original_targets(values: Tensor, statistics: ArrayStatistics) -> Tensor:
-    """Standardized targets as the original numbers, (N, C) float64 on the CPU."""
+def original_targets(values: Tensor, statistics: ArrayStatistics, factors: NDArray[np.float64] | None = None) -> Tensor:
+    """Standardized targets as the original numbers, (N, C) float64 on the CPU.
+
+    factors: (C,), of `length_factors`, or None for targets that are no lengths
+    """
     import torch  # processes that change labels don't need it
 
     mean, std = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "std"))  # type: ignore[literal-required]
-    return values.detach().to("cpu", torch.float64) * std + mean
+    values = values.detach().to("cpu", torch.float64) * std + mean
+    return values if factors is None else values * torch.from_numpy(factors)
 
 
 def with_columns(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:

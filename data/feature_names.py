@@ -85,6 +85,7 @@ AUTO_LABELS = "auto"
 LABEL_SOURCES = AUTO_LABELS, "groups", "materials", COLORS  # besides file:NAME
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX}|{MASK_PREFIX})\w([\w. -]*\w)?")
+DISPLACEMENT_PREFIX = "displacement:"  # of a vector in the unit of length of its mesh
 
 
 class ArrayStatistics(TypedDict):
@@ -251,20 +252,35 @@ def feature_channels(features: str, statistics: Statistics | None = None) -> int
 
 
 def target_parts(targets: str) -> list[str]:
-    """The names of targets such as "file:u+file:v", in the order of the text.
+    """The names of targets such as "file:u+file:v", in the order of the text. Vectors come first, with their prefix.
 
     Raises OptionError for text of another form.
 
-    >>> target_parts("file:v + file:u")
-    ['v', 'u']
+    >>> target_parts("file:v + vector:w + file:u")
+    ['vector:w', 'v', 'u']
     """
-    try:
-        parts = [part.name for part in feature_parts(targets)]
-    except OptionError:
-        parts = [""]
-    if not all(part.startswith(FILE_PREFIX) for part in parts):
-        raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
-    return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
+    parts = [part.strip() for part in targets.split("+")] if isinstance(targets, str) else [""]
+    plain = [part.replace(DISPLACEMENT_PREFIX, VECTOR_PREFIX, 1) for part in parts]
+    names = {part.partition(":")[2] for part in parts}
+    is_name = all(_OWN_NAME.fullmatch(part) and not part.startswith(SCALAR_PREFIX) for part in plain)
+    if not is_name or len(names) < len(parts):
+        kinds = f"file:NAME, {VECTOR_PREFIX}NAME or {DISPLACEMENT_PREFIX}NAME"
+        raise OptionError(f"targets should be {kinds}, one or several joined by +, got {targets!r:.200}")
+    return sorted((part.removeprefix(FILE_PREFIX) for part in parts), key=lambda part: ":" not in part)
+
+
+def vector_targets(targets: str | None) -> list[str]:
+    """The names of the vectors among targets, with their prefix. They are the first columns, three for each.
+
+    >>> vector_targets("file:p+displacement:u")
+    ['displacement:u']
+    """
+    return [part for part in target_parts(targets) if ":" in part] if targets and is_in_files(targets) else []
+
+
+def component_names(name: str) -> list[str]:
+    """The names of the columns of an array of three columns."""
+    return [f"{name}_{i}" for i in range(3)]
 
 
 def checked_label_source(text: str) -> str:

@@ -29,6 +29,7 @@ from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
 from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, about, takes
 from diffnet.shared_launches import shared_launches
 from diffnet.spatial_gradient_features import Rotation
+from diffnet.vector_outputs import VectorOutputs
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -45,6 +46,15 @@ class NetworkOptions(BlockDetails, Architecture):
         metadata=about(
             "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted "
             "by vertex areas."
+        ),
+    )
+    vectors: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about(
+            "The first 3 · vectors outputs are vectors that turn with the mesh, see `TangentVectors`. With "
+            "`gradient_rotation=False`, they also mirror with it.",
+            least=0,
         ),
     )
     last_activation: Activation | None = field(
@@ -93,6 +103,7 @@ class DiffusionNet(nn.Module):
     attention_heads: int
     global_tokens: int = 0  # of the class, because pickles of older versions lack it
     condition_channels: int = 0
+    vectors: int = 0
     dropout: float
     recompute_activations: bool = False
 
@@ -114,7 +125,11 @@ class DiffusionNet(nn.Module):
         self.first = nn.Linear(o.in_channels, width)
         of_block = {f.name: arguments[f.name] for f in fields(BlockOptions) if f.name != "channels"}
         self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
-        self.last = nn.Linear(width, o.out_channels)
+        self.last: nn.Linear | VectorOutputs = (
+            VectorOutputs(width, o.out_channels, o.vectors, o.backend)
+            if o.vectors
+            else nn.Linear(width, o.out_channels)
+        )
         self._built = {name: arguments.pop(name) for name in ("in_channels", "out_channels", "width")}
         del arguments["blocks"]
         arguments["mlp_hidden"] = [int(w) for w in ((width, width) if o.mlp_hidden is None else o.mlp_hidden)]
@@ -181,7 +196,8 @@ class DiffusionNet(nn.Module):
         prepared = (operators.prepared if on_basis else operators.with_basis_dtype)(compute_dtype(x))
         for block, more in zip(self.blocks, shared, strict=True):
             x = self._call(block, x, prepared, *further, **more)
-        return self._outputs(self._linear(self.last, x, **last), operators)
+        is_vector = isinstance(self.last, VectorOutputs)
+        return self._outputs(self.last(x, operators) if is_vector else self._linear(self.last, x, **last), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
         """Compute a layer. A plain one is an MLP of one layer."""

@@ -51,12 +51,17 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
     `torch.export.load`, holds the names and shapes of the inputs, and the metadata of the network.
 
     The outputs are compared with the network's on a mesh. Raises OptionError, a ValueError, if they differ by more than
-    1e-5 of the largest, as those of networks with other layers that read the matrices of the operators, and for
-    implicit diffusion, whose number of steps depends on the values.
+    1e-5 of the largest, as those of networks with other layers that read the matrices of the operators, for networks
+    with `vectors`, and for implicit diffusion, whose number of steps depends on the values.
     """
     if network.diffusion == "implicit":
         raise OptionError(
             "implicit diffusion takes a number of steps that depends on the mesh, so it can't be exported"
+        )
+    if network.vectors:
+        raise OptionError(
+            "vectors by directions of the surface read the matrix of gradients, which exported networks don't take; "
+            "export a network with --vector-head space"
         )
     network = copy.deepcopy(network).to("cpu", torch.float32).eval()
     operators = precompute(trimesh.creation.icosphere(1), k=8)

@@ -145,7 +145,7 @@ def run_training(
             evaluate(task, network, run.test, options, device, spool, ranks)
 
         def report() -> dict[str, Any]:
-            predictions = in_units(spool, run.target_statistics)
+            predictions = in_units(spool, run.target_statistics, data.test, options)
             scored = task.scored(data, predictions, run.test, options=options, **where)
             results = {
                 "task": task.name,

@@ -171,8 +171,10 @@ def load_targets(
         "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, which
         is divided as `load_dataset` divides it. The numbers of a mesh STEM are in `STEM.NAME.npy`, `.txt` or `.csv`
         beside it; or in `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME is beside the mesh or beside its
-        folder; or they are the property NAME of the vertices or faces of a PLY or VTK file. There are one or several
-        columns, and a row for each element. The number of rows decides which elements these are.
+        folder; or they are the property NAME of the vertices or faces of a PLY or VTK file, or NAME_x, NAME_y and
+        NAME_z, or NAME_0, NAME_1 and NAME_2. There are one or several columns, and a row for each element. The number
+        of rows decides which elements these are. "vector:NAME" and "displacement:NAME" are three columns, and come
+        first.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
     conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are

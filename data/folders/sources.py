@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX
+from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX, component_names
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
@@ -284,8 +284,11 @@ def _levels(colors: NDArray[np.float64]) -> NDArray[np.int64]:
 def find_values(mesh: Path, name: str) -> Path:
     """The file that holds the labels or targets `file:NAME` of a mesh: one beside it, else the mesh itself.
 
+    name: see `target_parts`
+
     Raises DataError for several files.
     """
+    name = name.rpartition(":")[2]
     return only_file(mesh, array_files(mesh, name, _SUFFIXES), f"file for {FILE_PREFIX}{name}") or mesh
 
 
@@ -311,10 +314,17 @@ def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt 
 
 
 def read_targets(file: Path, name: str) -> FileValues:
-    """The targets `file:NAME` in a file of `find_values`. Raises DataError if they are missing or there twice."""
+    """The targets of one of `target_parts` in a file of `find_values`.
+
+    Raises DataError if they are missing or there twice, and for a vector that has not three columns.
+    """
+    prefix, _, name = name.rpartition(":")
     columns, at = _named_columns(file, name, TARGETS)
     count = columns.values.shape[1]
-    names = columns.names or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
+    if prefix and count != 3:
+        raise DataError(f"{file}: {prefix}:{name} has {count} columns, and a vector has 3")
+    own = None if prefix else columns.names
+    names = own or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
     return FileValues(file, TARGETS, columns.values, names, at)
 
 
@@ -357,7 +367,18 @@ def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], Label
     attributes = load_attributes(mesh)
     if name == COLORS and attributes.colors is not None:
         return [(attributes.colors, "vertices")]
-    return [(table[name], at) for at, table in _tables(attributes) if name in table]
+    inside = ((_array(table, name), at) for at, table in _tables(attributes))
+    return [(array, at) for array, at in inside if array is not None]
+
+
+def _array(table: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | None:
+    """The property NAME, or the three NAME_x, NAME_y, NAME_z or NAME_0, NAME_1, NAME_2 as an array (N, 3), or None."""
+    if name in table:
+        return table[name]
+    for names in ([f"{name}_{end}" for end in "xyz"], component_names(name)):
+        if all(each in table and table[each].ndim == 1 for each in names):
+            return np.stack([table[each] for each in names], 1)
+    return None
 
 
 def _has_properties(mesh: Path) -> bool:

@@ -13,7 +13,7 @@ from runs import ball, results_of, table_of
 
 from diffnet import DiffusionNet, viz
 from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
-from diffnet.geometry import load_attributes, make_mesh
+from diffnet.geometry import element_areas, load_attributes, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -26,6 +26,7 @@ from diffnet.train.tasks.task import Scored
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
 CPU = torch.device("cpu")
+TURN = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu", "--lr", 0.02, "--no-rotate"]
 
 
@@ -177,6 +178,90 @@ def test_from_vtp_to_vtp(tmp_path: Path) -> None:
     first, last = (pyvista.read(tmp_path / "same" / f"m{i}.vtp")["u"] for i in (0, 3))
     np.testing.assert_array_equal(first, meshes[0]["u"])
     assert not np.array_equal(last, meshes[1]["u"])
+
+
+@pytest.fixture(scope="module")
+def flows(room: Path) -> Path:
+    """Runs on vectors at vertices, in both heads, and at faces. Some are in files beside the meshes, some inside."""
+    folder = room / "flows"
+    folder.mkdir()
+    for i in range(5):
+        mesh = ball(i)
+        mesh.apply_scale(1 + i)
+        viz.write_ply(
+            folder / f"m{i}.ply",
+            make_mesh(mesh.vertices, mesh.faces),
+            scalars=dict(zip(("w_x", "w_y", "w_z"), 3 * mesh.face_normals.T, strict=True)),
+            at="faces",
+        )
+        np.save(folder / f"m{i}.n.npy", 2 * mesh.vertex_normals)
+        np.save(folder / f"m{i}.d.npy", mesh.vertices / 2)
+        np.save(folder / f"m{i}.p.npy", mesh.vertices[:, 2] * np.where(np.arange(42) < 9, np.nan, 1))
+    (folder / "train.txt").write_text("m0\nm1\nm2\nm3")
+    (folder / "test.txt").write_text("m4")
+    shared = ["--data", folder, "--cache", room / "cache", *SMALL[:-1]]
+    both = ["--targets", "file:p+vector:n+displacement:d", "--mirror", "--scalar-targets"]
+    output("train", "regression", *shared, *both, "--scale-range", 1.2, "--epochs", 25, "--out", room / "surface")
+    output("train", "regression", *shared, "--targets", "vector:w", "--epochs", 1, "--out", room / "faces")
+    space = ["--vector-head", "space", "--features", "xyz+normals", "--epochs", 25, "--equal-weights"]
+    output("train", "regression", *shared, *both, *space, "--out", room / "space")
+    return folder
+
+
+@pytest.mark.parametrize("run", ["surface", "faces"])
+@pytest.mark.parametrize(("matrix", "step"), [(TURN, 1), (np.diag([1, -1, 1]), -1), (3 * TURN @ -np.eye(3), -1)])
+def test_vectors_turn_and_mirror_with_the_mesh(flows: Path, run: str, matrix: np.ndarray, step: int) -> None:
+    """Displacements have the size of the mesh, too."""
+    network, mesh = DiffusionNet.load(flows.parent / run / "last.pt"), ball(7, 2)
+    changed = make_mesh(mesh.vertices @ matrix, mesh.faces[:, ::step])
+    (_, before), (_, after) = predict_values([make_mesh(mesh.vertices, mesh.faces), changed], network, "cpu")
+    size = np.cbrt(abs(np.linalg.det(matrix)))
+    for first, factor in [(0, 1), (3, size)][: before.shape[1] // 3]:
+        expected = factor * before[:, first : first + 3] @ (matrix / size)
+        assert np.linalg.norm(after[:, first : first + 3] - expected) < 1e-4 * np.linalg.norm(expected)
+    np.testing.assert_allclose(after[:, 6:], before[:, 6:], atol=1e-3)
+
+
+@pytest.mark.parametrize("run", ["surface", "space"])
+def test_scores_of_vectors(flows: Path, run: str, tmp_path: Path) -> None:
+    folder, mesh = flows.parent / run, flows / "m4.ply"
+    results, network = results_of(folder), DiffusionNet.load(folder / "last.pt")
+    statistics = load_checkpoint(folder / "last.pt")["target_statistics"]
+    assert statistics["mean"][:6] == [0] * 6
+    np.testing.assert_allclose(statistics["std"][:3], 2 / 3**0.5)
+    assert max(statistics["std"][3:6]) < 0.5 / 3**0.5  # of the normalized mesh
+    ((_, values),) = predict_values([mesh], network, "cpu")
+    areas = np.ones(42) if run == "space" else element_areas(load_mesh(mesh), "vertices")
+    row = table_of(folder / "per_mesh.csv")[0]
+    for i, (name, truth) in enumerate((("n", np.load(flows / "m4.n.npy")), ("d", np.load(flows / "m4.d.npy")))):
+        found, entry = values[:, 3 * i : 3 * i + 3], results["vectors"][i]
+        error = (areas @ ((found - truth) ** 2).sum(1) / (areas @ (truth**2).sum(1))) ** 0.5
+        cosine = (found * truth).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(truth, axis=1)
+        angle = areas @ np.degrees(np.arccos(cosine)) / areas.sum()
+        assert entry == {"name": name, "count": 42, "relative_l2": pytest.approx(error), "angle": pytest.approx(angle)}
+        assert float(row[f"{name}_relative_l2"]) == pytest.approx(error, rel=1e-4)
+        assert error < 0.3
+    assert [column["name"] for column in results["columns"]] == ["n_0", "n_1", "n_2", "d_0", "d_1", "d_2", "p"]
+    scored = ["--data", flows, "--checkpoint", folder / "last.pt", "--device", "cpu", "--out", tmp_path / "scores"]
+    output("evaluate", *scored, "--cache", flows.parent / "cache")
+    assert results_of(tmp_path / "scores")["vectors"] == results["vectors"]
+    assert "angle in degrees" in (folder / "predictions.html").read_text()
+
+
+def test_a_run_that_starts_from_vectors_predicts_them(flows: Path, tmp_path: Path) -> None:
+    start = ["--data", flows, "--targets", "displacement:d+vector:n+file:p", "--scalar-targets", "--epochs", 1]
+    more = ["--lr", 1e-9, "--from", flows.parent / "surface" / "last.pt", "--out", tmp_path / "run", "--seed", 1]
+    output("train", "regression", *start, *more, "--cache", flows.parent / "cache", "--jobs", 1, "--device", "cpu")
+    networks = [DiffusionNet.load(run / "last.pt") for run in (flows.parent / "surface", tmp_path / "run")]
+    (before, after) = (predict_values([flows / "m4.ply"], network, "cpu")[0][1] for network in networks)
+    np.testing.assert_allclose(after, before[:, [3, 4, 5, 0, 1, 2, 6]], atol=1e-3)
+
+
+def test_vectors_that_are_refused(flows: Path, tmp_path: Path) -> None:
+    train = ["train", "regression", "--data", flows, "--out", tmp_path / "run", "--epochs", 1, "--targets"]
+    assert "vector:p has 1 columns, and a vector has 3" in complaint(*train, "vector:p")
+    assert "Leave out --vector-head space" in complaint(*train, "vector:n", "--vector-head", "space")
+    assert "write --targets vector:NAME" in complaint(*train, "file:n")
 
 
 def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
-from diffnet.data.conversion import counted_elements
+from diffnet.data.conversion import counted_elements, length_factors
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges, on_polygons
@@ -95,12 +95,19 @@ def predict_values(
     MetadataError for a network of another task, and OptionError for other conditions than those of the network.
     """
     expected = network_input(network)
-    targets, task = expected.target_statistics, task_named(expected.options.task)
-    if targets is None:
+    task = task_named(expected.options.task)
+    if expected.target_statistics is None:
         raise MetadataError(f"the network is one of {task.name}; call predict_labels or predict_probabilities")
-    return _predictions(
-        sources, network, device, cache_dir, lambda x: original_targets(task.predict(x).cpu(), targets), conditions
-    )
+    predicted = _predictions(sources, network, device, cache_dir, task.predict, conditions)
+    return [(mesh, _in_units(torch.from_numpy(values), mesh, expected).numpy()) for mesh, values in predicted]
+
+
+def _in_units(values: Tensor, mesh: Mesh, expected: NetworkInput) -> Tensor:
+    """Predictions (N, C) in the units of the targets, for a network whose targets have statistics."""
+    assert expected.target_statistics is not None
+    lengths, scale = expected.options.lengths, expected.options.scale
+    factors = length_factors(mesh, lengths, scale, values.shape[1])
+    return original_targets(values, expected.target_statistics, factors)
 
 
 def _check_classes(network: DiffusionNet) -> None:
@@ -150,7 +157,7 @@ def predictor(
     least_area, background: those of `label_instances`, for a segmentation with instances; no area for none
     """
     expected = network_input(network)
-    task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
+    task, at = task_named(expected.options.task), expected.labels_at
     outputs_of = _outputs(network, device, cache_dir)
 
     def predicted(source: MeshLike, conditions: Mapping[str, float] = NO_CONDITIONS) -> Predicted:
@@ -164,8 +171,8 @@ def predictor(
             values = _where_finite((shares[:, 1] >= threshold).long(), shares)
         else:
             values = _where_finite(task.predict(outputs), outputs).cpu()
-        if targets is not None:
-            values = original_targets(values, targets)
+        if expected.target_statistics is not None:
+            values = _in_units(values, mesh, expected)
         instances = None
         if least_area is not None and at != "meshes":
             instances, labels = label_instances(

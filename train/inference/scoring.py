@@ -22,6 +22,7 @@ from diffnet.data import (
     standardized_targets,
 )
 from diffnet.data.arrays import check_arrays_of_all
+from diffnet.data.conversion import relative_lengths
 from diffnet.data.options import Base
 from diffnet.data.pairs.files import find_maps, paths_of, read_maps
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
@@ -81,7 +82,9 @@ def run_evaluation(
     test_data = task.test_set(data, expected)
     writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
-    standard_items = items if targets is None else standardized_targets(items, targets)
+    standard_items = items
+    if targets is not None:
+        standard_items = standardized_targets(relative_lengths(items, options.lengths, options.scale), targets)
     if expected.condition_statistics is not None:
         standard_items = standardized_conditions(standard_items, expected.condition_statistics)
     check_stored_options([items], options.preprocessing)
@@ -113,7 +116,7 @@ def run_evaluation(
 
     def report() -> dict[str, Any]:
         warn_of_tilted_items(items, options, jobs)
-        predictions = in_units(spool, targets)
+        predictions = in_units(spool, targets, items, options)
         scored = task.scored(test_data, predictions, samples, options=options, device=device, **where)
         if writer is not None:
             writer(scored)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import checked_targets, column_names
+from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, column_names, vector_targets
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
+VectorHead: TypeAlias = Literal["surface", "space"]
 
 
 def _checked_conditions(text: str) -> str:
@@ -25,8 +26,9 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
-        "NAME of a PLY or VTK file. Several are joined by +. By default, a table targets.csv has the targets of whole "
-        "meshes; COLUMN,COLUMN… picks some of its columns.",
+        "NAME of a PLY or VTK file. Several are joined by +. vector:NAME turns with the mesh, and displacement:NAME "
+        "has its unit of length, too. By default, a table targets.csv has the targets of whole meshes; "
+        "COLUMN,COLUMN… picks some of its columns.",
         metavar="file:NAME",
         check=checked_targets,
     )
@@ -48,11 +50,36 @@ class RegressionOptions(SharedOptions):
         "All targets are numbers that stay as they are when a mesh is turned or mirrored. Columns that look like "
         "a vector, such as u_x, u_y, u_z, need this or --no-rotate.",
     )
+    vector_head: VectorHead = option(
+        "surface",
+        None,
+        "How the network gives vector:NAME: by directions of the surface, so that predictions turn and mirror with the "
+        "mesh as features do; or as three numbers in space, for meshes that stand alike.",
+    )
+    equal_weights: bool = option(
+        False, None, "Relative errors and angles count all vertices, faces or edges alike, and not by their areas."
+    )
 
     @property
     def condition_names(self) -> list[str]:
         """The names of the conditions of each mesh."""
         return [] if self.conditions is None else self.conditions.split(",")
+
+    @property
+    def vectors(self) -> int:
+        """So many vectors are the first columns of the targets, see `vector_targets`."""
+        return len(vector_targets(self.targets))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The columns of the targets in the unit of length of the mesh."""
+        of = [part.startswith(DISPLACEMENT_PREFIX) for part in vector_targets(self.targets)]
+        return [i for i in range(3 * len(of)) if of[i // 3]]
+
+    @property
+    def vector_outputs(self) -> int:
+        """So many vectors are the first outputs of the network, by directions of the surface."""
+        return self.vectors if self.vector_head == "surface" else 0
 
 
 OPTIONS = TaskOptions(
@@ -70,6 +97,6 @@ OPTIONS = TaskOptions(
     data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv or .tsv), or shards.",
     sets=("files", "mask"),
     own=RegressionOptions,
-    prediction=("targets", "conditions"),
+    prediction=("targets", "conditions", "vector_head", "equal_weights"),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

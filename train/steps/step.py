@@ -38,7 +38,7 @@ class TrainingStep:
     ) -> None:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
-        loss = _TaskLoss(task, options, task.tallying(options)[0](model.last.out_features, device))
+        loss = _TaskLoss(task, options, task.tallying(options)[0](model.out_channels, device))
         self.tally, self.sums = loss.tally, loss.sums
         self._step = GraphedStep(
             _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average

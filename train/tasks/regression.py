@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets, with_columns
-from diffnet.data.feature_names import vector_columns
+from diffnet.data.feature_names import component_names, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry import element_areas
@@ -37,6 +38,7 @@ from diffnet.train.metrics import (
     score_columns,
     scores_a_test,
     spread_over,
+    vector_scores,
 )
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.regression import Loss
@@ -49,6 +51,7 @@ SHOWN_WHOLE = 60
 MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
+_OF_VECTORS = "_relative_l2", "_angle"  # ends of columns of per_mesh.csv
 
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -70,18 +73,32 @@ def _mesh_errors(scored: Scored) -> NDArray[np.float64]:
 
     NaN without targets. Whole meshes have no `relative_l2`. Meshes are read one after another, once.
     """
+    return _errors(scored)[0]
+
+
+def _vector_errors(scored: Scored) -> NDArray[np.float64]:
+    """The `vector_scores` of each mesh and each vector among the targets, (M, 2, P). NaN where not defined."""
+    return _errors(scored)[1]
+
+
+def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The results of `_mesh_errors` and `_vector_errors`."""
     if "errors" not in scored.memo:
-        at, rows = scored.labels_at, []
+        at, rows, vectors = scored.labels_at, [], []
         for (mesh, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels, dtype=torch.float64)
             errors = predicted.double() - truth
-            relative = np.full(truth.shape[1], np.nan)
+            relative, areas = np.full(truth.shape[1], np.nan), np.ones(len(truth))
             if at != "meshes":
-                is_cloud, per_polygon = mesh.is_point_cloud, mesh.has_polygons
-                areas = np.ones(len(truth)) if is_cloud else element_areas(mesh, at, per_polygon=per_polygon)
+                if not mesh.is_point_cloud and not scored.equal_weights:
+                    areas = element_areas(mesh, at, per_polygon=mesh.has_polygons)
                 relative = relative_l2(predicted.numpy(), labels, areas)
             rows.append([errors.abs().nanmean(0).numpy(), errors.square().nanmean(0).sqrt().numpy(), relative])
-        scored.memo["errors"] = np.array(rows).reshape(len(rows), 3, len(scored.label_names))
+            parts = [slice(3 * i, 3 * i + 3) for i in range(len(scored.vectors))]
+            vectors.append([vector_scores(predicted[:, part].numpy(), labels[:, part], areas) for part in parts])
+        of_columns = np.array(rows).reshape(len(rows), 3, len(scored.label_names))
+        of_vectors = np.array(vectors).reshape(len(rows), len(scored.vectors), 2).transpose(0, 2, 1)
+        scored.memo["errors"] = of_columns, of_vectors
     return scored.memo["errors"]  # type: ignore[no-any-return]
 
 
@@ -136,13 +153,23 @@ class Regression(MeshTask):
 
         Warns if they are a vector and the features don't depend on the orientation.
         """
+        parts, count = vector_targets(options.targets), 3 * options.vectors
+        expected = [name for part in parts for name in component_names(part.partition(":")[2])]
+        if data.label_names[:count] != expected:
+            columns = listing(data.label_names)
+            raise OptionError(f"{'+'.join(parts)} should be the first columns of the targets, which are {columns}")
         if options.scalar_targets:
             return
-        vectors, sides = vector_columns(data.label_names), found_sides(data.label_names)
-        parts = feature_parts(options.features)
-        knows = any(part.is_vector or part.array is not None for part in parts)
+        others = data.label_names[count:]
+        vectors, sides = vector_columns(others), found_sides(others)
+        knows = any(part.is_vector or part.array is not None for part in feature_parts(options.features))
         features = f"the features {options.features} don't depend on its orientation"
-        scalars = "If they are numbers that stay as they are when a mesh is turned or mirrored, add --scalar-targets"
+        scalars = (
+            "If they are a vector in files of the meshes, write --targets vector:NAME. If they are numbers that stay "
+            "as they are when a mesh is turned or mirrored, add --scalar-targets"
+        )
+        if parts and options.vector_head == "space" and not knows:
+            raise OptionError(f"{parts[0]} turns with the mesh, but {features}. Leave out --vector-head space")
         if vectors:
             columns = f"the columns {', '.join(vectors[0])} look like a vector, which turns with the mesh"
             if options.mirror:
@@ -178,6 +205,14 @@ class Regression(MeshTask):
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
 
+    def scored(
+        self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
+    ) -> Scored:
+        options: TrainOptions = where["options"]
+        names = tuple(part.partition(":")[2] for part in vector_targets(options.targets))
+        scored = super().scored(data, predictions, samples, **where)
+        return replace(scored, vectors=names, equal_weights=options.equal_weights)
+
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
         return outputs.float()
@@ -203,17 +238,26 @@ class Regression(MeshTask):
         if scored.labels_at != "meshes":
             for row, column in zip(rows, _mesh_errors(scored)[:, 2].T, strict=True):
                 row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
+        fields = []
+        for name, (relative, angles) in zip(scored.vectors, _vector_errors(scored).transpose(2, 1, 0), strict=True):
+            count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
+            means = (None if np.isnan(column).all() else float(np.nanmean(column)) for column in (relative, angles))
+            fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
+        more = {"vectors": fields} if fields else {}
         mean = mean_r2(tally)
-        return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
+        return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows, **more}
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         """The errors of each column, or the target and the prediction of whole meshes."""
         whole = scored.labels_at == "meshes"
         ends = ("", "_predicted") if whole else ("_mae", "_rmse", "_relative_l2")
-        rows: list[list[Any]] = [["mesh", *(f"{name}{end}" for name in scored.label_names for end in ends)]]
+        header = [f"{name}{end}" for name in scored.label_names for end in ends]
+        rows: list[list[Any]] = [["mesh", *header, *(f"{v}{end}" for v in scored.vectors for end in _OF_VECTORS)]]
+        more = _vector_errors(scored)
         pairs = ((truth[0], each[0]) for truth, each in zip(_truths(scored), scored.predictions, strict=True))
-        for name, values in zip(names_of(scored.meshes), pairs if whole else _mesh_errors(scored), strict=True):
-            numbers = [float(value) for of_column in zip(*values, strict=True) for value in of_column]
+        of_meshes = pairs if whole else _mesh_errors(scored)
+        for name, values, vectors in zip(names_of(scored.meshes), of_meshes, more, strict=True):
+            numbers = [float(value) for part in (values, vectors) for each in zip(*part, strict=True) for value in each]
             rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
         return rows
 
@@ -224,14 +268,15 @@ class Regression(MeshTask):
         return np.argsort(-sizes, kind="stable").tolist()
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
-        scores = score_columns(results["columns"])
+        entries = [*results.get("vectors", ()), *results["columns"]]
+        scores = score_columns(entries)
         table = Table("column", "targets", *scores.values())
         for column in table.columns[1:]:
             column.justify = "right"
-        for row in results["columns"][:30]:
-            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in scores))
-        if len(results["columns"]) > 30:
-            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", *("" for _ in scores))
+        for row in entries[:30]:
+            table.add_row(row["name"], str(row["count"]), *(number(row.get(key)) for key in scores))
+        if len(entries) > 30:
+            table.add_row(f"… {len(entries) - 30} more in results.json", "", *("" for _ in scores))
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
@@ -248,6 +293,7 @@ class Regression(MeshTask):
             self.reported(scored, shown),
             {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **parts.summary},
             columns=results["columns"],
+            vectors=results.get("vectors", ()),
             meshes=[parts.rows[0], *(parts.rows[1 + i] for i in order)],
             at=scored.labels_at,
             scatter=scatter,

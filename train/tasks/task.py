@@ -101,12 +101,16 @@ class Scored:
 
     predictions: for each mesh, the result of `Task.to_score`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64. Predictions at faces are those of the faces of the file.
+    vectors: the names of those among the targets of a regression, which are the first columns
+    equal_weights: whether relative errors count all elements alike, and not by their areas
     """
 
     meshes: Sequence[LabeledMesh]
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
+    vectors: tuple[str, ...] = ()
+    equal_weights: bool = False
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
     def truths(self) -> Iterator[NDArray[Any]]:
