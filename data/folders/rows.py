@@ -98,7 +98,7 @@ def find_target_rows(
 
 def find_label_rows(table: Path, rule: Rule, columns: Sequence[str]) -> Division[Row]:
     """The meshes of each part in a table with label files in a column, or in none. Raises DataError."""
-    lines, _ = _lines_of_columns(table, rule.files, columns, ())
+    lines, _, _ = _lines_of_columns(table, rule.files, columns, ())
     return _parts_of_table(table, _table_rows(table, lines, len(columns)), rule)
 
 
