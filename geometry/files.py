@@ -81,7 +81,7 @@ def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     import numpy as np
 
     content = io.BytesIO()
-    np.savez(content, **arrays)
+    np.savez(content, **arrays)  # type: ignore[arg-type]  # of the further arguments
     return content.getvalue()
 
 

@@ -86,8 +86,8 @@ def load_pairs(
     roots = [root for folder in folders for root in _roots(Path(folder))]
     which = _pair_rule(folders, pairs)
     parts = [_division(root, rule) for root in roots]
-    places = list(dict.fromkeys(place for one in parts for _, place in one.every))
-    divisions = [one.of(partial(_shape, several=len(places) > 1, cache_dir=cache_dir)) for one in parts]
+    homes = list(dict.fromkeys(home for one in parts for _, home in one.every))
+    divisions = [one.of(partial(_shape, several=len(homes) > 1, cache_dir=cache_dir)) for one in parts]
     train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {text}" for text, root in sources.items()))
@@ -101,7 +101,7 @@ def load_pairs(
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _registered(data) if registered else _with_correspondences(data, places, base)
+    data = _registered(data) if registered else _with_correspondences(data, homes, base)
     data = _with_pairs(data, folders, which, needs_train)
     # A shape with a place for every template point is whole.
     for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
@@ -150,8 +150,10 @@ def _registered(data: MeshPairs) -> MeshPairs:
     for mesh in every:
         if mesh.verts.shape != every[0].verts.shape or not np.array_equal(mesh.faces, every[0].faces):
             raise DataError(f"{mesh.name}: registered meshes should have the faces of {every[0].name}")
-    parts = ([replace(s, template=np.arange(len(s.mesh.verts))) for s in part] for part in (data.train, data.test))
-    return replace(data, **dict(zip(("train", "test"), parts, strict=True)))
+    train, test = (
+        [replace(s, template=np.arange(len(s.mesh.verts))) for s in part] for part in (data.train, data.test)
+    )
+    return replace(data, train=train, test=test)
 
 
 def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) -> MeshPairs:

@@ -58,8 +58,8 @@ def pair_errors(
     maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
     meshes = [second.mesh for _, second in pairs]
     truths = [_truth_of(data, first, second) for first, second in pairs]
-    for (first, _), vertices, truth in zip(pairs, maps, truths, strict=True):
-        if not (vertices[truth.vertices] >= 0).any():
+    for (first, _), vertices, right_one in zip(pairs, maps, truths, strict=True):
+        if not (vertices[right_one.vertices] >= 0).any():
             raise DataError(f"{first.name}: a predicted map has no vertex where there is a true one")
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 

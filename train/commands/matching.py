@@ -139,7 +139,7 @@ def _match_two(
         make_folder(path.parent)
     matches, names = matched.matches, (mesh_stem(b), mesh_stem(a))
     meshes = [matched.b, matched.a]
-    colors = pair_colors(*meshes, matches)
+    colors = pair_colors(matched.b, matched.a, matches)
     heading = pair_heading(*names)
     write_views(meshes, fields=colors, kind="colors", heading=heading, titles=names, **views)
     partners = len(set(matches.tolist()) - {-1})

@@ -95,7 +95,7 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
     heading = pair_heading(first.name, second.name)
     path = f"pairs/{number:03d}.html"
     meshes, titles = [first.mesh, second.mesh], (first.name, second.name)
-    colors = pair_colors(*meshes, matches, errors)
+    colors = pair_colors(first.mesh, second.mesh, matches, errors)
     page(meshes, colors=colors, titles=titles, heading=heading).save(out / path)
     pictures = (
         (first.mesh, colors[0]["position"], "Transferred colors", first.name),
