@@ -43,13 +43,16 @@ def write_predictions(
 ) -> None:
     """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture.
 
+    Meshes keep the properties of their files.
+
     predictions: as from `predict_labels`
     label_names, label_numbers: of the classes, see `diffnet.viz.write_ply`
     """
     from diffnet.viz import write_ply
 
     for (mesh, labels), path in zip(predictions, plys, strict=True):
-        write_ply(path, mesh, labels=labels, label_names=label_names, label_numbers=label_numbers, at=at)
+        names: dict[str, Any] = {"label_names": label_names, "label_numbers": label_numbers}
+        write_ply(path, mesh, labels=labels, **names, at=at, attributes=properties_of(mesh))
     meshes, fields = [mesh for mesh, _ in predictions], [{"prediction": labels} for _, labels in predictions]
     write_views(meshes, html, png, Segmentation.heading, fields, kind="labels", at=at, label_names=label_names)
 
