@@ -105,10 +105,9 @@ def inputs(network: nn.Module, case: Case) -> tuple[Tensor, Operators, list[Tens
 
 def errors(outputs: Tensor, case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """The pressure (F, 1) of outputs (V, 4), and the squares () of the relative L2 errors, added over the batch."""
-    values = outputs.float()
-    pressure = F.embedding(case.operators.faces, values[:, :1]).mean(1)
-    of_pressure = case.face_weights * (pressure - case.pressure).square()
-    return pressure, of_pressure.sum(), (case.vertex_weights * (values[:, 1:] - case.velocity).square()).sum()
+    pressure = F.embedding(case.operators.faces, outputs[:, :1].float()).mean(1)
+    of_velocity = case.vertex_weights * (outputs[:, 1:].float() - case.velocity).square()
+    return pressure, (case.face_weights * (pressure - case.pressure).square()).sum(), of_velocity.sum()
 
 
 def loss(outputs: Tensor, case: Case) -> Tensor:
@@ -125,6 +124,7 @@ def train(network: nn.Module, batches: Sequence[Case], seconds: float, rate: flo
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4, fused=batches[0].areas.is_cuda)
     step = GraphedStep(network, optimizer, loss, clip=1.0)
     step.graphs = isinstance(network, SurfaceNetwork)
+    step.reserve([case.operators for case in batches], batch_meshes=1)  # each batch comes as it is
     arguments = [(x, operators, case, *more) for case in batches for x, operators, more in [inputs(network, case)]]
     begin, losses = math.inf, deque[Tensor](maxlen=len(batches))
     orders = (torch.randperm(len(batches)).tolist() for _ in itertools.count())
