@@ -130,7 +130,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
     """
     rows = []
     arrays = own_arrays(item.mesh, features, given=item.arrays)
-    counted = inside_mask(arrays, mask_of(features), item.mesh) & (every | item.mesh.on_surface)
+    inside = inside_mask(arrays, mask_of(features), item.mesh) & (every | item.mesh.on_surface)
     for name in array_names(features):
         array = arrays[name]
         shift = np.array(shifts[name])
@@ -139,7 +139,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
                 f"{item.mesh.name}: the own array {name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
-        moved = array[counted] - shift
+        moved = array[inside] - shift
         rows.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(moved)])
     return rows
 

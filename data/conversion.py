@@ -111,7 +111,7 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
 
 
 def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> LabeledMeshes:
-    """The data set without labels and targets at elements that don't count, see `counted_elements`."""
+    """The data set without labels and targets at elements that don't count, see `elements_inside`."""
     at, mask = data.labels_at, mask_of(features)
     if at == "meshes" or (mask is None and (at != "vertices" or counts_all(scale))):
         return data
@@ -121,7 +121,7 @@ def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> Label
     return data.with_parts(lambda part: with_change(part, change, "on surface", *about, *array_states(part, features)))
 
 
-def counted_elements(
+def elements_inside(
     mesh: Mesh, at: LabelsAt, scale: Scale, features: str, arrays: Mapping[str, Any] | None = None
 ) -> NDArray[np.bool_]:
     """Which vertices (V,), triangles (F,) or edges (E,) count in scores and predictions.
@@ -134,21 +134,21 @@ def counted_elements(
     """
     mask = mask_of(features)
     own = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
-    counted = inside_mask(own, mask, mesh) & (counts_all(scale) | mesh.on_surface)
+    inside = inside_mask(own, mask, mesh) & (counts_all(scale) | mesh.on_surface)
     if at == "vertices":
-        return counted
-    counted = np.asarray(counted[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
+        return inside
+    inside = np.asarray(inside[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
     if at == "faces" and mesh.has_polygons:
-        counted = (np.bincount(mesh.polygons, ~counted, mesh.polygon_count) == 0)[mesh.polygons]
-    return counted
+        inside = (np.bincount(mesh.polygons, ~inside, mesh.polygon_count) == 0)[mesh.polygons]
+    return inside
 
 
 def _on_surface(item: LabeledMesh, at: LabelsAt, scale: Scale, features: str) -> LabeledMesh:
-    counted = counted_elements(item.mesh, at, scale, features, item.arrays)
-    if counted.all():
+    inside = elements_inside(item.mesh, at, scale, features, item.arrays)
+    if inside.all():
         return item
     labels = item.labels.copy()
-    labels[~counted] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    labels[~inside] = np.nan if labels.dtype.kind == "f" else UNLABELED
     return replace(item, labels=labels)
 
 

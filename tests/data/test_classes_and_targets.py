@@ -191,7 +191,10 @@ def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
         load_targets(tmp_path / "m0.ply", "file:t")
     refused(DataError, r"no table. Expected .* columns file,t, or --targets file:t for", load_targets, tmp_path, "t")
     for wrong in ("file:t+xyz", "file:"):
-        with pytest.raises(OptionError, match=r"targets should be file:NAME, vector:NAME or displacement:NAME, one or several joined by \+, got"):
+        with pytest.raises(
+            OptionError,
+            match=r"targets should be file:NAME, vector:NAME or displacement:NAME, one or several joined by \+, got",
+        ):
             load_targets(tmp_path, wrong)
 
 

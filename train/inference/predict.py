@@ -27,7 +27,7 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
-from diffnet.data.conversion import counted_elements, length_factors
+from diffnet.data.conversion import elements_inside, length_factors
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges, on_polygons
@@ -195,7 +195,7 @@ def _outputs(
     """A function of a mesh and its conditions that gives the mesh at its original positions, and the outputs (N, C).
 
     Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN where they don't count, see
-    `counted_elements`.
+    `elements_inside`.
     """
     expected, place = network_input(network), usable_device(device)
     network = graphed(network.to(place))  # once, because the graphs serve all meshes
@@ -207,12 +207,12 @@ def _outputs(
         at, options = expected.labels_at, expected.options.preprocessing
         if at == "meshes":
             return mesh, outputs
-        counted = counted_elements(mesh, at, options.normalize, options.features)
-        counted = on_polygons(mesh, counted) if at == "faces" else counted
+        inside = elements_inside(mesh, at, options.normalize, options.features)
+        inside = on_polygons(mesh, inside) if at == "faces" else inside
         if at == "edges" and mesh.has_polygons:
             edges = file_edges(mesh)
-            outputs, counted = outputs[torch.from_numpy(edges).to(place)], counted[edges]
-        return mesh, torch.where(torch.from_numpy(counted).to(place)[:, None], outputs, torch.nan)
+            outputs, inside = outputs[torch.from_numpy(edges).to(place)], inside[edges]
+        return mesh, torch.where(torch.from_numpy(inside).to(place)[:, None], outputs, torch.nan)
 
     return outputs_of
 
