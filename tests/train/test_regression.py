@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from command import complaint, output
 from runs import ball, results_of, table_of
 
 from diffnet import DiffusionNet, viz
-from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
+from diffnet.data import LabeledMesh, LabeledMeshes, original_targets, standardized_targets, target_statistics
 from diffnet.geometry import element_areas, load_attributes, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
@@ -387,6 +388,21 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss: str) -> Non
         assert row["mae"] == pytest.approx(float((p - y).abs().mean()))
         assert row["rmse"] == pytest.approx(float(((p - y) ** 2).mean() ** 0.5))
         assert row["r2"] == pytest.approx(1 - float(((p - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()))
+
+
+def test_weights_of_targets() -> None:
+    options = TrainOptions(task="regression", targets="vector:u+file:p+file:q", target_weights="p=2,u=0.5")
+    data = LabeledMeshes([], [], ["u_0", "u_1", "u_2", "p", "q"], "faces")
+    options = TASK.prepared(data, options)[1]
+    assert (options.target_weights, TASK.prepared(data, options)[1]) == ("0.5,0.5,0.5,2,1", options)
+    outputs, targets = torch.randn(2, 7, 5)
+    targets[0, 1] = torch.nan
+    expected = ((outputs - targets) ** 2 * torch.tensor([0.5, 0.5, 0.5, 2, 1])).nanmean()
+    torch.testing.assert_close(TASK.loss(outputs, targets, options), expected)
+    wrong = {"r=1": "names 'r', and the targets are u, u_0", "p=-1": "such as p=2", "1,2": "2 weights for 5 columns"}
+    for text, message in wrong.items():
+        with pytest.raises(OptionError, match=message):
+            TASK.prepared(data, replace(options, target_weights=text))
 
 
 def test_scores_that_are_not_defined_are_null() -> None:

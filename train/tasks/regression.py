@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from diffnet.train.metrics import (
     vector_scores,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.regression import Loss
+from diffnet.train.options.regression import Loss, target_weight_entries
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
@@ -52,6 +53,12 @@ MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 _OF_VECTORS = "_relative_l2", "_angle"  # ends of columns of per_mesh.csv
+
+
+@cache
+def _weights_on(device: torch.device, text: str) -> Tensor:
+    """The weights (C,) of all columns, on a device. They stay there: a CUDA graph can't copy from the host."""
+    return torch.tensor([weight for _, weight in target_weight_entries(text)], dtype=torch.float32, device=device)
 
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -148,6 +155,25 @@ class Regression(MeshTask):
     def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
         return with_columns(data, names)
 
+    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+        """Weights of targets become one for each column. Raises OptionError for a name that is none of the targets."""
+        data, options = super().prepared(data, options)
+        if options.target_weights is None:
+            return data, options
+        names, vectors = data.label_names, [part.partition(":")[2] for part in vector_targets(options.targets)]
+        entries, weights = target_weight_entries(options.target_weights), [1.0] * len(names)
+        if not entries[0][0]:  # of a stored run
+            if len(entries) != len(names):
+                raise OptionError(f"target_weights has {len(entries)} weights for {len(names)} columns")
+            return data, options
+        for name, weight in entries:
+            columns = component_names(name) if name in vectors else [name]
+            if not set(columns) <= set(names):
+                raise OptionError(f"target_weights names {name!r}, and the targets are {listing([*vectors, *names])}")
+            for column in columns:
+                weights[names.index(column)] = weight
+        return data, replace(options, target_weights=",".join(f"{weight:.8g}" for weight in weights))
+
     def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
         """Raises OptionError for targets that should turn with the mesh, or change sides with it, and don't.
 
@@ -191,9 +217,14 @@ class Regression(MeshTask):
         return [("targets", f"{listing(data.label_names)} of the {data.labels_at}"), *conditions]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
-        """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
+        """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none.
+
+        Errors are multiplied by the weights of the targets.
+        """
         mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
+        if options.target_weights is not None:
+            errors = errors * _weights_on(errors.device, options.target_weights)
         return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
