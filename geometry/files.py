@@ -71,8 +71,7 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
     """The content of a file of NumPy (.npy)."""
     import numpy as np
 
-    content = io.BytesIO()
-    np.save(content, array)
+    np.save(content := io.BytesIO(), array)
     return content.getvalue()
 
 
@@ -80,8 +79,7 @@ def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """The content of an archive of arrays by name (.npz)."""
     import numpy as np
 
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]  # of the further arguments
+    np.savez(content := io.BytesIO(), **arrays)  # type: ignore[arg-type]  # of the further arguments
     return content.getvalue()
 
 

@@ -26,6 +26,7 @@ WRITTEN = (".txt", ".csv", ".npy")  # the formats of maps
 MAP_FORMATS = (*WRITTEN, ".map")  # those that are read
 
 Ints: TypeAlias = NDArray[np.int64]
+StrPath: TypeAlias = "str | os.PathLike[str]"
 
 
 def pair_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -80,7 +81,7 @@ def read_maps(
     return maps
 
 
-def map_names(pairs: Sequence[tuple[Path, Path]]) -> list[str]:
+def map_names(pairs: Sequence[tuple[StrPath, StrPath]]) -> list[str]:
     """The name of the map of each pair of mesh files, without extension: FIRST_SECOND.
 
     If several pairs would have this name, it is PATH/PATH, the paths below the folder that all meshes have in common.
@@ -95,18 +96,11 @@ def map_names(pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     ]
 
 
-def paths_of(pairs: Sequence[tuple[PairShape, PairShape]]) -> list[tuple[Path, Path]]:
-    """The mesh files of pairs."""
-    return [(Path(first.mesh.name), Path(second.mesh.name)) for first, second in pairs]
-
-
-def find_maps(folder: Path, pairs: Sequence[tuple[Path, Path]]) -> list[Path]:
+def find_maps(folder: Path, pairs: Sequence[tuple[StrPath, StrPath]]) -> list[Path]:
     """The file in a folder that holds the map of each pair: FIRST_SECOND, see `map_names`, or FIRST-SECOND.
 
     Raises DataError for a pair without a file, and for one with several.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
     found: list[Path] = []
     missing: list[str] = []
     endings = [suffix + end for suffix in MAP_FORMATS for end in ("", ".gz")]

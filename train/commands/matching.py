@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -178,7 +179,7 @@ def _match_pairs(
                 raise OptionError(f"{name} should be a folder for --pairs, got {place}")
             check_folder_path(place)
     with connected() as ranks:
-        meshes, cache = read_pairs(pairs, folder), options["cache"]
+        meshes, cache_dir = read_pairs(pairs, folder), options["cache"]
         report = report_file(out, COLUMNS)
         names = map_names(meshes)
         items = [Item(pair, out / f"{name}.{form or 'txt'}") for pair, name in zip(meshes, names, strict=True)]
@@ -192,11 +193,11 @@ def _match_pairs(
 
         def work(i: int) -> None:
             b, a = meshes[i]
-            _write(match_meshes(a, b, network, device, cache_dir=cache, **how), items[i].result, beside[i])
+            _write(match_meshes(a, b, network, device, cache_dir=cache_dir, **how), items[i].result, beside[i])
 
         ahead = None
-        if cache is not None and expected.normalize and ranks.is_alone:
-            ahead = expected.options.preprocessing, cache, options["jobs"]
+        if cache_dir is not None and expected.normalize and ranks.is_alone:
+            ahead = expected.options.preprocessing, cache_dir, options["jobs"]
         more = {} if functional_maps is None else {"functional_maps": str(functional_maps)}
         failed = work_through(
             items,
@@ -217,15 +218,12 @@ def read_pairs(path: Path, folder: Path) -> list[tuple[Path, Path]]:
 
     folder: where their paths start, or a set with meshes of these names
     """
-    files: dict[Path, dict[str, Path]] = {}
+    meshes_in = cache(lambda place: {mesh_stem(mesh): mesh for mesh in meshes_of_set(place)})
 
     def mesh_of(name: str) -> Path:
         mesh = folder / name
         if mesh.is_file():
             return mesh
-        if mesh.parent not in files:
-            files[mesh.parent] = {mesh_stem(each): each for each in meshes_of_set(mesh.parent)}
-        by_name = files[mesh.parent]
-        return by_name.get(mesh.name, by_name.get(mesh_stem(mesh), mesh))
+        return meshes_in(mesh.parent).get(mesh.name, meshes_in(mesh.parent).get(mesh_stem(mesh), mesh))
 
     return list(dict.fromkeys((mesh_of(first), mesh_of(second)) for _, (first, second) in pair_lines(path)))

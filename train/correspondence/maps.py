@@ -84,16 +84,12 @@ def unsupervised_loss(maps: Tensor, weights: Mapping[str, float] = EQUAL_WEIGHTS
     weights: of the terms, see `CorrespondenceOptions.weight_of`
     """
     there, back, *soft = maps.unbind(1)
-    terms = [
-        ("bijectivity", bijectivity_loss(there, back) + bijectivity_loss(back, there)),
-        ("orthogonality", orthogonality_loss(there)),
-        ("orthogonality", orthogonality_loss(back)),
-    ]
+    terms = [("bijectivity", bijectivity_loss(there, back) + bijectivity_loss(back, there))]
+    terms += [("orthogonality", orthogonality_loss(there)), ("orthogonality", orthogonality_loss(back))]
     if soft:
         soft_back, soft_there = soft
         terms += [("coupling", coupling_loss(there, soft_there)), ("coupling", coupling_loss(back, soft_back))]
-    weighted = [term if weights[name] == 1 else weights[name] * term for name, term in terms]
-    return reduce(add, weighted)
+    return reduce(add, (term if weights[name] == 1 else weights[name] * term for name, term in terms))
 
 
 def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) -> Tensor:

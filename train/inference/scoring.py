@@ -24,7 +24,7 @@ from diffnet.data import (
 from diffnet.data.arrays import check_arrays_of_all
 from diffnet.data.conversion import relative_lengths
 from diffnet.data.options import Base
-from diffnet.data.pairs.files import find_maps, paths_of, read_maps
+from diffnet.data.pairs.files import find_maps, read_maps
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder
@@ -156,7 +156,7 @@ def score_maps(
     check_empty(out)
     if not data.is_supervised:
         raise DataError("the set has no true correspondences by which maps could be scored")
-    files = find_maps(maps, paths_of(data.test_shapes))
+    files = find_maps(maps, [(first.mesh.name, second.mesh.name) for first, second in data.test_shapes])
     points = read_maps(files, data.test_shapes, base, needs_all=False)
     scored = measured_pairs(data, points, cache_dir=cache_dir, jobs=jobs, console=console)
     make_folder(out)

@@ -26,7 +26,7 @@ from diffnet.data import (
 )
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
-from diffnet.data.pairs.files import map_names, paths_of, write_map
+from diffnet.data.pairs.files import map_names, write_map
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
@@ -201,7 +201,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[ScoredPairs], None]:
         assert isinstance(data, PairedMeshes)
         check_folder_path(folder)
-        files = [folder / f"{name}.{form}" for name in map_names(paths_of(data.pairs.test_shapes))]
+        meshes = [(first.mesh.name, second.mesh.name) for first, second in data.pairs.test_shapes]
+        files = [folder / f"{name}.{form}" for name in map_names(meshes)]
         if there := [file for file in files if file.exists()]:
             raise OptionError(f"{there[0]}: this file would be overwritten; choose another folder for the maps")
 
