@@ -140,7 +140,8 @@ def test_recording_steps_does_not_wait_for_pytorch_s_compiler() -> None:
             for at in ("vertices", "faces", "edges", "meshes")
             for loss in ("mse", "huber")
         ),
-        *(("regression", at, {"targets": "vector:w+file:u+file:v"}) for at in ("vertices", "faces")),
+        ("regression", "vertices", {"targets": "vector:w+file:u+file:v", "target_weights": "1,1,1,2,0.5"}),
+        ("regression", "faces", {"targets": "vector:w+file:u+file:v"}),
     ],
     ids=str,
 )
