@@ -31,7 +31,7 @@ FILES = {("train", "txt"), ("data", "py"), ("data", "pyg")}  # the last is a mod
 
 
 # Pages whose blocks may be wider: the walkthroughs have the lines of the code, and the others still have wide lines.
-WIDE = {"CONTRIBUTING.md", "README.md", "correspondence.md", "regression.md", "viewing.md"}
+WIDE = {"CONTRIBUTING.md", "correspondence.md", "regression.md"}
 WIDEST = 84  # characters of a line of a code block that the site shows whole
 
 
