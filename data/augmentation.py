@@ -61,8 +61,8 @@ def augmented(
     x, labels, operators, channels = sample.features, sample.labels, sample.operators, vector_channels(features)
     unknown = [str(part.array) for part in feature_parts(features) if part.channels is None]
     if len(unknown) == 1 and not (mirror is None and rotations is None):
-        known = sum(part.channels or 0 for part in feature_parts(features))
-        check_turned(features, {unknown[0]: x.shape[1] - known})
+        others = sum(part.channels or 0 for part in feature_parts(features))
+        check_turned(features, {unknown[0]: x.shape[1] - others})
     if jitter is not None:
         x = _jittered(x, features, jitter)
     if mirror is not None:

@@ -133,8 +133,8 @@ def elements_inside(
     features: those of the network, which may have a mask. arrays: own arrays by name, see `own_arrays`
     """
     mask = mask_of(features)
-    own = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
-    inside = inside_mask(own, mask, mesh) & (counts_all(scale) | mesh.on_surface)
+    masks = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
+    inside = inside_mask(masks, mask, mesh) & (counts_all(scale) | mesh.on_surface)
     if at == "vertices":
         return inside
     inside = np.asarray(inside[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))

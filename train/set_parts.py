@@ -115,7 +115,8 @@ def _hints(task: Task[Any, Any], data: LabeledMeshes, options: TrainOptions) -> 
     """What may keep a network from learning: sides that features can't tell apart, and meshes with few eigenpairs."""
     sides = found_sides(data.label_names) if task.no_classes is None else []
     if sides and not vector_channels(options.features):
-        yield f"{' and '.join(sides[0])} look alike to these features; --features xyz+normals --no-rotate parts them"
+        pair = " and ".join(sides[0])
+        yield f"{pair} look alike to these features; --features xyz+normals --no-rotate tells them apart"
     for part in (data.train, data.test):
         count, name = min(zip(vertex_counts_of(part).tolist(), names_of(part), strict=True), default=(options.k, ""))
         if count < options.k:

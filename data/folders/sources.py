@@ -323,8 +323,8 @@ def read_targets(file: Path, name: str) -> FileValues:
     count = columns.values.shape[1]
     if prefix and count != 3:
         raise DataError(f"{file}: {prefix}:{name} has {count} columns, and a vector has 3")
-    own = None if prefix else columns.names
-    names = own or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
+    header = None if prefix else columns.names
+    names = header or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
     return FileValues(file, TARGETS, columns.values, names, at)
 
 

@@ -101,7 +101,7 @@ def find_maps(folder: Path, pairs: Sequence[tuple[StrPath, StrPath]]) -> list[Pa
 
     Raises DataError for a pair without a file, and for one with several.
     """
-    found: list[Path] = []
+    maps: list[Path] = []
     missing: list[str] = []
     endings = [suffix + end for suffix in MAP_FORMATS for end in ("", ".gz")]
     for name, pair in zip(map_names(pairs), pairs, strict=True):
@@ -109,11 +109,11 @@ def find_maps(folder: Path, pairs: Sequence[tuple[StrPath, StrPath]]) -> list[Pa
         files = [file for each in names for ending in endings if (file := folder / f"{each}{ending}").is_file()]
         if len(files) > 1:
             raise DataError(f"{folder}: several maps of one pair: {listing(file.name for file in files)}")
-        found += files
+        maps += files
         missing += [] if files else [name]
     if missing:
         raise DataError(f"{folder}: no map ({', '.join(MAP_FORMATS)}) for {listing(missing)}")
-    return found
+    return maps
 
 
 class IndexFile(NamedTuple):

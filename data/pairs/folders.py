@@ -183,15 +183,15 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
     shapes = {shape.name: shape for shape in data.train + data.test}
     for root in roots:
         members = [shape for shape in shapes.values() if shape.folder == str(root)]
-        found = [(shape, "template", files[shape.name]) for shape in members]
-        found += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
-        for shape, _, file in found:
+        sources = [(shape, "template", files[shape.name]) for shape in members]
+        sources += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
+        for shape, _, file in sources:
             check_vertex_numbers(shape.mesh, file)
-        templates = read_indices([IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in found], base)
-        for (shape, field, file), template in zip(found, templates, strict=True):
+        templates = read_indices([IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources], base)
+        for (shape, field, file), template in zip(sources, templates, strict=True):
             if len(template) != len(templates[0]):
                 raise DataError(
-                    f"{file}: {len(template)} template points, but {found[0][2]} has {len(templates[0])}. "
+                    f"{file}: {len(template)} template points, but {sources[0][2]} has {len(templates[0])}. "
                     "All meshes of a set should have the same"
                 )
             values: dict[str, Any] = {field: template}

@@ -58,8 +58,8 @@ def pair_errors(
     maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
     meshes = [second.mesh for _, second in pairs]
     truths = [_truth_of(data, first, second) for first, second in pairs]
-    for (first, _), vertices, right_one in zip(pairs, maps, truths, strict=True):
-        if not (vertices[right_one.vertices] >= 0).any():
+    for (first, _), vertices, points in zip(pairs, maps, truths, strict=True):
+        if not (vertices[points.vertices] >= 0).any():
             raise DataError(f"{first.name}: a predicted map has no vertex where there is a true one")
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
@@ -90,10 +90,10 @@ def pair_errors(
 
 def _errors(predictions: Sequence[Prediction], **how: Any) -> list[Floats]:
     """See `geodesic_errors_of_all`. A negative prediction is none, and its error is NaN."""
-    known = [each._replace(predicted=np.maximum(each.predicted, 0)) for each in predictions]
+    present = [each._replace(predicted=np.maximum(each.predicted, 0)) for each in predictions]
     return [
         np.where(each.predicted < 0, np.nan, errors)
-        for each, errors in zip(predictions, geodesic_errors_of_all(known, **how), strict=True)
+        for each, errors in zip(predictions, geodesic_errors_of_all(present, **how), strict=True)
     ]
 
 

@@ -81,8 +81,8 @@ def original_weights(content: Any) -> OriginalWeights | None:
 
 def kind_of(content: Any) -> Kind | None:
     """The kind of checkpoint that the content of a file is, or None for any other content."""
-    found = original_weights(content)
-    return None if found is None else found.kind
+    network = original_weights(content)
+    return None if network is None else network.kind
 
 
 def larger_module(content: Any, state: str) -> str | None:

@@ -50,18 +50,18 @@ def converted_original(
     Returns the state dict of a `DiffusionNet`, the arguments that build it, and the kind. Raises CheckpointError, a
     ValueError, for any other content.
     """
-    found = original_weights(content)
-    if found is None:
+    network = original_weights(content)
+    if network is None:
         raise CheckpointError(
             f"{path}: not a checkpoint of the original implementation or of unsupervised functional maps, it has no "
             f"{' or '.join(FIRSTS)}"
         )
-    kind = found.kind
-    if found.others and not kind.startswith("unsupervised"):
+    kind = network.kind
+    if network.others and not kind.startswith("unsupervised"):
         raise CheckpointError(
-            f"{path}: weights of the network start with {found.prefix}, but not {found.others[0]:.80}; leave it out"
+            f"{path}: weights of the network start with {network.prefix}, but not {network.others[0]:.80}; leave it out"
         )
-    weights = check_named_tensors(path, found.weights, in_memory=in_memory)
+    weights = check_named_tensors(path, network.weights, in_memory=in_memory)
     names = our_names(list(weights))
     state = {names[name]: tensor.detach().float().cpu() for name, tensor in weights.items()}
     missing = [name for name in ("last.weight", "blocks.0.diffusion.time") if name not in state]

@@ -239,8 +239,8 @@ def _check_types(types: Indices) -> None:
     other = types[~np.isin(types, (*_SKIPPED, *_POLYGONS, _STRIP))]
     if not len(other):
         return
-    known = {each.value: each.name.replace("_", " ").lower() for each in CellType}
-    name = known.get(int(other[0]), f"cell of type {other[0]}")
+    names = {each.value: each.name.replace("_", " ").lower() for each in CellType}
+    name = names.get(int(other[0]), f"cell of type {other[0]}")
     raise ValueError(
         f"{len(other)} of its {len(types)} cells are not triangles, quadrilaterals, polygons or triangle strips, the "
         f"first is a {name}. Extract the surface, for example with ParaView's Extract Surface, and save it"

@@ -116,10 +116,10 @@ def _match_two(
     for name, view in views.items():
         check_suffix(f"--{name}", view, f".{name}")
     check_suffix("--functional-map", functional_map, ".npz")
-    written = [path for path in (out, functional_map, *views.values()) if path is not None]
-    check_outputs(written, [a, b, checkpoint])
+    outputs = [path for path in (out, functional_map, *views.values()) if path is not None]
+    check_outputs(outputs, [a, b, checkpoint])
     check_suffix("--out", out, *WRITTEN)
-    for path in written:
+    for path in outputs:
         check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
     described_input(checkpoint, network)
@@ -136,7 +136,7 @@ def _match_two(
             after_step=lambda: bar.advance(shown),
         )
     _write(matched, out, functional_map)
-    for path in written:
+    for path in outputs:
         make_folder(path.parent)
     matches, names = matched.matches, (mesh_stem(b), mesh_stem(a))
     meshes = [matched.b, matched.a]
@@ -146,7 +146,7 @@ def _match_two(
     partners = len(set(matches.tolist()) - {-1})
     text = f"{(matches >= 0).sum()} vertices of {b.name} have partners among {partners} vertices of {a.name}"
     console.print(text, soft_wrap=True)
-    for path in written:
+    for path in outputs:
         console.print(f"wrote {path}", soft_wrap=True)
 
 
@@ -185,8 +185,8 @@ def _match_pairs(
         items = [Item(pair, out / f"{name}.{form or 'txt'}") for pair, name in zip(meshes, names, strict=True)]
         beside = [None if functional_maps is None else functional_maps / f"{name}.npz" for name in names]
         sources = dict.fromkeys(mesh for pair in meshes for mesh in pair)
-        written = [*(item.result for item in items), *(path for path in beside if path), report]
-        check_outputs(written, [*sources, checkpoint, pairs])
+        outputs = [*(item.result for item in items), *(path for path in beside if path), report]
+        check_outputs(outputs, [*sources, checkpoint, pairs])
         network = load_matching_network(checkpoint)
         expected, device = described_input(checkpoint, network), pick_device(options["device"])
         how = {name: options[name] for name in ("zoomout", "fine_tune")}

@@ -116,8 +116,8 @@ def output_files(
     if out.suffix and not out.is_dir():
         expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {at}"
         raise OptionError(f"--out should be {expected}, got {out}")
-    chosen = None if form is None else f".{form.lower().lstrip('.')}"
-    if chosen not in (None, *formats):
+    suffix = None if form is None else f".{form.lower().lstrip('.')}"
+    if suffix not in (None, *formats):
         expected = _listed([extension[1:] for extension in formats])
         raise OptionError(f"--format should be {expected} for outputs at {at}, got {form}")
     folders = [_absolute(path if path.is_dir() else path.parent) for path in paths]
@@ -127,7 +127,7 @@ def output_files(
     count = Counter(short)
     results = [name if count[stem] > 1 else stem for name, stem in zip(names, short, strict=True)]
     of_vtk = ".vtp" if ".vtp" in formats else formats[0]
-    suffixes = [chosen or (of_vtk if mesh_suffix(mesh) in VTK_FORMATS else formats[0]) for mesh in meshes]
+    suffixes = [suffix or (of_vtk if mesh_suffix(mesh) in VTK_FORMATS else formats[0]) for mesh in meshes]
     files = [out / name.with_name(name.name + end) for name, end in zip(results, suffixes, strict=True)]
     places = {place for mesh in meshes for place in (mesh.parent.resolve(), mesh.resolve().parent)}
     for file in files:

@@ -28,6 +28,7 @@ from diffnet.data import (
     with_few_faces,
 )
 from diffnet.data.conversion import elements_inside, length_factors
+from diffnet.data.feature_names import mask_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges, on_polygons
@@ -205,13 +206,13 @@ def _outputs(
         sample = input_sample(mesh, expected, cache_dir, conditions=conditions)
         outputs = network_outputs(network, sample, expected.options, place)
         at, options = expected.labels_at, expected.options.preprocessing
-        if at == "meshes":
-            return mesh, outputs
+        edges = file_edges(mesh) if at == "edges" and mesh.has_polygons else None
+        outputs = outputs if edges is None else outputs[torch.from_numpy(edges).to(place)]
+        if at == "meshes" or (at != "vertices" and mask_of(options.features) is None):
+            return mesh, outputs  # all elements count
         inside = elements_inside(mesh, at, options.normalize, options.features)
         inside = on_polygons(mesh, inside) if at == "faces" else inside
-        if at == "edges" and mesh.has_polygons:
-            edges = file_edges(mesh)
-            outputs, inside = outputs[torch.from_numpy(edges).to(place)], inside[edges]
+        inside = inside if edges is None else inside[edges]
         return mesh, torch.where(torch.from_numpy(inside).to(place)[:, None], outputs, torch.nan)
 
     return outputs_of

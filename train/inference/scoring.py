@@ -70,9 +70,9 @@ def run_evaluation(
     `scored_training_meshes` counts the scored meshes that the network was trained on. It is null if this isn't known.
 
     Raises OptionError if `out` is a file or holds results, if a map would replace a file, and for `zoomout` or
-    `save_maps` in another task; DataError for labels that
-    can't be converted, for a label whose name the network lacks, and for a mesh or an own array that can't be used; and
-    MetadataError, see `network_input`, and for pairs with a network of another task.
+    `save_maps` in another task; DataError for labels that can't be converted, for a label whose name the network lacks,
+    and for a mesh or an own array that can't be used; and MetadataError, see `network_input`, and for pairs with a
+    network of another task.
     """
     where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
     expected = network_input(network)
