@@ -18,7 +18,7 @@ from diffnet.global_tokens import GlobalTokens
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
-from diffnet.modulation import Modulation
+from diffnet.modulation import Modulation, modulated_after_tokens
 from diffnet.ops import Backend, Pattern, spmm
 from diffnet.ops.common.precision import compute_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
@@ -163,7 +163,7 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         if self.modulation is None:
             check_conditions(conditions, operators, 0)
-        x = self._after_tokens(x, operators, conditions)
+        x = modulated_after_tokens(x, operators, self.tokens, self.modulation, conditions)
         return in_features_dtype(self._outputs(x, operators, shared), x)
 
     def stages(self, x: Tensor, operators: Operators, conditions: Tensor | None = None) -> BlockStages:
@@ -176,12 +176,8 @@ class DiffusionNetBlock(nn.Module):
         torch.Size([3, 4])
         """
         output = self(x, operators, conditions)
-        x = self._after_tokens(x, operators, conditions)
+        x = modulated_after_tokens(x, operators, self.tokens, self.modulation, conditions)
         return BlockStages(*self._diffused_with_features(x, operators), output)
-
-    def _after_tokens(self, x: Tensor, operators: Operators, conditions: Tensor | None) -> Tensor:
-        x = x if self.tokens is None else self.tokens(x, operators)
-        return x if self.modulation is None else self.modulation(x, conditions, operators)
 
     def _diffused_with_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, Tensor | None]:
         """Call the modules, with sparse gradients."""

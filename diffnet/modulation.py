@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.arguments import check_conditions
+from diffnet.arguments import check_conditions, is_plain
 from diffnet.geometry import Operators
+from diffnet.global_tokens import GlobalTokens
 from diffnet.ops import Backend, from_spectral
 from diffnet.ops.common.checks import check_count
+from diffnet.ops.global_tokens.op import ModulationParameters, tokens_and_modulation
 
 
 class Modulation(nn.Module):
@@ -37,9 +39,28 @@ class Modulation(nn.Module):
         """x (V, C), conditions (B, condition_channels) → (V, C)"""
         check_conditions(conditions, operators, self.weight.shape[1])
         assert conditions is not None
+        own = ModulationParameters(self.weight, self.bias)
+        node = tokens_and_modulation(x, operators.mass, operators.ptr, None, own, conditions, self.backend)
+        if node is not None:
+            return node
         coefficients = F.linear(conditions.to(self.weight.dtype), self.weight, self.bias)
         # The values of each mesh are coefficients of the constant function.
         constant, o = x.new_ones(x.shape[0], 1), operators
         rows = from_spectral(coefficients[:, None], constant, o.ptr, o.lengths, self.backend)
         scale, shift = rows.chunk(2, 1)
         return x + scale * x + shift
+
+
+def modulated_after_tokens(
+    x: Tensor, operators: Operators, tokens: GlobalTokens | None, modulation: Modulation | None, conditions: Tensor | None
+) -> Tensor:
+    """Call the layers that there are, x (V, C) → (V, C). Kernels compute both at once."""
+    if tokens is not None and is_plain(tokens, GlobalTokens) and is_plain(modulation, Modulation):
+        check_conditions(conditions, operators, modulation.weight.shape[1])
+        both = tokens.plain_parameters(), ModulationParameters(modulation.weight, modulation.bias)
+        if both[0] is not None and tokens.backend == modulation.backend:
+            node = tokens_and_modulation(x, operators.mass, operators.ptr, *both, conditions, tokens.backend)
+            if node is not None:
+                return node
+    x = x if tokens is None else tokens(x, operators)
+    return x if modulation is None else modulation(x, conditions, operators)
