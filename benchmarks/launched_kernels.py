@@ -32,6 +32,7 @@ from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.fronts import kernels as fronts
 from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
+from diffnet.ops.global_tokens import kernels as global_tokens
 from diffnet.ops.gradient_features import (
     coefficient_kernels as coefficients,
     direct_kernels as direct_features,
@@ -146,6 +147,7 @@ def check_coverage(launched: set[str], capability: int) -> None:
         missing -= {"mlp_forward_hopper_kernel", "mlp_backward_hopper_kernel"}
     if capability < 90:
         missing -= {"mlp_forward_kernel", "mlp_backward_kernel"}
+        missing = {name for name in missing if not name.startswith("global_tokens")}
     if missing:
         raise RuntimeError(f"no launch reaches {', '.join(sorted(missing))}; add one to {__name__}")
 
@@ -198,6 +200,8 @@ def _launch_all() -> None:
             for c in widths:
                 _mlp(dtype, c)
                 _direct_features(dtype, c)
+                for n, conditions, meshes in product((0, 5, 16, 32), BOTH, (1, 2)):
+                    _tokens(dtype, c, n, conditions, meshes)
         for c in (2, 3, 5, 8, 16, 32, 64, 260):
             logits, labels = _empty(1000, c, dtype=dtype), _empty(1000, dtype=torch.int64)
             cross_entropy.cross_entropy(logits, labels, -1)
@@ -272,6 +276,17 @@ def _mlp(dtype: torch.dtype, c: int) -> None:
         for skip, need_inputs in product(BOTH, BOTH):
             mlp.backward(x, [x] * parts, weights, [x, x], skip, 0.5, need_inputs)
         weight_gradients([x] * parts, [x, x], [x, x, x], projection=Projection(x, x, ptr))
+
+
+def _tokens(dtype: torch.dtype, c: int, n: int, conditions: bool, meshes: int) -> None:
+    x, mass, ptr = _empty(50_000, c, dtype=dtype), _empty(50_000), _empty(meshes + 1, dtype=torch.int64)
+    if not global_tokens.fits(x, n):
+        return
+    tokens = _empty(n, c), _empty(n), _empty(3 * c, c), _empty(3 * c), _empty(c, c)
+    modulation = (_empty(2 * c, 2), _empty(2 * c)) if conditions else (None, None)
+    own = global_tokens.Parameters(*(tokens if n else [None] * 5), *modulation)
+    results = global_tokens.forward(x, mass, ptr, _empty(meshes, 2) if conditions else None, own)
+    global_tokens.backward(x, x, mass, ptr, own, results)
 
 
 def _direct_features(dtype: torch.dtype, c: int) -> None:

@@ -20,7 +20,7 @@ from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.common.tiling import SIZES, interpreted, processors, tile
+from diffnet.ops.common.tiling import SIZES, has_large_shared_memory, interpreted, processors, tile
 from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
 PLANES = 6  # of a state: z, Q, K, V, y and A y, or the gradients of A y, Q, K, V and z
@@ -340,12 +340,14 @@ class Results(NamedTuple):
 
 
 MAX_TILE = 8192  # elements of a tile of tokens, which programs keep in registers
-MAX_CHANNELS = 256
 
 
-def fits(tokens: int, channels: int) -> bool:
-    """Whether the kernels take this many tokens of this many channels."""
-    return channels <= MAX_CHANNELS and tile(tokens, MAX_TILE) * tile(channels, MAX_TILE) <= MAX_TILE
+def fits(x: Tensor, tokens: int) -> bool:
+    """Whether the kernels take this many tokens for x (V, C): if their tiles fit into shared memory."""
+    channels = x.shape[1]
+    if channels > (128 if x.dtype == torch.float32 else 256) or not (interpreted(x) or has_large_shared_memory(x)):
+        return False
+    return tile(tokens, MAX_TILE) * tile(channels, MAX_TILE) <= MAX_TILE
 
 
 class _Launch(NamedTuple):

@@ -68,7 +68,8 @@ def _is_one_node(x: Tensor, mass: Tensor, parameters: Sequence[Tensor | None], b
         return False
     from diffnet.ops.global_tokens.kernels import fits
 
-    return fits(0 if parameters[0] is None else len(parameters[0]), x.shape[1]) and x.dtype == compute_dtype(x, *tensors)
+    tokens = 0 if parameters[0] is None else len(parameters[0])
+    return x.dtype == compute_dtype(x, *tensors) and fits(x, tokens)
 
 
 class _Node(torch.autograd.Function):
