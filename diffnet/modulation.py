@@ -52,7 +52,11 @@ class Modulation(nn.Module):
 
 
 def modulated_after_tokens(
-    x: Tensor, operators: Operators, tokens: GlobalTokens | None, modulation: Modulation | None, conditions: Tensor | None
+    x: Tensor,
+    operators: Operators,
+    tokens: GlobalTokens | None,
+    modulation: Modulation | None,
+    conditions: Tensor | None,
 ) -> Tensor:
     """Call the layers that there are, x (V, C) → (V, C). Kernels compute both at once."""
     if tokens is not None and is_plain(tokens, GlobalTokens) and is_plain(modulation, Modulation):

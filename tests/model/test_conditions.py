@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from kernel_accuracy import relative
 from refusals import refused
 from torch import Tensor, nn
 
-from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet import DiffusionNet, GlobalTokens, Modulation, Operators, collate, precompute
+from diffnet.modulation import modulated_after_tokens
 
 BOTH: dict[str, Any] = {"condition_channels": 2, "global_tokens": 3}
 
@@ -94,6 +96,41 @@ def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
         (kernels.to(device), [(x.to(device), packed.to(device), c.to(device))]),
     ):
         assert all(relative(a.cpu(), b) < 1e-4 for a, b in zip(results(other, batches), expected, strict=True))
+
+
+SIZES = [(8, 3, 2), (24, 5, 0), (20, 0, 3), (40, 17, 1), (8, 700, 0)]  # channels, tokens and conditions
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_both_layers_are_one_node(
+    packed: Operators, sizes: tuple[int, int, int], dtype: torch.dtype, bound: float, device: str
+) -> None:
+    """Of few tokens. Outputs and all gradients are those of float64, also with a mesh that has no area."""
+    channels, count, conditions = sizes
+    mass = packed.mass.clone()
+    mass[packed.lengths[0] :] = 0
+
+    def results(backend: Any, dtype: torch.dtype, device: str) -> list[Tensor]:
+        torch.manual_seed(2)
+        tokens = GlobalTokens(channels, count, backend) if count else None
+        modulation = Modulation(channels, conditions, backend) if conditions else None
+        layers = nn.ModuleList([layer for layer in (tokens, modulation) if layer is not None])
+        for parameter in layers.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        layers.to(device, dtype)
+        x, c = (
+            torch.randn(size).to(device, dtype).requires_grad_() for size in ((len(mass), channels), (2, conditions))
+        )
+        operators = replace(packed, mass=mass).to(device, dtype=torch.promote_types(dtype, torch.float32))
+        out = modulated_after_tokens(x, operators, tokens, modulation, c if conditions else None)
+        assert (type(out.grad_fn).__name__ == "_NodeBackward") == (backend == "triton" and count < 100)
+        leaves = [x, *([c] if conditions else []), *layers.parameters()]
+        return [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape).to(out))]
+
+    expected = results("torch", torch.float64, "cpu")
+    assert all(relative(a.cpu(), b) < bound for a, b in zip(results("triton", dtype, device), expected, strict=True))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
