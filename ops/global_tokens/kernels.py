@@ -339,15 +339,16 @@ class Results(NamedTuple):
     coefficients: Tensor
 
 
-MAX_TILE = 8192  # elements of a tile of tokens, which programs keep in registers
+# Tiles of at most 32 rows and tokens: their products stay in registers, which Hopper's asynchronous units don't read.
+# With 64 tokens in bfloat16, a program waited forever for these units (Triton 3.6).
+MAX_TOKENS = 32
+MAX_CHANNELS = 256
 
 
 def fits(x: Tensor, tokens: int) -> bool:
-    """Whether the kernels take this many tokens for x (V, C): if their tiles fit into shared memory."""
-    channels = x.shape[1]
-    if channels > (128 if x.dtype == torch.float32 else 256) or not (interpreted(x) or has_large_shared_memory(x)):
-        return False
-    return tile(tokens, MAX_TILE) * tile(channels, MAX_TILE) <= MAX_TILE
+    """Whether the kernels take this many tokens for x (V, C)."""
+    most = MAX_CHANNELS if x.dtype != torch.float32 else MAX_CHANNELS // 2
+    return tokens <= MAX_TOKENS and x.shape[1] <= most and (interpreted(x) or has_large_shared_memory(x))
 
 
 class _Launch(NamedTuple):
@@ -364,14 +365,14 @@ class _Launch(NamedTuple):
 
 def _launch(x: Tensor, ptr: Tensor, p: Parameters) -> _Launch:
     (rows, c), meshes, n = x.shape, ptr.shape[0] - 1, 0 if p.share is None else p.share.shape[0]
-    small = interpreted(x)
-    block_v = 16 if small else 64 if x.dtype != torch.float32 and c <= 128 else 32
+    small, warps = interpreted(x), 4 if c <= 128 and x.dtype != torch.float32 else 8
+    block_v = 16 if small else 32
     span = choose_span(rows, block_v, processors(x))
     return _Launch(
         spans=span_count(rows, meshes, span),
         sizes=(rows, meshes, span),
         channels=(n, c),
-        all={"PRECISION": dot_precision(x), "BLOCK_N": tile(n, MAX_TILE), "BLOCK_C": tile(c, MAX_TILE), "num_warps": 8},
+        all={"PRECISION": dot_precision(x), "BLOCK_N": tile(n, 32), "BLOCK_C": tile(c, 256), "num_warps": warps},
         layers={"TOKENS": n > 0, "MODULATED": p.modulation is not None},
         rows={"ONE_MESH": meshes == 1, "BLOCK_V": block_v},
         step={"BLOCK_K": 16 if small else 64 if c <= 128 else 32},

@@ -98,7 +98,7 @@ def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
         assert all(relative(a.cpu(), b) < 1e-4 for a, b in zip(results(other, batches), expected, strict=True))
 
 
-SIZES = [(8, 3, 2), (24, 5, 0), (20, 0, 3), (40, 17, 1), (8, 700, 0)]  # channels, tokens and conditions
+SIZES = [(8, 3, 2), (24, 5, 0), (20, 0, 3), (40, 17, 1), (8, 40, 0)]  # channels, tokens and conditions
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -125,7 +125,7 @@ def test_both_layers_are_one_node(
         )
         operators = replace(packed, mass=mass).to(device, dtype=torch.promote_types(dtype, torch.float32))
         out = modulated_after_tokens(x, operators, tokens, modulation, c if conditions else None)
-        assert (type(out.grad_fn).__name__ == "_NodeBackward") == (backend == "triton" and count < 100)
+        assert (type(out.grad_fn).__name__ == "_NodeBackward") == (backend == "triton" and count <= 32)
         leaves = [x, *([c] if conditions else []), *layers.parameters()]
         return [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape).to(out))]
 
