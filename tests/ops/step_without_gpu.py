@@ -33,6 +33,7 @@ NETWORKS: tuple[dict[str, Any], ...] = (
     {"gradient": "sparse"},
     {"attention_heads": 4, "outputs_at": "global_mean"},
     {"gradient_rotation": False, "outputs_at": "faces"},
+    {"global_tokens": 16, "condition_channels": 2},
 )
 
 
@@ -94,10 +95,10 @@ for arithmetic in ("tf32", "fp32", "bf16"):
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     for options in NETWORKS:
         model = DiffusionNet(3, 8, width=64, blocks=1, **options).to("meta")
-        x = torch.empty(operators.num_vertices, 3, device="meta")
+        x, conditions = (torch.empty(size, device="meta") for size in ((operators.num_vertices, 3), (2, 2)))
         launched.clear()
         with OnlyThere(), Autocast("meta", enabled=arithmetic == "bf16"):
-            out = model(x, operators)
+            out = model(x, operators, *[conditions][: "condition_channels" in options])
             F.cross_entropy(out.float(), torch.empty(len(out), dtype=torch.int64, device="meta")).backward()
         assert all(p.grad is not None for p in model.parameters())
         print(json.dumps([arithmetic, options, sorted(set(launched))]), flush=True)
