@@ -19,7 +19,7 @@ Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]  # of `ops`,
 LOSS_TERMS = "bijectivity", "orthogonality", "coupling"  # of the unsupervised method
 # Changes for the unsupervised method, as in Cao et al. 2023, and those of the default besides.
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
-_UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0, "learning_rate": 2e-3}
+_UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0}
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
