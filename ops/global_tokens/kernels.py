@@ -189,8 +189,8 @@ def global_tokens_backward_give_back_kernel(
     c = tl.arange(0, BLOCK_C)
     v = tl.arange(0, BLOCK_V)
     total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-    scaled = tl.zeros((BLOCK_C,), tl.float32)
-    plain = tl.zeros((BLOCK_C,), tl.float32)
+    scaled = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)  # reduced after the loop: reductions synchronize
+    plain = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
         g = _load_rows(grad + row64 * c_size, v, c, last - row, c_size)
@@ -199,13 +199,13 @@ def global_tokens_backward_give_back_kernel(
             total = product(transposed(split(w, PRECISION)), split(g, PRECISION), total, PRECISION)
         if MODULATED:
             value = _load_rows(x + row64 * c_size, v, c, last - row, c_size)
-            scaled += tl.sum(g.to(tl.float32) * value.to(tl.float32), axis=0)
-            plain += tl.sum(g.to(tl.float32), axis=0)
+            scaled += g.to(tl.float32) * value.to(tl.float32)
+            plain += g.to(tl.float32)
     place = partial + index.to(tl.int64) * ((n_size + 2) * c_size)
     if TOKENS:
         _store_rows(place, total, n, c, n_size, c_size)
-    tl.store(place + n_size * c_size + c, scaled, mask=c < c_size)
-    tl.store(place + (n_size + 1) * c_size + c, plain, mask=c < c_size)
+    tl.store(place + n_size * c_size + c, tl.sum(scaled, axis=0), mask=c < c_size)
+    tl.store(place + (n_size + 1) * c_size + c, tl.sum(plain, axis=0), mask=c < c_size)
 
 
 @launched

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced
-from diffnet.ops.common.precision import compute_dtype, in_dtype
+from diffnet.ops.common.precision import compute_dtype, in_dtype, without_autocast
 
 
 class TokenParameters(NamedTuple):
@@ -96,9 +96,10 @@ class _Node(torch.autograd.Function):
         x_grad, coefficients, *grads = backward(grad, x, mass, ptr, parameters, results)
         of_conditions = None
         if parameters.modulation is not None:
-            grads += [coefficients.mT @ conditions.float(), coefficients.sum(0)]
-            if ctx.needs_input_grad[3]:
-                of_conditions = in_dtype(coefficients @ parameters.modulation.float(), conditions.dtype)
+            with without_autocast(x):
+                grads += [coefficients.mT @ conditions.float(), coefficients.sum(0)]
+                if ctx.needs_input_grad[3]:
+                    of_conditions = in_dtype(coefficients @ parameters.modulation.float(), conditions.dtype)
         found = (
             None if p is None else in_dtype(g, p.dtype) for p, g in zip(parameters, [*grads, None, None], strict=False)
         )
