@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from diffnet.data.derived import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
-from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
+from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt, places_of, row_numbers, rows_at
 from diffnet.data.options import Preprocessing
 from diffnet.data.stored import vertex_counts_of
 from diffnet.geometry import Mesh, Operators, collate
@@ -59,14 +59,22 @@ class Interpolation(NamedTuple):
 
         back: the result of `interpolation_weights` if a network gets a decimated mesh
         """
-        if at != "faces" or not mesh.has_polygons:
+        if at is None or "faces" not in places_of(at) or not mesh.has_polygons:
             return None if back is None else cls.of(back)
-        elements, weights = (np.arange(len(mesh.faces))[:, None], 1.0) if back is None else back
-        order = np.argsort(mesh.polygons, kind="stable")
-        shares = (weights * polygon_shares(mesh)[:, None])[order]
-        counts = elements.shape[1] * np.bincount(mesh.polygons, minlength=mesh.polygon_count)
-        parts = elements[order].reshape(-1), shares.reshape(-1).astype(np.float32), counts, first_triangles(mesh)
-        return cls(*(aligned(torch.from_numpy(part)) for part in parts))
+        numbers = row_numbers(mesh, at)
+        elements, weights = (numbers[:, None], np.ones((len(numbers), 1))) if back is None else back
+        parts = []
+        places = (rows_at(values, len(mesh.verts), at) for values in (elements, weights, numbers))
+        for (place, rows), (_, shares), (_, picks) in zip(*places, strict=True):
+            counts = np.full(len(rows), rows.shape[1])
+            if place == "faces":
+                order = np.argsort(mesh.polygons, kind="stable")
+                rows, shares = rows[order], (shares * polygon_shares(mesh)[:, None])[order]
+                counts = elements.shape[1] * np.bincount(mesh.polygons, minlength=mesh.polygon_count)
+                first = first_triangles(mesh)
+                picks = np.where(first < 0, first, picks[first])
+            parts.append((rows.reshape(-1), shares.reshape(-1).astype(np.float32), counts, picks))
+        return cls(*(aligned(torch.from_numpy(np.concatenate(part))) for part in zip(*parts, strict=True)))
 
     @classmethod
     def among(cls, tensors: Mapping[str, Tensor]) -> Interpolation | None:
@@ -261,6 +269,22 @@ class MeshSamples(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         return make_sample(self.items[index], self.options, self.cache_dir, self.statistics)
+
+
+def output_rows(outputs: Tensor | tuple[Tensor, ...], outputs_at: Any, operators: Operators) -> Tensor:
+    """The outputs of a network as one tensor: the rows of `rows_at` of each mesh, one mesh after the other.
+
+    outputs_at: of the network
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    places = [at for at in ("vertices", "faces", "edges", "global_mean") if at in outputs_at]
+    parts = []
+    for place, values in zip(places, outputs, strict=True):
+        rows = values.new_full((len(values), len(outputs_at)), torch.nan)
+        rows[:, [i for i, at in enumerate(outputs_at) if at == place]] = values
+        parts.append([part.reshape(-1, len(outputs_at)) for part in operators.unpack(rows, at=place)])
+    return torch.cat([rows for mesh in zip(*parts, strict=True) for rows in mesh])
 
 
 def collate_samples(samples: Sequence[Sample]) -> Sample:

@@ -9,15 +9,26 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.feature_names import TABLE_PREFIX
 from diffnet.data.folders.files import label_files, natural, pair_labels
 from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
 from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, counted
+from diffnet.data.labeled import (
+    UNLABELED,
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    LabelsAt,
+    TargetsAt,
+    counted,
+    row_numbers,
+    rows_at,
+)
 from diffnet.data.numbers import check_names, check_vertex_numbers, read_columns, read_labels, read_lines
 from diffnet.data.stored import with_change
 from diffnet.geometry import Mesh
@@ -28,6 +39,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 D = TypeVar("D", bound=LabeledMeshes)
 
 _SURE: tuple[LabelsAt, LabelsAt] = ("vertices", "faces")  # targets may also be at edges
+_WORDS = "rows", "has targets at"  # of messages about targets
 
 
 class Classes(NamedTuple):
@@ -147,9 +159,14 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
     for pair in pairs:
         different.setdefault((pair.sizes[:4], pair.facts.rows, pair.facts.at, mesh_suffix(pair.mesh)), pair)
     distinct = [*different.values()]
-    words = ("rows", "has targets at") if pairs[0].facts.kind == TARGETS else ("labels", "labels")
+    words = _WORDS if pairs[0].facts.kind == TARGETS else ("labels", "labels")
+    at = _decided(distinct, *words) if at is None else at
     if at is None:
-        at = _decided(distinct, *words)
+        mesh, sizes, file, facts = pairs[0]
+        raise DataError(
+            f"{file}: {facts.rows} {words[0]} fit vertices and faces: {mesh} has {sizes.shown('vertices')} and "
+            f"{sizes.shown('faces')}, and no other file decides"
+        )
     for mesh, sizes, file, facts in distinct:
         if facts.rows >= 0 and not sizes.fits(facts.rows, at):
             raise DataError(f"{file}: {facts.rows} {words[0]}, but {mesh} has {sizes.shown(at)}")
@@ -158,7 +175,18 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
     return at
 
 
-def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt:
+def find_places(groups: Sequence[Sequence[Pair]]) -> list[LabelsAt]:
+    """`find_elements` for the files of each of several targets, which may be at different elements.
+
+    If the files of a target fit two, the first target that is decided decides.
+    """
+    decided = [_decided(pairs, *_WORDS) for pairs in groups]
+    first = next((at for at in decided if at is not None), None)
+    return [find_elements(pairs, at or first) for pairs, at in zip(groups, decided, strict=True)]
+
+
+def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt | None:
+    """The elements that fit the files, or None if two do."""
     decided: dict[LabelsAt, Path] = {}
     for mesh, sizes, file, facts in pairs:
         possible: list[LabelsAt] = [*_SURE, "edges"] if facts.kind == TARGETS and sizes.faces else [*_SURE]
@@ -171,13 +199,7 @@ def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt:
     if len(decided) > 1:
         (first, file), (second, other) = list(decided.items())[:2]
         raise DataError(f"{file} {verb} {first}, but {other} {verb} {second}: a set can have only one kind")
-    if not decided:
-        mesh, sizes, file, facts = pairs[0]
-        raise DataError(
-            f"{file}: {facts.rows} {noun} fit vertices and faces: {mesh} has {sizes.shown('vertices')} and "
-            f"{sizes.shown('faces')}, and no other file decides"
-        )
-    return next(iter(decided))
+    return next(iter(decided), None)
 
 
 def check_columns(files: Sequence[Sequence[tuple[Path, ValueFacts]]]) -> list[str]:
@@ -216,7 +238,7 @@ class Numbering(NamedTuple):
         """The kinds of the files of a mesh, see `indexed`."""
         return (self.kind,)
 
-    def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.int64]:
+    def labels(self, mesh: Mesh, sources: Sequence[FileValues], numbers: NDArray[Any]) -> NDArray[np.int64]:
         """The labels of a mesh (V,), (F,) or (E,) int64 from those in its file, see `place_labels`."""
         names = sources[0].names
         distinct, inverse = np.unique(sources[0].values, return_inverse=True)
@@ -226,18 +248,35 @@ class Numbering(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """How the targets in the files of a set become columns at elements of the meshes. names: see `load_targets`"""
+    """How the targets of a set become columns at elements of the meshes. names: see `target_parts`"""
 
     names: list[str]
-    at: LabelsAt
+    at: TargetsAt
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(f"targets {name}" for name in self.names)
+        return tuple(f"targets {name}" for name in self.names if name not in self.of_table)
 
-    def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.float64]:
-        """The targets of a mesh (V, C), (F, C) or (E, C) from those in its files."""
-        return np.hstack([on_triangles(mesh, source.values, self.at) for source in sources])
+    @property
+    def of_table(self) -> list[str]:
+        """The names of those that are numbers of a mesh."""
+        return [name for name in self.names if name.startswith(TABLE_PREFIX)]
+
+    def labels(self, mesh: Mesh, sources: Sequence[FileValues], numbers: NDArray[Any]) -> NDArray[np.float64]:
+        """The targets of a mesh (V, C), (F, C) or (E, C) from those in its files, or those of `rows_at`.
+
+        numbers: (C,), of the mesh, of which the last are targets in a table
+        """
+        if not isinstance(self.at, tuple):
+            return np.hstack([on_triangles(mesh, source.values, cast(LabelsAt, self.at)) for source in sources])
+        every, column = row_numbers(mesh, self.at), 0
+        rows, targets = dict(rows_at(every, len(mesh.verts), self.at)), np.full((len(every), len(self.at)), np.nan)
+        for values in (*(source.values for source in sources), numbers[len(numbers) - len(self.of_table) :][None]):
+            if values.size:
+                at, end = self.at[column], column + values.shape[1]
+                targets[rows[at], column:end] = values if at == "meshes" else on_triangles(mesh, values, at)
+                column = end
+        return targets
 
 
 def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: FileValues) -> NDArray[np.int64]:

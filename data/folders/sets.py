@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,26 @@ from diffnet.data.feature_names import (
     checked_label_source,
     column_names,
     is_in_files,
+    table_columns,
     target_parts,
 )
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
-from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
+from diffnet.data.folders.labels import (
+    Columns,
+    Numbering,
+    Pair,
+    check_columns,
+    find_elements,
+    find_places,
+    with_soft_labels,
+)
 from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import Row, find_classes, find_target_rows, with_fields
 from diffnet.data.folders.sources import find_values
-from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, PlaceAt, TargetsAt
+from diffnet.data.numbers import check_names
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
@@ -328,6 +338,9 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         return shards
     root = Path(path)
     names = None if targets is None or not is_in_files(targets) else target_parts(targets)
+    of_table = table_columns(names or ())
+    if names is not None and len(of_table) == len(names):
+        names, targets = None, ",".join(of_table)
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     if names is not None and root.is_file() and mesh_suffix(root) not in (".csv", ".tsv"):
@@ -339,19 +352,25 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files, condition_names), ~np.isnan(values)
     else:
-        rows = _meshes_with_conditions(root, rule, condition_names)
-        meshes = [row.path for row in rows.every]
-        kinds = {"mesh": meshes} | {f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in names}
+        rows = _meshes_with_conditions(root, rule, condition_names, of_table)
+        meshes, in_files = [row.path for row in rows.every], names[: len(names) - len(of_table)]
+        kinds = {"mesh": meshes} | {
+            f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in in_files
+        }
         facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
-        at = find_elements(pairs)
+        places = find_places([pairs[i : i + len(meshes)] for i in range(0, len(pairs), len(meshes))])
+        widths = [len(pair.facts.names or ()) for pair in rows_of[0]]
+        columns, at = _placed(root, columns, np.repeat(places, widths).tolist(), of_table)
         item_names = [row.name for row in rows.every]
-        values = _conditions_of(rows, condition_names, files)
+        numbers = np.array([row.targets for row in rows.every], np.float64).reshape(len(meshes), -1)
+        values = np.hstack([_conditions_of(rows, condition_names, files), numbers])
         items = files.items(item_names, kinds, facts, Columns(names, at), values)
         fields = rows.fields(items)
-        present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
+        flags = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
+        present = np.hstack([flags, ~np.isnan(numbers)])
     missing = ~present[: len(fields["train"])].any(0)
     if rule.needs_train and missing.any():
         raise DataError(
@@ -360,13 +379,31 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
     return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=condition_names)
 
 
-def _meshes_with_conditions(root: Path, rule: Rule, conditions: Sequence[str]) -> Division[Row]:
-    """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions."""
-    if root.is_file() or (conditions and (root / TARGET_TABLE).is_file()):
-        return find_target_rows(root, rule, (), conditions)[0]
+def _placed(root: Path, columns: list[str], places: list[PlaceAt], of_table: list[str]) -> tuple[list[str], TargetsAt]:
+    """The names of all columns, and their places: those of columns in files, and then of those in a table.
+
+    Raises DataError for two columns of one name, and for edges beside other places.
+    """
+    if not of_table and len({*places}) == 1:
+        return columns, places[0]
+    if "edges" in places:
+        raise DataError(f"{root}: targets at edges can't be learned together with those at other places")
+    check_names(root, [*columns, *of_table])
+    return [*columns, *of_table], (*places, *["meshes"] * len(of_table))
+
+
+def _meshes_with_conditions(
+    root: Path, rule: Rule, conditions: Sequence[str], targets: Sequence[str] = ()
+) -> Division[Row]:
+    """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions.
+
+    targets: columns of targets in this table
+    """
+    if root.is_file() or ((conditions or targets) and (root / TARGET_TABLE).is_file()):
+        return find_target_rows(root, rule, targets, conditions)[0]
     parts = find_parts(root, rule)
-    if conditions and not any(mesh_suffix(path) in VTK_FORMATS for path in parts.every):
-        return find_target_rows(root, rule, (), conditions)[0]  # which says that there is no table
+    if targets or (conditions and not any(mesh_suffix(path) in VTK_FORMATS for path in parts.every)):
+        return find_target_rows(root, rule, targets, conditions)[0]  # which says that there is no table
     parts = parts if rule.needs_train else parts.of_test()
     names = dict(zip(parts.every, mesh_names(root, parts.every), strict=True))
     return parts.of(lambda path: Row(names[path], path, [], None))
@@ -453,9 +490,7 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
 
     Of large sets, up to LOOKED_AT meshes of each part are looked at. The cache remembers those of stored sets.
     """
-    at = data.labels_at
-    if at == "meshes":
-        return
+    at = cast(LabelsAt, data.labels_at)
     shuffled, count = [], 0
     for part in (data.train, data.validation, data.test):
         items = some_of(part, LOOKED_AT)

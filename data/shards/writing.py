@@ -24,7 +24,7 @@ from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.indexed import IndexedMeshes
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, places_of
 from diffnet.data.options import Preprocessing
 from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
 from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
@@ -99,6 +99,10 @@ def write_shards(
     labels, and if no mesh can be used.
     """
     folder = Path(folder)
+    if isinstance(data.labels_at, tuple):
+        raise DataError(
+            f"{folder}: shards have targets at one kind of elements, not at {' and '.join(places_of(data.labels_at))}"
+        )
     make_folder(folder)
     every = {part: meshes for part in ("train", "validation", "test") if len(meshes := getattr(data, part))}
     items = joined([*every.values()])

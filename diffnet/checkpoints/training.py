@@ -80,7 +80,12 @@ def network_in_checkpoint(
 
 
 def outputs_at_of(labels_at: Any) -> Any:
-    """The `outputs_at` of a network whose labels are at vertices, faces, edges or meshes. Other values stay."""
+    """The `outputs_at` of a network whose labels are at vertices, faces, edges or meshes. Other values stay.
+
+    A place for each channel becomes a place for each channel.
+    """
+    if isinstance(labels_at, (list, tuple)):
+        return tuple(map(outputs_at_of, labels_at))
     return "global_mean" if labels_at == "meshes" else labels_at
 
 

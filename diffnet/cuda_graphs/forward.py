@@ -108,7 +108,7 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1,
     if not isinstance(network, nn.Module):
         raise TypeError(f"network should be a module such as DiffusionNet, got {type(network).__name__}")
     where = getattr(network, "outputs_at", "vertices") if outputs_at is None else outputs_at
-    if where not in ROWS:
+    if where not in ROWS and (outputs_at is not None or not isinstance(where, tuple)):
         raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {where!r}")
     return use_graphs(network, Settings(outputs_at, first_visits, tuple(row_wise)))
 

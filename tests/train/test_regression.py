@@ -182,6 +182,51 @@ def test_from_vtp_to_vtp(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def places(room: Path) -> Path:
+    """A run on targets at vertices, at faces with quads, and of whole meshes, some of which are missing."""
+    pyvista = pytest.importorskip("pyvista")
+    (folder := room / "places").mkdir()
+    lines = ["file,speed,drag,split"]
+    for i in range(6):
+        surface = pyvista.Plane(i_resolution=4 + i % 2, j_resolution=5)
+        surface.points[:, 2] = 0.1 * (i + 1) * surface.points[:, 0] ** 2
+        surface["wind"], surface["heat"] = 2 * surface.compute_normals().point_data["Normals"], surface.points[:, 0]
+        surface.cell_data["load"] = np.where(np.arange(surface.n_cells) == 3, np.nan, surface.cell_centers().points[:, 1])
+        surface.save(folder / f"m{i}.vtp")
+        lines.append(f"m{i}.vtp,{20 + i},{'' if i == 1 else i / 5},{'test' if i > 3 else 'train'}")
+    (folder / "targets.csv").write_text("\n".join(lines))
+    shared = ["--data", folder, "--cache", room / "cache", *SMALL[:-1], "--conditions", "speed", "--mirror"]
+    more = ["--targets", "file:load+table:drag+vector:wind+file:heat", "--target-weights", "drag=2", "--scalar-targets"]
+    output("train", "regression", *shared, *more, "--epochs", 3, "--batch-meshes", 2, "--out", room / "several")
+    return room / "several"
+
+
+def test_targets_at_several_places(places: Path, tmp_path: Path) -> None:
+    pyvista, folder = pytest.importorskip("pyvista"), places.parent / "places"
+    results, stored = results_of(places), load_checkpoint(places / "last.pt")
+    names = ["wind_0", "wind_1", "wind_2", "load", "heat", "drag"]
+    assert [(row["name"], row["count"]) for row in results["columns"]] == list(
+        zip(names, [66] * 3 + [43, 66, 2], strict=True)
+    )
+    assert results["labels_at"] == ["vertices"] * 3 + ["faces", "vertices", "meshes"]
+    assert ["relative_l2" in row for row in results["columns"]] == [True] * 5 + [False]
+    output("evaluate", "--data", folder, "--checkpoint", places / "last.pt", "--out", tmp_path / "e", "--device", "cpu")
+    for key in ("columns", "vectors", "test_r2"):
+        assert results_of(tmp_path / "e")[key] == pytest.approx(results[key], rel=1e-5)
+    case = table_of(places / "per_mesh.csv")[0]
+    source = folder / "m4.vtp"
+    output("predict", source, "--checkpoint", places / "last.pt", "--condition", "speed=24", "--out", tmp_path / "p.vtp")
+    surface, before = pyvista.read(tmp_path / "p.vtp"), pyvista.read(source)
+    assert (case["drag"], float(case["drag_predicted"])) == ("0.8", pytest.approx(surface.field_data["drag"][0], rel=1e-4))
+    load = before.cell_data["load"]
+    np.testing.assert_array_equal(surface.cell_data["load_input"], load)
+    errors = surface.cell_data["load"] - load
+    assert float(case["load_mae"]) == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-4)
+    assert float(case["heat_mae"]) == pytest.approx(np.abs(surface["heat"] - before["heat"]).mean(), rel=1e-4)
+    assert surface["wind"].shape == (30, 3)
+
+
+@pytest.fixture(scope="module")
 def flows(room: Path) -> Path:
     """Runs on vectors at vertices, in both heads, and at faces. Some are in files beside the meshes, some inside."""
     folder = room / "flows"

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError, shown
 from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
+from diffnet.data.labeled import PlaceAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
@@ -65,7 +66,11 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     if not hasattr(network, "outputs_at"):  # a compiled network has it, too
         hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
         raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
-    labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
+    place: dict[str, PlaceAt] = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes"}
+    outputs_at = network.outputs_at
+    labels_at: TargetsAt = (
+        place[outputs_at] if isinstance(outputs_at, str) else tuple(place[each] for each in outputs_at)
+    )
     metadata = network.metadata
     missing = [name for name in NEEDED if name not in metadata]
     if missing:
@@ -104,7 +109,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
-    if labels_at not in task.targets_at:
+    if not task.allows(labels_at):
         raise MetadataError(f"the metadata name the task {trained.task}, but the network has outputs at {labels_at}")
     channels = feature_channels(trained.features, statistics)
     if network.in_channels != channels:

@@ -27,11 +27,12 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
-from diffnet.data.conversion import elements_inside, length_factors
+from diffnet.data.conversion import elements_inside, length_factors, rows_of_file
 from diffnet.data.feature_names import mask_of
+from diffnet.data.labeled import places_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
-from diffnet.geometry.elements.elements import file_edges, on_polygons
+from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.train.evaluate import network_outputs
@@ -208,10 +209,9 @@ def _outputs(
         at, options = expected.labels_at, expected.options.preprocessing
         edges = file_edges(mesh) if at == "edges" and mesh.has_polygons else None
         outputs = outputs if edges is None else outputs[torch.from_numpy(edges).to(place)]
-        if at == "meshes" or (at != "vertices" and mask_of(options.features) is None):
+        if "vertices" not in places_of(at) and mask_of(options.features) is None:
             return mesh, outputs  # all elements count
-        inside = elements_inside(mesh, at, options.normalize, options.features)
-        inside = on_polygons(mesh, inside) if at == "faces" else inside
+        inside = rows_of_file(mesh, elements_inside(mesh, at, options.normalize, options.features), at)
         inside = inside if edges is None else inside[edges]
         return mesh, torch.where(torch.from_numpy(inside).to(place)[:, None], outputs, torch.nan)
 
@@ -233,8 +233,9 @@ def input_sample(
     Raises OptionError for other conditions than those of the network, MeshError for a mesh that can't be used, and
     DataError for an own array that can't be used.
     """
-    if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
-        raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
+    of_faces = [place for place in places_of(expected.labels_at) if place in ("faces", "edges")]
+    if mesh.is_point_cloud and of_faces:
+        raise MeshError(f"{mesh.name}: the network labels {of_faces[0]}, and a point cloud has none")
     options, statistics = expected.options.preprocessing, expected.statistics
     values = own_arrays(mesh, options.features, statistics, arrays)
     surface, values = with_few_faces(mesh, values, expected.options.max_faces, cache_dir)

@@ -55,7 +55,7 @@ class RegressionOptions(SharedOptions):
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
         "NAME of a PLY or VTK file. Several are joined by +. vector:NAME turns with the mesh, and displacement:NAME "
         "has its unit of length, too. By default, a table targets.csv has the targets of whole meshes; "
-        "COLUMN,COLUMN… picks some of its columns.",
+        "COLUMN,COLUMN… picks some of its columns, and table:COLUMN joins one to targets in files.",
         metavar="file:NAME",
         check=checked_targets,
     )

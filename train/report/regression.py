@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import LabelsAt, TargetsAt
+from diffnet.data.labeled import TargetsAt, columns_at, rows_at
 from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
@@ -29,7 +29,7 @@ from diffnet.train.report.report import (
 from diffnet.viz.fields import PLAIN_COLOR
 from diffnet.viz.palette import Scale, label_colors, make_scale
 from diffnet.viz.pictures import short_names
-from diffnet.viz.render import draw, paint_scalars, png_bytes
+from diffnet.viz.render import Drawing, draw, paint_scalars, png_bytes
 from diffnet.viz.surface import make_surface
 
 PICTURED_COLUMNS = 3  # with pictures of each mesh
@@ -81,29 +81,42 @@ def write_values_report(
     write_page(path, title, summary, parts)
 
 
-def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
-    drawing = draw(make_surface(row.verts, row.faces), at, report.PICTURE_SIZE)
-    body, means = "", []
-    for i, name in enumerate(names[:PICTURED_COLUMNS]):
-        prediction, truth = row.prediction[:, i], row.truth[:, i]
-        error = prediction - truth
-        # One scale for prediction and truth, so that their colors can be compared.
-        value_scale, error_scale = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
-        pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
-            ("Prediction", prediction, value_scale),
-            ("Truth", truth, value_scale),
-            ("Error", error, error_scale),
-        ]
-        figures = ""
-        for kind, values, scale in pictures:
-            png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
-            note = f"{number(scale.low)} to {number(scale.high)}"
-            figures += figure_html(png, f"{row.name}: {kind.lower()} of {name}", f"{kind} of {name}", note)
-        body += f'<div class="pictures">{figures}</div>'
-        sizes = np.abs(error[~np.isnan(error)])
-        means.append(f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}")
+def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
+    body, means, vertices = "", [], len(row.verts)
+    parts = zip(*(rows_at(values, vertices, at) for values in (row.prediction, row.truth)), strict=True)
+    for (place, predictions), (_, truths) in parts:
+        columns = columns_at(place, at, len(names))[:PICTURED_COLUMNS]
+        if place == "meshes":
+            means += [f"{names[i]} {number(predictions[0, i])} (truth {number(truths[0, i])})" for i in columns]
+            continue
+        drawing = draw(make_surface(row.verts, row.faces), place, report.PICTURE_SIZE)
+        for i in columns:
+            figures, mean = _field(drawing, row.name, names[i], predictions[:, i], truths[:, i])
+            body += f'<div class="pictures">{figures}</div>'
+            means.append(mean)
     heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"
     return f"<article>{heading}{body}</article>"
+
+
+def _field(
+    drawing: Drawing, mesh: str, name: str, prediction: NDArray[np.float64], truth: NDArray[np.float64]
+) -> tuple[str, str]:
+    """The pictures of a field, its truth and the error, and its mean error as text."""
+    error = prediction - truth
+    # One scale for prediction and truth, so that their colors can be compared.
+    value_scale, error_scale = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
+    pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
+        ("Prediction", prediction, value_scale),
+        ("Truth", truth, value_scale),
+        ("Error", error, error_scale),
+    ]
+    figures = ""
+    for kind, values, scale in pictures:
+        png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
+        note = f"{number(scale.low)} to {number(scale.high)}"
+        figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}", note)
+    sizes = np.abs(error[~np.isnan(error)])
+    return figures, f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}"
 
 
 def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:

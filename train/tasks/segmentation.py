@@ -76,7 +76,7 @@ def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None
     arrays: dict[str, NDArray[Any]] = {"label": np.array([*numbers, UNLABELED], np.int64)[classes]}
     arrays |= {} if instances is None else {"instance": instances}
     lines = [f"{number} {name}" for number, name in zip(numbers, names, strict=True)]
-    write_vtp(file, mesh, at, arrays | shares, {"label_names": np.array(lines)})
+    write_vtp(file, mesh, {at: arrays | shares, "meshes": {"label_names": np.array(lines)}})
 
 
 def _entries_beside(mesh: Mesh) -> dict[str, Any]:

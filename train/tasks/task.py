@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -30,10 +31,10 @@ from diffnet.data import (
     with_labels_at,
     without_classes,
 )
-from diffnet.data.conversion import labels_on_surface
-from diffnet.data.labeled import counted
+from diffnet.data.conversion import labels_on_surface, rows_of_file
+from diffnet.data.labeled import PlaceAt, changed_rows, counted, places_of
 from diffnet.geometry import Mesh, Operators
-from diffnet.geometry.elements.elements import on_polygons, on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.attributes import beside, properties_of
@@ -120,8 +121,13 @@ class Scored:
     def cases(self) -> Iterator[tuple[Mesh, NDArray[Any]]]:
         """Each mesh with its labels or targets, see `truths`."""
         for item in self.meshes:
-            per_polygon = self.labels_at == "faces" and item.mesh.has_polygons
-            yield item.mesh, on_polygons(item.mesh, item.labels) if per_polygon else item.labels
+            yield item.mesh, rows_of_file(item.mesh, item.labels, self.labels_at)
+
+    @property
+    def of_meshes(self) -> list[bool]:
+        """Which of the columns are targets of whole meshes."""
+        at = self.labels_at
+        return [place == "meshes" for place in (at if isinstance(at, tuple) else [at] * len(self.label_names))]
 
 
 class Fields(NamedTuple):
@@ -144,22 +150,19 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
 def write_vtp(
     file: Path,
     mesh: Mesh,
-    at: LabelsAt,
-    arrays: Mapping[str, NDArray[Any]],
-    fields: Mapping[str, NDArray[Any]] | None = None,
+    arrays: Mapping[PlaceAt, Mapping[str, NDArray[Any]]],
 ) -> None:
-    """Write a mesh as a VTP file with arrays (N,) or (N, C) at its elements, and with those of its own file.
+    """Write a mesh as a VTP file with arrays (N,) or (N, C), and with those of its own file.
 
-    at: "vertices" or "faces"
-    fields: arrays of the whole mesh
+    arrays: by name, at "vertices", at "faces" and of the whole mesh ("meshes")
     """
     before = properties_of(mesh)
-    tables = {"vertices": before.vertices, "faces": before.faces}
-    tables[at] = beside(arrays, tables[at])
+    own: dict[PlaceAt, Any] = {"vertices": before.vertices, "faces": before.faces, "meshes": before.fields}
+    tables = {place: beside(arrays.get(place, {}), each) for place, each in own.items()}
     sizes, corners = mesh.sizes, mesh.corners
     if sizes is None or corners is None:
         sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
-    content = VtkArrays(tables["vertices"], tables["faces"], beside(fields or {}, before.fields))
+    content = VtkArrays(*tables.values())
     write_atomically(file, vtp_bytes(mesh.verts, sizes, corners, content))
 
 
@@ -226,7 +229,7 @@ class Task(ABC, Generic[D, S]):
     """
 
     name: TaskName
-    targets_at: tuple[TargetsAt, ...]
+    targets_at: tuple[PlaceAt, ...]
     score_name: str
     report_files: tuple[str, ...]
     standardized: bool = False
@@ -352,6 +355,11 @@ class Task(ABC, Generic[D, S]):
     def write_report(self, scored: S, results: dict[str, Any], parts: ReportParts) -> None:
         """Write predictions.html and `report_files`."""
 
+    def allows(self, at: TargetsAt) -> bool:
+        """Whether targets may be there. Only numbers may be at several places, and then not at edges."""
+        several = isinstance(at, tuple)
+        return {*places_of(at)} <= {*self.targets_at} and (not several or (self.standardized and "edges" not in at))
+
     @abstractmethod
     def on_meshes(self) -> MeshTask:
         """The task, if it predicts for single meshes. Raises OptionError otherwise."""
@@ -405,8 +413,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 
         for i in numbers:
             item, values = scored.meshes[i], self.reported_values(scored.predictions[i]).numpy()
-            if scored.labels_at != "meshes":
-                values = on_triangles(item.mesh, values, scored.labels_at)
+            values = changed_rows(values, len(item.mesh.verts), scored.labels_at, partial(on_triangles, item.mesh))
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
             yield Prediction(item.name, item.mesh.verts, item.mesh.faces, values, truth)
 
